@@ -1,0 +1,45 @@
+# Every target is a line or two that could be typed; `make help` lists them.
+RECIPE ?= recipes/tiny-cpu.yaml
+RUN ?= course
+PY := .venv/bin/python
+
+# Jupyter keeps its state in the repo's ignored cache, not in the home folder.
+export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
+export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
+export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
+export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
+
+.PHONY: help setup course test lab notebooks lint lock tiny-base bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
+
+setup: ## make .venv from requirements/cpu.lock (the other targets do it by themselves)
+	@PYTHON="$(PYTHON)" tools/setup.sh
+
+course: setup ## run all five notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
+	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
+
+test: setup ## run the tests
+	@$(PY) -m pytest
+
+lab: setup ## open the notebooks in JupyterLab
+	@$(PY) -m jupyterlab notebooks/00_setup.ipynb
+
+notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
+	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN) --in-place
+
+lint: setup ## check style
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+lock: setup ## for maintainers: compile requirements/*.in to the locks
+	@tools/lock.sh
+
+tiny-base: setup ## for authors: train the tiny base model again
+	@$(PY) assets/make_tiny_base.py
+
+bench: setup ## seconds per GRPO step against a hand-written loop and TRL
+	@$(PY) benchmarks/step_time.py --json
+
+clean: ## delete the environment and the caches; runs/ stays
+	@rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Worker of step_time.py: TRL's GRPOTrainer on the CPU, in the environment .venv-trl.
+
+    .venv-trl/bin/python benchmarks/trl_grpo.py /tmp/job.json
+
+Settings are those of the recipe.  Where TRL's own default differs from what the course trains with, the line below
+says so.  TRL pads each batch to its own longest prompt and completion; that is its advantage and stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+
+from job import Job, only_result_on_stdout, result
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+
+
+def train(job: Job) -> dict[str, Any]:
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers.utils import logging
+    from trl import GRPOConfig, GRPOTrainer
+
+    from grpo_lib.rewards import get_rewards
+
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    rollout, grpo, training = (job.recipe[section] for section in ("rollout", "grpo", "training"))
+    ends: list[float] = []
+    rollouts: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            ends.append(time.perf_counter())
+
+    class TimedTrainer(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            started = time.perf_counter()
+            output = super()._generate_and_score_completions(inputs)
+            rollouts.append(time.perf_counter() - started)
+            return output
+
+    with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
+        config = GRPOConfig(
+            output_dir=directory,
+            max_steps=job.steps,
+            seed=job.recipe["seed"],
+            per_device_train_batch_size=training["prompts_per_step"] * grpo["group_size"],
+            num_generations=grpo["group_size"],
+            max_completion_length=rollout["max_completion_length"],
+            temperature=rollout["temperature"],
+            top_p=rollout["top_p"],
+            top_k=rollout["top_k"] or 0,
+            beta=grpo["beta"],
+            epsilon=grpo["epsilon"],
+            loss_type="grpo",  # the mean over completions of the mean over tokens; TRL's default is DAPO's
+            learning_rate=training["learning_rate"],
+            lr_scheduler_type="constant_with_warmup",  # default: linear to zero
+            warmup_steps=training["warmup_steps"],
+            adam_beta1=training["b1"],
+            adam_beta2=training["b2"],
+            weight_decay=training["weight_decay"],
+            max_grad_norm=training["clip"],
+            shuffle_dataset=False,  # the job's prompts are in the order of the steps
+            gradient_checkpointing=False,  # default: on, which would compute the forward pass twice
+            bf16=False,  # float32, as the recipe says
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            logging_steps=1,
+            disable_tqdm=True,
+        )
+        prompts = [prompt for step in job.prompts for prompt in step]
+        answers = [answer for step in job.answers for answer in step]
+        trainer = TimedTrainer(
+            model=AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(job.model, padding_side="left"),
+            reward_funcs=get_rewards(job.recipe["rewards"]),
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompts, "answer": answers}),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    log = [row for row in trainer.state.log_history if "reward" in row]
+    return result(
+        "trl",
+        seconds,
+        rollouts,
+        [whole - part for whole, part in zip(seconds, rollouts, strict=True)],
+        [row["reward"] for row in log],
+        [row["completions/mean_length"] for row in log],
+        packages=("trl", "torch", "transformers", "accelerate"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("job", help="file made by step_time.py --write-job")
+    arguments = parser.parse_args()
+    with only_result_on_stdout() as stdout:
+        print(json.dumps(train(Job.load(arguments.job))), file=stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Files that survive an interruption: whole or absent, never half written.
+
+A run is often stopped in the middle (a closed laptop, a preempted TPU VM). Whatever it wrote must be
+readable afterwards, so whole files are replaced in one step, and a log of JSON lines may lose at most the
+line that was being written.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.errors import CourseError
+
+
+def write_text_atomic(path: str | os.PathLike, text: str) -> Path:
+    """Write `text` to `path` (UTF-8) so that a reader sees the old file or the new one, nothing between.
+
+    The text goes to a temporary file in the same folder (`os.replace` is atomic only within one file system),
+    is flushed to disk, and takes the name of `path` at the end. Missing folders are made.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        # newline="" keeps line breaks as they are; a lone surrogate has no UTF-8 form, so it becomes "?".
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json_atomic(path: str | os.PathLike, obj: Any) -> Path:
+    """Write `obj` as indented JSON, atomically; see `write_text_atomic`.
+
+    Raises:
+      ValueError: NaN or infinity in `obj`, for which JSON has no spelling.
+    """
+    return write_text_atomic(path, json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
+    """Append `row` as one line of JSON and flush it to disk.
+
+    If the file ends in a torn line (the writer was stopped in the middle of it), the torn line is cut off
+    first: otherwise the new row would be glued to it, and both would be lost.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(row, ensure_ascii=False) + "\n"
+    with open(path, "a+b") as file:
+        _cut_torn_line(file)
+        file.write(line.encode("utf-8", errors="replace"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file, without the last line if that one is torn.
+
+    Raises:
+      CourseError: a line before the last is not JSON, or any line is not an object; it names file and line.
+      FileNotFoundError: there is no such file.
+    """
+    path = Path(path)
+    # Split at "\n" alone: str.splitlines would also split at U+2028 and its like inside a completion.
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            # Only what follows the last line break can be torn: every complete row ends in one.
+            if number == len(lines):
+                break
+            raise CourseError(f"{path}: line {number} is not JSON ({error.msg}); remove the line") from error
+        if not isinstance(row, dict):
+            raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
+        rows.append(row)
+    return rows
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask
+
+
+def _cut_torn_line(file) -> None:
+    """Drop what follows the last line break, unless it is a whole JSON row that only lacks its line break."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    position, tail = end, b""
+    while position > 0 and b"\n" not in tail:
+        start = max(0, position - 65_536)
+        file.seek(start)
+        tail = file.read(position - start) + tail
+        position = start
+    torn = tail.rpartition(b"\n")[2]
+    try:
+        json.loads(torn)
+    except ValueError:
+        file.truncate(end - len(torn))
+        file.seek(0, os.SEEK_END)
+    else:
+        file.write(b"\n")

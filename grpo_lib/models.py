@@ -1,0 +1,335 @@
+"""A recipe's model in MaxText: convert from Hugging Face, load as a Tunix actor, check parity, export back.
+
+MaxText's own converters do the work (maxtext.checkpoint_conversion); this module fills in their arguments from the
+model's config.json, so that any size of a supported architecture can be used, and keeps their logs out of the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import environment
+from grpo_lib.errors import CourseError
+from grpo_lib.recipes import ModelRecipe
+
+environment.prepare()
+
+import jax  # noqa: E402  (the environment is prepared before JAX reads it)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from flax.linen import partitioning as nn_partitioning  # noqa: E402
+
+# Shards of a converted checkpoint.  MaxText's own default is 16; a tiny model needs fewer.
+CONVERTER_DEVICES = 4
+
+# config.json key -> MaxText key, for the sizes that MaxText lets a config override.
+SIZES = {
+    "hidden_size": "base_emb_dim",
+    "intermediate_size": "base_mlp_dim",
+    "num_hidden_layers": "base_num_decoder_layers",
+    "num_attention_heads": "base_num_query_heads",
+    "num_key_value_heads": "base_num_kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "tie_word_embeddings": "logits_via_embedding",
+}
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A MaxText model behind Tunix's call signature, with what is needed to run it."""
+
+    module: nnx.Module  # TunixMaxTextAdapter
+    config: Any  # MaxText HyperParameters
+    mesh: jax.sharding.Mesh
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The mesh and MaxText's logical axis rules, which every forward pass needs."""
+        with self.mesh, nn_partitioning.axis_rules(self.config.logical_axis_rules):
+            yield
+
+    def parameter_count(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
+
+
+def model_directory(model: ModelRecipe) -> Path:
+    """The Hugging Face directory of a recipe, relative paths being taken from here or from the repository.
+
+    Raises CourseError when it is missing or incomplete.
+    """
+    path = Path(model.path).expanduser()
+    if not path.is_absolute() and not path.exists():
+        path = environment.repo_root() / path
+    if not path.is_dir():
+        raise CourseError(f"model.path={model.path} is not a folder; give a Hugging Face model directory")
+    for name, meaning in (("config.json", "sizes"), ("tokenizer.json", "tokenizer")):
+        if not (path / name).is_file():
+            raise CourseError(
+                f"model.path={model.path} has no {name} ({meaning}); give a complete Hugging Face directory"
+            )
+    if not list(path.glob("*.safetensors")):
+        raise CourseError(
+            f"model.path={model.path} has no *.safetensors (weights); give a complete Hugging Face directory"
+        )
+    return path
+
+
+def load_tokenizer(model: ModelRecipe):
+    """The model's own tokenizer, padding on the left, as generation needs it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_directory(model), padding_side="left")
+
+
+def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
+    """MaxText's size keys, read from config.json."""
+    config = json.loads((model_directory(model) / "config.json").read_text(encoding="utf-8"))
+    return {maxtext: config[key] for key, maxtext in SIZES.items() if key in config}
+
+
+def maxtext_arguments(model: ModelRecipe, **more: Any) -> list[str]:
+    """Arguments for MaxText's pyconfig: the architecture of `maxtext_name` at the sizes of config.json."""
+    import maxtext
+
+    directory = model_directory(model)
+    settings = {
+        "model_name": model.maxtext_name,
+        "override_model_config": True,
+        **maxtext_sizes(model),
+        "tokenizer_type": "huggingface",
+        "tokenizer_path": directory,
+        "weight_dtype": model.dtype,
+        "dtype": model.dtype,
+        "matmul_precision": "highest" if model.dtype == "float32" else "default",
+        "attention": "dot_product" if jax.default_backend() == "cpu" else "autoselected",
+        "remat_policy": "minimal" if model.remat == "none" else model.remat,
+        "per_device_batch_size": 1,
+        "run_name": "grpo",
+        "log_config": False,
+        "use_multimodal": False,
+        "skip_jax_distributed_system": True,
+        "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
+        "hardware": "cpu" if jax.default_backend() == "cpu" else "tpu",
+        **more,
+    }
+    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    return ["maxtext", str(base), *(f"{key}={_argument(value)}" for key, value in settings.items())]
+
+
+def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Path:
+    """Convert the recipe's Hugging Face directory to a MaxText checkpoint; returns its `0/items` folder.
+
+    A finished conversion is kept: calling again returns it.  The folder appears only when it is complete.
+    """
+    output = Path(output).resolve()
+    items = output / "0" / "items"
+    if items.is_dir():
+        return items
+    directory = model_directory(model)
+    partial = output.with_name(output.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    log = partial / "conversion.log"
+    # A process of its own, because it needs several devices: with one, MaxText 0.2.5 hands lazy tensors to Orbax 0.12,
+    # which has no handler for them.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={CONVERTER_DEVICES}"
+    with open(log, "w", encoding="utf-8") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_lib.models", model.model_dump_json(), str(directory), str(partial)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    if done.returncode:
+        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
+        raise CourseError(f"MaxText could not convert {directory} ({' '.join(last)[:200]}); the whole log is {log}")
+    if not (partial / "0" / "items").is_dir():
+        raise CourseError(f"MaxText wrote no checkpoint; its log is {log}")
+    shutil.rmtree(output, ignore_errors=True)  # a folder without a checkpoint in it
+    partial.rename(output)
+    return items
+
+
+def load_actor(model: ModelRecipe, checkpoint: str | Path, max_length: int, pad_id: int = 0) -> Actor:
+    """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens.
+
+    Raises CourseError when the checkpoint is missing, cut short or of another shape.
+    """
+    checkpoint = Path(checkpoint).resolve()
+    if not checkpoint.is_dir():
+        raise CourseError(
+            f"checkpoint {checkpoint} does not exist; convert the model first (notebook 01, or grpo convert)"
+        )
+    with quiet():
+        from maxtext.configs import pyconfig
+        from maxtext.utils import maxtext_utils, model_creation_utils
+
+        _register_architecture(model)
+        config = pyconfig.initialize(
+            maxtext_arguments(
+                model,
+                load_parameters_path=checkpoint,
+                scan_layers=True,
+                max_target_length=max_length,
+                enable_checkpointing=True,
+            )
+        )
+        mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+        try:
+            module = model_creation_utils.from_pretrained(
+                config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
+            )
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise CourseError(
+                f"checkpoint {checkpoint} cannot be read ({reason}); remove the folder and convert the model again"
+            ) from error
+    return Actor(module, config, mesh)
+
+
+def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path) -> Path:
+    """Write the actor's weights as a Hugging Face directory with tokenizer; returns the directory.
+
+    MaxText's converter reads a checkpoint, so the weights are written as one first, into a folder that is removed.
+    An existing directory is replaced only when the new one is complete.
+    """
+    import orbax.checkpoint as ocp
+
+    output = Path(output).resolve()
+    partial = output.with_name(output.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    weights, result = partial / "weights" / "0" / "items", partial / "result"
+    with converter_log(partial / "conversion.log"):
+        from absl import flags
+        from maxtext.checkpoint_conversion import to_huggingface
+
+        _register_architecture(model)
+        parameters = nnx.to_pure_dict(nnx.state(actor.module.base, nnx.Param))
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(weights, {"params": {"params": parameters}})
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS(["grpo"])
+        flags.FLAGS.hf_model_path = str(model_directory(model))
+        to_huggingface.main(
+            maxtext_arguments(model, load_parameters_path=weights, base_output_directory=result, scan_layers=True)
+        )
+    if not list(result.glob("*.safetensors")):
+        raise CourseError(f"MaxText wrote no weights; its log is {partial / 'conversion.log'}")
+    shutil.rmtree(output, ignore_errors=True)
+    result.rename(output)
+    shutil.rmtree(partial)
+    return output
+
+
+def read_weights(directory: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of a Hugging Face directory by name."""
+    from safetensors.numpy import load_file
+
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        raise CourseError(f"{directory} has no *.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def differing_weights(one: str | Path, other: str | Path) -> list[str]:
+    """Names of tensors that are missing on one side or not equal bit for bit."""
+    a, b = read_weights(one), read_weights(other)
+    return sorted(
+        name
+        for name in a.keys() | b.keys()
+        if name not in a or name not in b or a[name].dtype != b[name].dtype or not np.array_equal(a[name], b[name])
+    )
+
+
+def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0):
+    """log pi(token) of each completion token, [B, C], by Tunix's own function on the MaxText model.
+
+    Args:
+      prompt_ids: [B, P], padded on the left.
+      completion_ids: [B, C], padded on the right.
+    """
+    from tunix.rl import common
+
+    graphdef, state = nnx.split(actor.module)
+    with actor.scope():
+        return common.compute_per_token_logps(
+            graphdef,
+            state,
+            prompt_tokens=jnp.asarray(prompt_ids),
+            completion_tokens=jnp.asarray(completion_ids),
+            pad_id=pad_id,
+            eos_id=eos_id,
+            temperature=temperature,
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the information logs and warnings of the libraries underneath out of the reader's way; errors stay."""
+    from absl import logging as absl_logging
+
+    before, root = absl_logging.get_verbosity(), logging.getLogger().level
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        absl_logging.set_verbosity(before)
+        logging.getLogger().setLevel(root)
+
+
+@contextlib.contextmanager
+def converter_log(path: Path) -> Iterator[None]:
+    """Send what MaxText's converters print to a file.  On an error the file stays and the message names it."""
+    with open(path, "w", encoding="utf-8") as log, quiet():
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            yield
+
+
+def _register_architecture(model: ModelRecipe) -> None:
+    """Tell MaxText's converters the sizes of this model.
+
+    They look up `HF_MODEL_CONFIGS[model_name]`, which holds the published sizes only, and reject other names: the
+    table is the extension point that MaxText 0.2.5 offers for a size it has no entry for.
+    """
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+    from transformers import AutoConfig
+
+    HF_MODEL_CONFIGS[model.maxtext_name] = AutoConfig.from_pretrained(model_directory(model))
+
+
+def _argument(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _convert(model: ModelRecipe, directory: str, output: str) -> None:
+    from maxtext.checkpoint_conversion import to_maxtext
+
+    _register_architecture(model)
+    to_maxtext.main(
+        maxtext_arguments(model, base_output_directory=output, scan_layers=True),
+        hf_model_path=directory,
+        save_dtype=model.dtype,
+        simulated_cpu_devices_count=CONVERTER_DEVICES,
+    )
+
+
+if __name__ == "__main__":  # the process that convert_to_maxtext starts
+    _convert(ModelRecipe.model_validate_json(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,137 @@
+"""The whole way of a run, in the steps that the notebooks take one by one:
+
+    convert -> build session -> check the first sync -> evaluate before -> train -> evaluate after -> export -> summary
+
+Every step keeps what is there already, so a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import evaluation, models, training
+from grpo_lib.errors import CourseError
+from grpo_lib.files import read_jsonl, write_json_atomic
+from grpo_lib.problems import load_problems
+from grpo_lib.recipes import Recipe
+
+
+def convert(recipe: Recipe, directory: Path) -> Path:
+    """The base model as a MaxText checkpoint inside the run; done once."""
+    return models.convert_to_maxtext(recipe.model, directory / "checkpoints" / "base")
+
+
+def build_session(recipe: Recipe, directory: Path) -> training.Session:
+    """A training session on the run's converted base, with the training problems of the recipe."""
+    return training.build_session(
+        recipe, directory, load_problems(recipe.problems, "train"), convert(recipe, directory)
+    )
+
+
+def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun:
+    """Greedy evaluation of the test problems, `which` being before or after.  A finished one is read, not repeated.
+
+    Raises CourseError when the moment has passed: before any step was taken, or after the last.
+    """
+    path = session.directory / "evals" / f"{which}.jsonl"
+    steps = session.recipe.training.steps
+    if not path.exists():
+        if which == "before" and session.step > 0:
+            raise CourseError(
+                f"{path} is missing, and the policy has trained {session.step} steps already; start a new run"
+            )
+        if which == "after" and session.step < steps:
+            raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
+    return evaluation.evaluate(
+        session.generate,
+        load_problems(session.recipe.problems, "test"),
+        render=session.render,
+        path=path,
+        batch_size=session.recipe.evaluation.batch_size,
+        progress=progress,
+        label=which,
+    )
+
+
+def validation(session: training.Session) -> Callable[[], dict[str, float]]:
+    """For training.train(validate=...): greedy accuracy on problems held out of train."""
+    problems = load_problems(session.recipe.problems, "validation")
+
+    def validate() -> dict[str, float]:
+        run = evaluation.evaluate(
+            session.generate, problems, render=session.render, progress=False,
+            batch_size=session.recipe.evaluation.batch_size,
+        )  # fmt: skip
+        summary = run.summary()
+        return {"validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"]}
+
+    return validate
+
+
+def export(session: training.Session) -> Path:
+    """The trained policy as a Hugging Face directory, in the run's `export/`."""
+    return models.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+
+
+def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
+    """summary.json from the two evaluations and metrics.jsonl."""
+    before = evaluation.EvalRun.load(directory / "evals" / "before.jsonl")
+    after = evaluation.EvalRun.load(directory / "evals" / "after.jsonl")
+    rows = read_jsonl(directory / "metrics.jsonl")
+    summary = evaluation.summarize(
+        before,
+        after,
+        wall_seconds=wall_seconds,
+        train_seconds=sum(row["seconds"] for row in rows),
+        steps=len(rows),
+    )
+    write_json_atomic(directory / "summary.json", summary)
+    return summary
+
+
+def run(
+    recipe: Recipe,
+    directory: Path,
+    on_step: Callable[[dict], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """A run from the first step to summary.json.  `say` receives a sentence about each stage."""
+    started = time.perf_counter()
+    say("converting the base model to MaxText")
+    session = build_session(recipe, directory)
+    check = training.check_first_sync(session)
+    say(
+        f"sampler and trainer agree: mean gap {check.mean_gap:.1e} over {check.tokens} tokens, {check.weights} weights arrived"
+    )
+    before = evaluate(session, "before", progress)
+    say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+    if session.step:
+        say(f"continuing after step {session.step} of {recipe.training.steps}")
+    training.train(session, on_step, validation(session), recipe.training.validate_every)
+    after = evaluate(session, "after", progress)
+    say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+    say(f"exported to {export(session)}")
+    return write_summary(recipe, directory, time.perf_counter() - started)
+
+
+def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
+    """(generate, render) for the recipe's Hugging Face directory, by Tunix's own loader, without MaxText."""
+    from flax import nnx
+
+    from grpo_lib import rollout
+
+    directory = models.model_directory(recipe.model)
+    tokenizer = models.load_tokenizer(recipe.model)
+    module = rollout.load_hugging_face(directory)
+    weights = nnx.variables(module)
+    generate = rollout.greedy_generate(
+        lambda: (module, weights),
+        tokenizer,
+        max_completion_length=recipe.evaluation_completion_length,
+        batch_size=recipe.evaluation.batch_size,
+    )
+    return generate, lambda question: training.render_with(recipe, tokenizer, question)

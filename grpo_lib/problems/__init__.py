@@ -1,0 +1,3 @@
+from .types import Problem
+
+__all__ = ["Problem"]

@@ -1,0 +1,17 @@
+"""What a problem is, whatever its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with one number as its answer."""
+
+    id: str  # unique within its source and split
+    question: str
+    solution: str  # a worked solution, as text
+    answer: str  # the gold number in canonical form: "1080", not "1,080" or "1080.00"
+    source: str  # "words", "gsm8k", ...
+    steps: int | None = None  # calculations in the worked solution, where that is known

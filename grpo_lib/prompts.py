@@ -1,0 +1,110 @@
+"""What the model is sent: tags, system prompt, chat rendering. Nothing else in the course writes a prompt.
+
+The tags are ordinary text, not special tokens: a decoder that skips special tokens would delete them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_lib.errors import CourseError
+
+REASONING_OPEN = "<reasoning>"
+REASONING_CLOSE = "</reasoning>"
+ANSWER_OPEN = "<answer>"
+ANSWER_CLOSE = "</answer>"
+
+SYSTEM_PROMPT = (
+    "You solve word problems in mathematics. "
+    f"First write your working between {REASONING_OPEN} and {REASONING_CLOSE}. "
+    f"Directly after it, write the final answer between {ANSWER_OPEN} and {ANSWER_CLOSE}, "
+    "as one number without any words."
+)
+
+# Text that opens or closes a turn, by model family. What running text may hold (<s>, "User:") is left out.
+TURN_MARKERS: dict[str, tuple[str, ...]] = {
+    "ChatML": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    "Llama 3": (
+        "<|begin_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|end_of_text|>",
+    ),
+    "Gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "Llama 2 and Mistral": ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+    "Phi": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    "DeepSeek": ("<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+}
+_END_MARKERS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<｜end▁of▁sentence｜>",
+)
+
+
+def messages(question: str, system: str = "") -> list[dict[str, str]]:
+    """The conversation as role/content pairs; without a system message when `system` is empty."""
+    turns = [{"role": "system", "content": system}] if system else []
+    return [*turns, {"role": "user", "content": question}]
+
+
+def render(tokenizer: Any, question: str, system: str = "") -> str:
+    """The exact text the model is sent: the tokenizer's own chat template, up to where the answer begins.
+
+    Raises CourseError if the tokenizer has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "") or "the model"
+        raise CourseError(
+            f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
+            "or add chat_template.jinja beside its tokenizer.json"
+        )
+    return tokenizer.apply_chat_template(messages(question, system), tokenize=False, add_generation_prompt=True)
+
+
+def template_completion(reasoning: str, answer: str) -> str:
+    """The completion we train towards: both blocks, and nothing before, between or after them."""
+    return f"{REASONING_OPEN}{reasoning}{REASONING_CLOSE}{ANSWER_OPEN}{answer}{ANSWER_CLOSE}"
+
+
+def _own_tokens(tokenizer: Any) -> set[str]:
+    """Special and added tokens of a tokenizer, as text."""
+    own = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+    if hasattr(tokenizer, "get_added_vocab"):
+        own.update(tokenizer.get_added_vocab())
+    return own
+
+
+def foreign_markers(text: str, tokenizer: Any) -> list[str]:
+    """Turn markers of other model families in `text`: those that `tokenizer` neither owns nor writes itself.
+
+    A hit means that a chat template was applied on top of another one's markers. The model then reads them as
+    ordinary characters, and nothing fails except the accuracy.
+    """
+    own = _own_tokens(tokenizer)
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    return [
+        marker
+        for family in TURN_MARKERS.values()
+        for marker in family
+        if marker in text and marker not in own and marker not in template
+    ]
+
+
+def strip_end_of_turn(text: str, tokenizer: Any) -> str:
+    """`text` without its padding and without the one end-of-turn or end-of-sequence token that closes it."""
+    pad = getattr(tokenizer, "pad_token", None)
+    end = len(text)
+    while pad and text.endswith(pad, 0, end):
+        end -= len(pad)
+    own = _own_tokens(tokenizer)
+    closing = [getattr(tokenizer, "eos_token", None), *(marker for marker in _END_MARKERS if marker in own)]
+    for marker in closing:
+        if marker and text.endswith(marker, 0, end):
+            return text[: end - len(marker)]
+    return text[:end]

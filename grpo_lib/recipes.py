@@ -1,0 +1,226 @@
+"""A recipe is one YAML file that says everything about a run: model, problems, rewards, GRPO, training.
+
+    recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.source=gsm8k"])
+
+The schema is closed: an unknown key or a wrong type is refused with the name of the field.  The defaults are the
+values that most runs share; a recipe file states what it changes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from grpo_lib.errors import CourseError
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelRecipe(_Section):
+    """Which weights, and which MaxText architecture reads them."""
+
+    path: str = Field(description="Hugging Face directory (config.json, *.safetensors, tokenizer.json)")
+    maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "minimal", "full"] = "none"
+
+
+class ProblemsRecipe(_Section):
+    """Which problems.  Counts are upper limits; null means all there are."""
+
+    source: Literal["words", "gsm8k"] = "words"
+    path: str | None = Field(
+        None, description="gsm8k: folder with train.jsonl and test.jsonl; null: tensorflow-datasets"
+    )
+    train: Positive | None = None
+    validation: Positive | None = 500
+    test: Positive | None = None
+    seed: NonNegative = Field(0, description="seed of the word-problem generator, not of the training order")
+
+
+class PromptsRecipe(_Section):
+    """What stands around a question.  `system: default` is grpo_lib.prompts.SYSTEM_PROMPT."""
+
+    system: str = "default"
+
+
+class RolloutRecipe(_Section):
+    """How completions are sampled.  Lengths are in tokens."""
+
+    engine: Literal["tunix"] = "tunix"
+    max_prompt_length: Positive | Literal["auto"] = Field("auto", description="auto: the longest prompt of the run")
+    max_completion_length: Positive = 512
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Positive | None = None
+
+
+class GRPORecipe(_Section):
+    """The algorithm, in the letters of the GRPO paper (arXiv:2402.03300): G, mu, beta, epsilon."""
+
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="G, completions per prompt")
+    iterations: Literal[1] = Field(1, description="mu, updates per batch of completions")
+    beta: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of the KL penalty; 0 needs no reference model")
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="clip range of the probability ratio")
+
+
+class TrainingRecipe(_Section):
+    steps: Positive = 60
+    prompts_per_step: Positive = 16
+    micro_batch: Positive | None = Field(None, description="prompts per gradient computation; null: all at once")
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    warmup_steps: NonNegative = 5
+    b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] = Field(1.0, description="global gradient norm is clipped to this")
+    checkpoint_every: Positive = 20
+    keep: Positive = 2
+    validate_every: NonNegative = Field(20, description="steps between looks at the validation problems; 0: never")
+
+    @model_validator(mode="after")
+    def _micro_batch_divides(self) -> TrainingRecipe:
+        if self.micro_batch and self.prompts_per_step % self.micro_batch:
+            good = [n for n in range(1, self.prompts_per_step + 1) if self.prompts_per_step % n == 0]
+            raise ValueError(
+                f"micro_batch={self.micro_batch} must divide prompts_per_step={self.prompts_per_step}: "
+                f"use one of {', '.join(map(str, good))}"
+            )
+        return self
+
+
+class EvaluationRecipe(_Section):
+    """Greedy evaluation.  `max_completion_length: null` takes the rollout's."""
+
+    batch_size: Positive = 250
+    max_completion_length: Positive | None = None
+
+
+class Recipe(_Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: NonNegative = 0
+    model: ModelRecipe
+    problems: ProblemsRecipe = ProblemsRecipe()
+    prompts: PromptsRecipe = PromptsRecipe()
+    rollout: RolloutRecipe = RolloutRecipe()
+    rewards: Annotated[list[str], Field(min_length=1)] = [
+        "match_format_exactly", "match_format_approximately", "check_answer", "check_numbers",
+    ]  # fmt: skip
+    grpo: GRPORecipe = GRPORecipe()
+    training: TrainingRecipe = TrainingRecipe()
+    evaluation: EvaluationRecipe = EvaluationRecipe()
+
+    @property
+    def completions_per_step(self) -> int:
+        return self.training.prompts_per_step * self.grpo.group_size
+
+    @property
+    def evaluation_completion_length(self) -> int:
+        return self.evaluation.max_completion_length or self.rollout.max_completion_length
+
+
+def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe file and apply `section.key=value` overrides (values are YAML, the later one wins).
+
+    Raises:
+      CourseError: the file is missing or is not YAML, or a key or a value is not in the schema.
+    """
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
+        raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CourseError(f"recipe {path} cannot be read as YAML: {_first_line(error)}") from None
+    if not isinstance(data, dict):
+        raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
+    for override in overrides:
+        _apply_override(data, override)
+    return parse_recipe(data, origin=str(path))
+
+
+def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
+    """Validate a mapping.  Raises CourseError with one sentence per field that is wrong."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise CourseError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML: every field, defaults included."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """Fields on which two recipes disagree, as `section.key: a != b`."""
+    a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+    return [f"{key}: {a[key]} != {b[key]}" for key in a if a[key] != b[key]]
+
+
+def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in data.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _apply_override(data: dict, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise CourseError(f"override {override!r} must read section.key=value, for example training.steps=2")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise CourseError(f"override {override!r}: the value is not YAML ({_first_line(error)})") from None
+    if isinstance(value, str):
+        value = _number_or_text(value)
+    *sections, last = key.split(".")
+    for name in sections:
+        if not isinstance(data.setdefault(name, {}), dict):
+            raise CourseError(f"override {override!r}: {name} is a value, not a section")
+        data = data[name]
+    data[last] = value
+
+
+def _number_or_text(text: str) -> float | str:
+    """YAML 1.1 reads `1e-4` as text, because it has no dot; people mean the number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _explain(error: dict) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part not in ("auto",))
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown key {where}; {hint}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}={error['input']!r}: {message}" if isinstance(error["input"], (str, int, float)) else (
+        f"{where}: {message}")  # fmt: skip
+
+
+def _known_keys(loc: tuple) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in loc:
+        section = section.model_fields[str(part)].annotation
+    return list(section.model_fields)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,324 @@
+"""The rollout engine of the CPU tier: Tunix's sampler on Tunix's Qwen3, fed with the MaxText actor's weights.
+
+Actor and sampler are two implementations of one model, as they are on a TPU with vLLM.  So the same two questions
+arise, and the same two checks answer them after the first sync: did every weight arrive, and do both sides give the
+same log-probability to the same tokens?  Arrival alone is not enough: a weight can arrive and be read wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import environment
+from grpo_lib.errors import CourseError
+from grpo_lib.generation import Generation
+
+environment.prepare()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.generate import sampler as tunix_sampler  # noqa: E402
+from tunix.models.qwen3 import model as qwen3  # noqa: E402
+from tunix.rl.rollout import base_rollout, vanilla_rollout  # noqa: E402
+
+# Tunix name -> MaxText name.  MaxText scans its layers: one array holds all of them, stacked on axis 1.
+LAYER_WEIGHTS = {
+    "input_layernorm.w": "pre_self_attention_layer_norm.scale",
+    "attn.q_proj.w": "self_attention.query.kernel",
+    "attn.k_proj.w": "self_attention.key.kernel",
+    "attn.v_proj.w": "self_attention.value.kernel",
+    "attn.q_norm.w": "self_attention.query_norm.scale",
+    "attn.k_norm.w": "self_attention.key_norm.scale",
+    "attn.o_proj.w": "self_attention.out.kernel",
+    "post_attention_layernorm.w": "post_self_attention_layer_norm.scale",
+    "mlp.gate_proj.kernel": "mlp.wi_0.kernel",
+    "mlp.up_proj.kernel": "mlp.wi_1.kernel",
+    "mlp.down_proj.kernel": "mlp.wo.kernel",
+}
+OTHER_WEIGHTS = {
+    "embedder.input_embedding": "token_embedder.embedding",
+    "final_norm.w": "decoder.decoder_norm.scale",
+    "lm_head.w": "decoder.logits_dense.kernel",  # untied models only
+}
+STACKED = "decoder.layers."
+SCAN_AXIS = 1
+
+# In float32 the two implementations differ by 6e-3 at most and 2e-4 in the mean, because MaxText multiplies by a tied
+# embedding in bfloat16; a weight in the wrong place gives a mean of several nats.
+MAX_MEAN_GAP = 0.02
+
+# Tokens from which on greedy_generate makes its batches smaller, since attention needs memory in their square.
+LONG_PROMPT = 128
+
+
+@dataclass(frozen=True)
+class SyncCheck:
+    """What `check_sync` found.  Gaps are absolute differences of log-probabilities, in nats."""
+
+    weights: int
+    tokens: int
+    mean_gap: float
+    max_gap: float
+
+
+class TunixSampler(vanilla_rollout.VanillaRollout):
+    """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
+
+    - Weights are translated at every sync (`update_params`), on the device: Tunix syncs under transfer guards.
+    - Every call draws fresh noise: without a seed the stock engine samples with PRNGKey(0) each time.
+    - Completions keep their end-of-sequence token, so that stopping is learned too; the stock engine cuts it off.
+    """
+
+    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, seed: int = 0, **_: Any):
+        module = sampler_module(rollout_actor.base.config)
+        nnx.update(module, translate_weights(nnx.state(rollout_actor, nnx.Param), nnx.state(module, nnx.Param)))
+        config = module.config
+        super().__init__(
+            module,
+            tokenizer,
+            base_rollout.CacheConfig(
+                rollout_config.kv_cache_size, config.num_layers, config.num_kv_heads, config.head_dim
+            ),
+        )
+        self.seed = seed
+        self.calls = 0
+        self.seconds = {"generating": 0.0, "syncing": 0.0}
+        self.truncated: list[bool] = []  # of the last call, one per completion
+        self.lengths: list[int] = []  # likewise, in tokens, the end token included
+
+    def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
+        started = time.perf_counter()
+        key = jax.random.fold_in(jax.random.PRNGKey(self.seed), self.calls)
+        self.calls += 1
+        output = super().generate(prompts, dataclasses.replace(rollout_config, seed=key), **kwargs)
+        limit = rollout_config.max_tokens_to_generate
+        # Tunix cuts a completion at its end token; one that fills the limit never had one.
+        self.truncated = [len(tokens) >= limit for tokens in output.tokens]
+        tokens = [
+            ids if truncated else np.append(ids, np.int32(self.eos_id()))
+            for ids, truncated in zip(output.tokens, self.truncated, strict=True)
+        ]
+        self.lengths = [len(ids) for ids in tokens]
+        self.seconds["generating"] += time.perf_counter() - started
+        return dataclasses.replace(output, tokens=tokens)
+
+    def update_params(self, params, filter_types=None) -> None:
+        started = time.perf_counter()
+        self._sampler.transformer_state = translate_weights(params, self._sampler.transformer_state)
+        self.seconds["syncing"] += time.perf_counter() - started
+
+    def take_seconds(self, what: str) -> float:
+        """Seconds spent "generating" or "syncing" since the last time this was asked."""
+        seconds, self.seconds[what] = self.seconds[what], 0.0
+        return seconds
+
+    def model(self) -> None:
+        """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""
+        return None
+
+    def module_and_state(self) -> tuple[nnx.Module, nnx.State]:
+        """The sampler's module and its weights as of the last sync."""
+        return self._sampler.transformer, self._sampler.transformer_state
+
+    def weights(self) -> dict[str, jax.Array]:
+        """The sampler's weights by Tunix name."""
+        return _by_name(self._sampler.transformer_state)
+
+
+def sampler_module(config: Any) -> qwen3.Qwen3:
+    """An uninitialised Tunix Qwen3 of the same sizes as a MaxText config.
+
+    Raises CourseError for another architecture than Qwen3 (vLLM is the engine for those).
+    """
+    _require_qwen3(config.model_name, config.rope_max_timescale)
+    return qwen3.Qwen3(
+        qwen3.ModelConfig(
+            num_layers=config.num_decoder_layers,
+            vocab_size=config.vocab_size,
+            embed_dim=config.emb_dim,
+            hidden_dim=config.mlp_dim,
+            num_heads=config.num_query_heads,
+            head_dim=config.head_dim,
+            num_kv_heads=config.num_kv_heads,
+            rope_theta=config.rope_max_timescale,
+            norm_eps=config.normalization_layer_epsilon,
+            use_tied_embedding=config.logits_via_embedding,
+        ),
+        rngs=nnx.Rngs(0),
+    )
+
+
+def translate_weights(actor_state: nnx.State, sampler_state: nnx.State) -> nnx.State:
+    """MaxText's parameters in the tree of Tunix's Qwen3.  A weight without a counterpart keeps its old value
+    here and is named by `check_sync`."""
+    arrived = _translate(_by_name(actor_state))
+    return nnx.State.from_flat_path(
+        {
+            path: variable.replace(arrived.get(".".join(map(str, path)), variable.get_value()))
+            for path, variable in sampler_state.flat_state()
+        }
+    )
+
+
+def check_sync(
+    rollout: TunixSampler, actor_module: nnx.Module, prompts: list[str], config, logps: Callable
+) -> SyncCheck:
+    """Compare sampler and trainer after a sync, and refuse to go on when they differ.
+
+    Args:
+      prompts: rendered prompts to sample one completion each from.
+      config: Tunix RolloutConfig used for sampling.
+      logps: (prompt_ids [B, P], completion_ids [B, C]) -> [B, C], the trainer's log-probabilities.
+
+    Raises:
+      CourseError: a weight of the actor has no place in the sampler or arrived with another value (it is named), or
+        the mean gap of the log-probabilities is above MAX_MEAN_GAP.
+    """
+    actor, sampler = _by_name(nnx.state(actor_module, nnx.Param)), rollout.weights()
+    unknown = sorted(set(actor) - _known_actor_weights())
+    if unknown:
+        raise CourseError(
+            f"weight {unknown[0]} of the actor has no counterpart in the sampler: it would never be synced"
+        )
+    expected = _translate(actor)
+    for name in sorted(sampler.keys() | expected.keys()):
+        if name not in expected:
+            raise CourseError(f"weight {name} of the sampler is fed by no weight of the actor")
+        if name not in sampler:
+            raise CourseError(f"weight {name} is in the actor and not in the sampler")
+        if not bool(jnp.array_equal(expected[name], sampler[name])):
+            raise CourseError(f"weight {name} of the sampler differs from the actor's after a sync")
+
+    output = rollout.generate(prompts, config)
+    width = config.max_tokens_to_generate
+    completions = np.full((len(prompts), width), rollout.pad_id(), np.int32)
+    for row, ids in zip(completions, output.tokens, strict=True):
+        row[: len(ids)] = ids
+    prompt_ids = jnp.asarray(output.left_padded_prompt_tokens)
+    gap = np.abs(
+        np.asarray(rollout.get_per_token_logps(prompt_ids, jnp.asarray(completions)))
+        - np.asarray(logps(prompt_ids, completions))
+    )[completions != rollout.pad_id()]
+    check = SyncCheck(len(actor), int(gap.size), float(gap.mean()), float(gap.max()))
+    if not check.mean_gap <= MAX_MEAN_GAP:  # also true for NaN
+        raise CourseError(
+            f"sampler and trainer disagree: log-probabilities of the same {check.tokens} tokens differ by "
+            f"{check.mean_gap:.3g} in the mean (limit {MAX_MEAN_GAP}); the two do not compute the same model"
+        )
+    return check
+
+
+@jax.jit
+def _translate(actor: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Unstack MaxText's scanned layers and rename.  Weights that the actor lacks are left out."""
+    moved = {tunix: actor[maxtext] for tunix, maxtext in OTHER_WEIGHTS.items() if maxtext in actor}
+    for tunix, maxtext in LAYER_WEIGHTS.items():
+        stack = actor.get(STACKED + maxtext)
+        for layer in range(0 if stack is None else stack.shape[SCAN_AXIS]):
+            moved[f"layers.{layer}.{tunix}"] = jnp.take(stack, layer, axis=SCAN_AXIS)
+    return moved
+
+
+def _known_actor_weights() -> set[str]:
+    return set(OTHER_WEIGHTS.values()) | {STACKED + name for name in LAYER_WEIGHTS.values()}
+
+
+def _by_name(state: nnx.State) -> dict[str, jax.Array]:
+    """Dotted name -> array; the adapter's own level, `base`, is left out of MaxText's names."""
+    return {
+        ".".join(str(part) for part in path if part != "base"): variable.get_value()
+        for path, variable in state.flat_state()
+    }
+
+
+def greedy_generate(
+    sampler_state: Callable[[], tuple[Any, nnx.State]],
+    tokenizer,
+    *,
+    max_completion_length: int,
+    batch_size: int,
+    bucket: int = 16,
+) -> Callable[[list[str]], list[Generation]]:
+    """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
+
+    Args:
+      sampler_state: gives (module, weights) at the time of each call, so that an actor in training is evaluated as it is.
+      batch_size: prompts sampled at once; fewer when they are longer than LONG_PROMPT tokens.  Batches are filled up to
+        their size, and prompts to multiples of `bucket` tokens, so that few shapes are compiled.  No prompt is cut.
+    """
+    samplers: dict[int, tunix_sampler.Sampler] = {}
+
+    def generate(prompts: list[str]) -> list[Generation]:
+        longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+        width = -(-longest // bucket) * bucket
+        module, state = sampler_state()
+        if width not in samplers:
+            config = module.config
+            cache = tunix_sampler.CacheConfig(
+                width + max_completion_length, config.num_layers, config.num_kv_heads, config.head_dim
+            )
+            samplers[width] = tunix_sampler.Sampler(module, tokenizer, cache)
+        sampler = samplers[width]
+        sampler.transformer_state = state
+        generations = []
+        rows = max(8, batch_size * LONG_PROMPT // max(width, LONG_PROMPT))
+        for start in range(0, len(prompts), rows):
+            chunk = prompts[start : start + rows]
+            filled = chunk + chunk[:1] * (rows - len(chunk))
+            output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width)
+            for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
+                truncated = len(ids) >= max_completion_length
+                generations.append(Generation(text, len(ids) + (not truncated), truncated))
+        return generations
+
+    return generate
+
+
+def load_hugging_face(directory: str | Path) -> qwen3.Qwen3:
+    """A Hugging Face directory as Tunix's Qwen3, by Tunix's own loader: no MaxText on the way.
+
+    Raises CourseError for another architecture, or for a weight file that cannot be read.
+    """
+    from tunix.models.qwen3 import params
+
+    directory = Path(directory)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    theta = config.get("rope_theta") or config.get("rope_parameters", {}).get("rope_theta")
+    _require_qwen3(config.get("model_type", ""), theta)
+    try:
+        return params.create_model_from_safe_tensors(
+            str(directory),
+            qwen3.ModelConfig(
+                num_layers=config["num_hidden_layers"],
+                vocab_size=config["vocab_size"],
+                embed_dim=config["hidden_size"],
+                hidden_dim=config["intermediate_size"],
+                num_heads=config["num_attention_heads"],
+                head_dim=config["head_dim"],
+                num_kv_heads=config["num_key_value_heads"],
+                rope_theta=theta,
+                norm_eps=config["rms_norm_eps"],
+                use_tied_embedding=config["tie_word_embeddings"],
+            ),
+        )
+    except Exception as error:  # safetensors and Tunix raise types of their own
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise CourseError(
+            f"the weights in {directory} cannot be read ({reason}); copy or convert the model again"
+        ) from error
+
+
+def _require_qwen3(name: str, rope_theta: float | None) -> None:
+    """Tunix 0.1.7 accepts a rope_theta and ignores it, so anything but Qwen3's own value would be silently wrong."""
+    if not str(name).startswith("qwen3"):
+        raise CourseError(f"rollout.engine=tunix samples Qwen3 models only, and this model is {name or 'unnamed'}")
+    if rope_theta != 1_000_000:
+        raise CourseError(f"rollout.engine=tunix needs rope_theta 1000000, and this model has {rope_theta}")

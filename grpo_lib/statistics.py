@@ -1,0 +1,180 @@
+"""How sure one can be: intervals, paired tests, pass@k, majority votes.
+
+Everything here takes plain Python sequences with one entry per problem, in the same order before and after.
+Rates are fractions from 0 to 1. NumPy and SciPy are imported inside the functions that need them, so that
+this module costs nothing to import.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from grpo_lib import answers as answers_
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean change from before to after, and its interval; all fractions from -1 to 1."""
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Problems right only before, right only after, and the exact two-sided p-value."""
+
+    only_before: int
+    only_after: int
+    p_value: float
+
+
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Score interval for a proportion, without continuity correction: (low, high), within [0, 1].
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). It
+    is method 3 in R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in
+    Medicine 17 (1998): it holds its level for small n and for proportions near 0 and 1, where the textbook's
+    p ± z·sqrt(p(1-p)/n) shrinks to nothing.
+
+    Args:
+      successes: how many of the n succeeded; a fraction is allowed (the sum of per-problem rates).
+      n: number of problems, at least 1.
+      confidence: coverage, strictly between 0 and 1.
+
+    Raises:
+      ValueError: n < 1, successes outside 0…n, or confidence outside (0, 1).
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and n = {n}, got {successes}")
+    z = NormalDist().inv_cdf(0.5 + _checked_confidence(confidence) / 2)
+    p = successes / n
+    middle = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    # At 0 and n the bound is exact; rounding would leave something like 1e-17.
+    low = 0.0 if successes == 0 else max(0.0, (middle - half) / scale)
+    high = 1.0 if successes == n else min(1.0, (middle + half) / scale)
+    return low, high
+
+
+def paired_bootstrap(
+    before: Sequence[float],
+    after: Sequence[float],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> PairedDifference:
+    """Mean of after - before with a percentile bootstrap interval, resampling problems.
+
+    Both verdicts of a problem stay together, so what is hard for both models cancels (Efron and Tibshirani,
+    "An Introduction to the Bootstrap", 1993, chapters 8 and 13). If nothing changed for any problem, the
+    interval has width 0: the bootstrap knows only the problems that it was shown.
+
+    Args:
+      before, after: verdicts (0/1) or per-problem rates in [0, 1], shape [problems], in the same order.
+
+    Raises:
+      ValueError: lengths differ, no problems, a value outside [0, 1], or resamples < 1.
+    """
+    import numpy as np
+
+    _check_pairs(before, after)
+    _checked_confidence(confidence)
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    n = len(before)
+    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    values, counts = np.unique(differences, return_counts=True)
+    # n problems drawn with replacement matter only through how often each distinct difference was drawn, and
+    # those counts are multinomial. For 0/1 verdicts that is three numbers a resample in place of n indices.
+    rng = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    chunk = max(1, 4_000_000 // len(values))
+    for start in range(0, resamples, chunk):
+        size = min(chunk, resamples - start)
+        means[start : start + size] = rng.multinomial(n, counts / n, size=size) @ values / n
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return PairedDifference(float(differences.mean()), float(low), float(high))
+
+
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
+    """Exact McNemar test: do the problems that changed, change in one direction more than a fair coin would?
+
+    Q. McNemar, "Note on the sampling error of the difference between correlated proportions or percentages",
+    Psychometrika 12 (1947). Problems that are right both times, or wrong both times, say nothing. The p-value
+    is the two-sided binomial one at 1/2, exact for any number of changes; 1.0 if nothing changed.
+
+    Args:
+      before, after: verdicts (bool or 0/1), shape [problems], in the same order.
+
+    Raises:
+      ValueError: lengths differ, no problems, or a value that is neither 0 nor 1.
+    """
+    _check_pairs(before, after)
+    for value in (*before, *after):
+        if value not in (0, 1):
+            raise ValueError(f"McNemar's test needs one verdict, 0 or 1, for each problem; got {value}")
+    only_before = sum(1 for b, a in zip(before, after, strict=True) if b and not a)
+    only_after = sum(1 for b, a in zip(before, after, strict=True) if a and not b)
+    if only_before + only_after == 0:
+        return McNemar(0, 0, 1.0)
+    from scipy.stats import binomtest
+
+    p_value = binomtest(only_after, only_before + only_after, 0.5).pvalue
+    return McNemar(only_before, only_after, float(p_value))
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate, from n samples with c right, that at least one of k samples is right.
+
+    1 - C(n-c, k) / C(n, k): M. Chen et al., "Evaluating Large Language Models Trained on Code" (2021),
+    equation 1. It depends on c alone, not on the order of the samples. Average it over problems.
+
+    Raises:
+      ValueError: k > n, c > n, k < 1, or c < 0.
+    """
+    if min(n, c) < 0 or k < 1:
+        raise ValueError(f"pass@k needs n >= 0, c >= 0 and k >= 1, got n={n}, c={c}, k={k}")
+    if k > n:
+        raise ValueError(f"pass@k cannot be estimated from fewer than k samples: k={k}, n={n}")
+    if c > n:
+        raise ValueError(f"more samples right than drawn: c={c}, n={n}")
+    # Python's integers are exact, so the paper's numerically stable product is not needed.
+    total = math.comb(n, k)
+    return (total - math.comb(n - c, k)) / total
+
+
+def majority_vote(answers: Iterable[str | None]) -> str | None:
+    """The value given most often (maj@k of Wang et al., "Self-Consistency", 2022), in canonical form.
+
+    Votes are counted by value, so "18", "18.00" and "$18" are one candidate. None, and text without a number,
+    abstains. Of several values with equally many votes, the one given earliest wins. None if all abstain.
+    """
+    values = [answers_.canonical(answer) for answer in answers if answer is not None]
+    # Counter keeps the order of first appearance, and most_common is stable: ties go to the earliest.
+    ranking = Counter(value for value in values if value is not None).most_common(1)
+    return ranking[0][0] if ranking else None
+
+
+def _checked_confidence(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}")
+    return confidence
+
+
+def _check_pairs(before: Sequence[float], after: Sequence[float]) -> None:
+    if len(before) != len(after):
+        raise ValueError(f"before has {len(before)} problems, after has {len(after)}; give the same ones")
+    if len(before) == 0:
+        raise ValueError("no problems")
+    for name, values in (("before", before), ("after", after)):
+        for value in values:
+            if not 0 <= value <= 1:  # NaN fails this too
+                raise ValueError(f"{name} holds {value}; verdicts and rates lie between 0 and 1")

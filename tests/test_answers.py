@@ -1,0 +1,414 @@
+"""Answers: real spellings, attacks, properties, and every reference solution of GSM8K."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from grpo_lib import answers, prompts
+
+GSM8K_DIR = Path(os.environ.get("GSM8K_DIR") or Path(__file__).resolve().parents[1] / "../shared/gsm8k")
+GSM8K_ROWS = {"train": 7473, "test": 1319}
+
+
+def tagged(answer: str) -> str:
+    return prompts.template_completion("Some working with 7 and 12.", answer)
+
+
+SPELLINGS = [
+    # what is written, its value
+    ("18", "18"),
+    ("18.00", "18"),
+    ("18.", "18"),
+    ("+18", "18"),
+    (" 18\n", "18"),
+    ("018", "18"),
+    ("１８", "18"),
+    ("$18", "18"),
+    ("$18.00", "18"),
+    ("USD18", "18"),
+    ("Rs. 18", "18"),
+    ("€18", "18"),
+    ("18 dollars", "18"),
+    ("18 apples.", "18"),
+    ("18 m^2", "18"),
+    ("18 m²", "18"),
+    ("18-hour", "18"),
+    ("18%", "18"),
+    ("18\\%", "18"),
+    ("**18**", "18"),
+    ("The answer is 18.", "18"),
+    ("18 (that is, $18.00)", "18"),
+    ("9 * 2 = 18", "18"),
+    ("9 * 2 = $18.00 a day", "18"),
+    ("x = 18", "18"),
+    ("\\boxed{18}", "18"),
+    ("$\\boxed{18}$", "18"),
+    ("9 and 2 give \\boxed{18}", "18"),
+    ("$18$", "18"),
+    ("\\(18\\)", "18"),
+    ("\\$18", "18"),
+    ("18\\text{ cm}", "18"),
+    ("1,080", "1080"),
+    ("$1,080.50", "1080.5"),
+    ("1,234,567", "1234567"),
+    ("1{,}080", "1080"),
+    ("1\\,080", "1080"),
+    ("1\u202f080", "1080"),
+    ("-5", "-5"),
+    ("- 5", "-5"),
+    ("-$5", "-5"),
+    ("$-5", "-5"),
+    ("minus 5", "-5"),
+    ("Negative 5 degrees", "-5"),
+    ("= -5", "-5"),
+    ("3 - 8 = -5", "-5"),
+    *((f"{minus}5", "-5") for minus in "-−–—‐‑‒﹣－"),
+    ("0", "0"),
+    ("-0.0", "0"),
+    (".5", "0.5"),
+    ("0.50", "0.5"),
+    ("1/2", "0.5"),
+    ("½", "0.5"),
+    ("-1/2", "-0.5"),
+    ("\\frac{1}{2}", "0.5"),
+    ("3 1/2 cups", "3.5"),
+    ("3½ cups", "3.5"),
+    ("2/6", "1/3"),
+    ("16/2", "8"),
+]
+
+NO_ANSWER = [
+    *("", " ", "?", "none", "eighteen", "$", "-", ".", "\\boxed{}", "9 * 2 =", "=", "٣"),
+    *("18 or 19", "18, 19", "18-19", "18–19", "18 to 19", "between 18 and 19", "18;19", "\\boxed{18} or 19"),
+    *("1,0,8", "1,08", "10,80", "1,0800", "1,080,5", "1,00,000", "0,080", "1.080.000", "3.1.4"),
+    *(
+        "9 * 2",
+        "2 * 2",
+        "2+2",
+        "7-7",
+        "5 x 5",
+        "5 times 5",
+        "10^{10}",
+        "10²",
+        "2^2",
+        "1e5",
+        "±5",
+        "18/0",
+        "8/2/2",
+    ),
+    *("18 apples and 0 pears", "3:30", "16 minus 3"),
+]
+
+
+@pytest.mark.parametrize(("written", "value"), SPELLINGS)
+def test_spelling_is_read_by_value(written: str, value: str) -> None:
+    assert answers.canonical(written) == value
+    assert answers.extract_answer(tagged(written)) == value
+    assert answers.is_correct(tagged(written), value)
+    assert not answers.is_correct(tagged(written), str(Fraction(value) + 1))
+    if Fraction(value):
+        assert not answers.is_correct(tagged(written), str(-Fraction(value)))
+
+
+@pytest.mark.parametrize("written", NO_ANSWER)
+def test_no_single_number_is_no_answer(written: str) -> None:
+    assert answers.canonical(written) is None
+    assert answers.extract_answer(tagged(written)) is None
+    assert not any(
+        answers.is_correct(tagged(written), gold) for gold in ("18", "19", "2", "5", "10", written)
+    )
+    assert not answers.is_close(tagged(written), "18", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("<answer>17</answer><answer>18</answer>", "18"),
+        ("<answer>18</answer> and so <answer>19", "18"),
+        ("<answer>18</answer></answer>", "18"),
+        ("<answer> hm <answer>18</answer>", "18"),
+        ("<answer>18</answer> <answer>?</answer>", None),
+        ("<answer>18", None),
+        ("18</answer>", None),
+        ("</answer>18<answer>", None),
+        ("<ANSWER>18</ANSWER>", None),
+        ("18", None),
+        ("", None),
+    ],
+)
+def test_strict_answer_is_the_last_whole_block(completion: str, answer: str | None) -> None:
+    assert answers.extract_answer(completion) == answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("16-3=13", "13"),
+        ("16 - 3", "3"),
+        ("16 -3", "3"),
+        ("18–19", "19"),
+        ("= -5", "-5"),
+        ("= - $5", "-5"),
+        ("so it is −5 degrees", "-5"),
+        ("we buy:\n- 5 apples", "5"),
+        ("that is - 18 - all", "18"),
+        ("vitamin B-12", "12"),
+        ("#### 1,080", "1080"),
+        ("so 1,080.", "1080"),
+        ("2,3,4", "4"),
+        ("7 of them, <answer>$18.00</answer>", "18"),
+        ("half: \\frac{1}{2}", "0.5"),
+        ("an area of 18 m^2", "18"),
+        ("5" + " and" * 10_000, "5"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_lenient_answer_is_the_last_number(completion: str, answer: str | None) -> None:
+    assert answers.lenient_answer(completion) == answer
+    assert answers.is_correct_leniently(completion, answer or "18") == (answer is not None)
+
+
+@pytest.mark.parametrize("gold", ["1,080", "1080", " 1,080.00 ", "$1,080", "#### 1,080"])
+def test_gold_may_be_spelled_in_any_way(gold: str) -> None:
+    assert answers.is_correct(tagged("1080"), gold)
+    assert answers.is_correct_leniently("it is 1080", gold)
+    assert answers.is_close(tagged("1000"), gold, 0.1)
+
+
+@pytest.mark.parametrize("gold", ["", "?", "18 or 19"])
+def test_unreadable_gold_matches_nothing(gold: str) -> None:
+    assert not answers.is_correct(tagged(gold), gold)
+    assert not answers.is_correct_leniently(gold, gold)
+    assert not answers.is_close(tagged("18"), gold, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "close"),
+    [
+        ("110", "100", True),
+        ("90", "100", True),
+        ("110.0000000000000000001", "100", False),
+        ("0.11", "0.1", True),  # in floats it is not: 0.11 - 0.1 > 0.1 * 0.1
+        ("-110", "-100", True),
+        ("-100", "100", False),
+        ("0", "0", True),
+        ("0.001", "0", False),
+    ],
+)
+def test_is_close_is_exact_at_its_ends(answer: str, gold: str, close: bool) -> None:
+    assert answers.is_close(tagged(answer), gold, 0.1) == close
+
+
+def test_comparison_is_exact_where_floats_are_not() -> None:
+    assert not answers.is_correct(tagged("9007199254740993"), "9007199254740992")
+    assert not answers.is_correct(tagged("0.1000000000000000000001"), "0.1")
+    assert answers.is_correct(tagged("0.3"), "3/10")
+    assert not answers.is_correct(tagged("0.3333333333333333"), "1/3")
+
+
+FORMATS = [
+    # completion, exact, loose
+    ("<reasoning>r</reasoning><answer>18</answer>", True, True),
+    ("<reasoning>\nr\n</reasoning><answer> ? </answer>", True, True),
+    ("<reasoning>r</reasoning>\n<answer>18</answer>", False, True),
+    (" <reasoning>r</reasoning><answer>18</answer>", False, True),
+    ("<reasoning>r</reasoning><answer>18</answer>\n", False, True),
+    ("<reasoning>r</reasoning>so<answer>18</answer>", False, False),
+    ("well <reasoning>r</reasoning><answer>18</answer>", False, False),
+    ("<reasoning>r</reasoning><answer>18</answer>.", False, False),
+    ("<reasoning></reasoning><answer>18</answer>", False, False),
+    ("<reasoning>r</reasoning><answer> </answer>", False, False),
+    ("<answer>18</answer><reasoning>r</reasoning>", False, False),
+    ("<reasoning>r<answer>18</reasoning></answer>", False, False),
+    ("</reasoning>r<reasoning></answer>18<answer>", False, False),
+    ("<reasoning>r</reasoning><answer>18</answer><answer>18</answer>", False, False),
+    ("<reasoning><reasoning>r</reasoning><answer>18</answer>", False, False),
+    ("<answer>18</answer>", False, False),
+    ("18", False, False),
+    ("", False, False),
+]
+
+
+@pytest.mark.parametrize(("completion", "exact", "loose"), FORMATS)
+def test_format(completion: str, exact: bool, loose: bool) -> None:
+    assert answers.format_is_exact(completion) is exact
+    assert answers.format_is_loose(completion) is loose
+
+
+# --- Properties ---
+
+ANY_TEXT = st.text(st.characters())  # st.characters() alone includes lone surrogates and NUL
+FRAGMENTS = st.lists(
+    st.sampled_from(["<answer>", "</answer>", "<reasoning>", "</reasoning>", "\\boxed{", "\\frac{1}{2}", "}"])
+    | st.sampled_from(["1", "18", "1,080", "0", "½", "²", "٣", "minus ", "x", "\ud800", "\x00", "\u00a0"])
+    | st.sampled_from(list("$=-−/,.^% \n")),
+    max_size=40,
+).map("".join)
+
+
+def all_of(text: str, gold: str) -> None:
+    answers.extract_answer(text)
+    answers.is_correct(text, gold)
+    answers.is_close(text, gold, 0.1)
+    answers.lenient_answer(text)
+    answers.is_correct_leniently(text, gold)
+    answers.format_is_exact(text)
+    answers.format_is_loose(text)
+    answers.canonical(text)
+
+
+@given(ANY_TEXT | FRAGMENTS, ANY_TEXT | FRAGMENTS)
+@example("<answer>\ud800</answer>", "\x00")
+def test_never_raises(text: str, gold: str) -> None:
+    all_of(text, gold)
+    all_of(tagged(text), gold)
+
+
+@given(ANY_TEXT | FRAGMENTS)
+def test_canonical_is_idempotent(text: str) -> None:
+    spelling = answers.canonical(text)
+    if spelling is not None:
+        assert answers.canonical(spelling) == spelling
+        assert answers.canonical(f"<= {spelling}") == spelling
+
+
+@given(ANY_TEXT | FRAGMENTS)
+def test_exact_format_is_loose_format(text: str) -> None:
+    for completion in (text, tagged(text)):
+        assert answers.format_is_loose(completion) or not answers.format_is_exact(completion)
+
+
+DECIMALS = st.decimals(min_value=-(10**12), max_value=10**12, places=3)
+
+
+@given(
+    DECIMALS,
+    st.sampled_from("-−–－"),
+    st.sampled_from(["{}", "{:.5f}", "{:,}"]),
+    st.sampled_from(["{}", "${}", "{} kg"]),
+)
+def test_spelling_does_not_matter(value, minus: str, number: str, dressing: str) -> None:
+    plain = f"{value:f}"
+    written = dressing.format(number.format(value)).replace("-", minus)
+    assert answers.is_correct(tagged(written), plain)
+    assert answers.is_correct(tagged(plain), written)
+    assert answers.is_correct_leniently(f"The result is {written}.", plain)
+    assert answers.is_correct(tagged(f"1 + 1 = {written}"), plain)
+
+
+@given(DECIMALS, DECIMALS)
+def test_verdict_is_equality_of_values(one, other) -> None:
+    assert answers.is_correct(tagged(f"{one:f}"), f"{other:f}") == (one == other)
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_canonical_keeps_the_value(value: Fraction) -> None:
+    assert Fraction(answers.canonical(str(value))) == value
+
+
+# --- Attacks ---
+
+MEGABYTE = 1_000_000
+ATTACKS = {
+    "opening tags": "<answer>" * (MEGABYTE // 8),
+    "closing tags": "</answer>" * (MEGABYTE // 9),
+    "whole blocks": "<answer>1</answer>" * (MEGABYTE // 18),
+    "open reasoning": "<reasoning>" * (MEGABYTE // 11),
+    "half tags": "<answer" * (MEGABYTE // 7),
+    "boxes": "<answer>" + "\\boxed{" * (MEGABYTE // 7) + "</answer>",
+    "digits": "<answer>" + "9" * MEGABYTE + "</answer>",
+    "digits, untagged": "9" * MEGABYTE,
+    "separators": "<answer>" + "1," * (MEGABYTE // 2) + "</answer>",
+    "slashes": "<answer>" + "1/" * (MEGABYTE // 2) + "</answer>",
+    "spaced digits": "<answer>" + "1 " * (MEGABYTE // 2) + "</answer>",
+    "spaces": "<answer>" + " " * MEGABYTE + "</answer>",
+    "dots": "." * MEGABYTE + "1",
+    "minus signs": "-" * MEGABYTE + "5",
+    "equals signs": "<answer>" + "=" * MEGABYTE + "</answer>",
+    "words": "minus " * (MEGABYTE // 6),
+    "surrogates": "\ud800" * MEGABYTE,
+    "NUL": "<answer>" + "\x00" * MEGABYTE + "</answer>",
+    "superscripts": "²" * MEGABYTE,
+    "short block, many digits": "<answer>" + "1 " * 480 + "/" + "</answer>",
+    "10,000 digits": "<answer>" + "9" * 10_000 + "</answer>",
+    "tiny decimal": "<answer>0." + "0" * 990 + "1</answer>",
+    "large quotient": "<answer>" + "7" * 490 + "/" + "3" * 490 + "</answer>",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_hostile_text_is_graded_in_time(name: str) -> None:
+    text = ATTACKS[name]
+    started = time.perf_counter()
+    all_of(text, "18")
+    assert time.perf_counter() - started < 1.0
+    assert not answers.is_correct(text, "18")
+
+
+def test_answer_after_hostile_text_is_still_found() -> None:
+    text = "<answer>" * 100_000 + "</reasoning>" * 50_000 + "<answer>18</answer>"
+    assert answers.is_correct(text, "18") and answers.is_correct_leniently(text, "18")
+
+
+def test_nothing_is_executed() -> None:
+    assert answers.canonical("__import__('os').getpid()") is None
+    assert answers.canonical("9**9**9**9") is None
+
+
+def test_tags_are_those_of_the_prompts() -> None:
+    assert answers._TAGS == (
+        prompts.REASONING_OPEN,
+        prompts.REASONING_CLOSE,
+        prompts.ANSWER_OPEN,
+        prompts.ANSWER_CLOSE,
+    )
+
+
+def test_import_is_light() -> None:
+    program = (
+        "import sys, time; t = time.perf_counter(); import grpo_lib.answers, grpo_lib.prompts; "
+        "print(time.perf_counter() - t, *({'numpy', 'jax', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(3)
+    ]
+    assert all(len(run) == 1 for run in runs), f"heavy imports: {runs}"
+    assert min(float(run[0]) for run in runs) < 0.3
+
+
+# --- GSM8K ---
+
+
+@pytest.mark.parametrize("split", GSM8K_ROWS)
+def test_every_gsm8k_reference_solution_is_correct(split: str) -> None:
+    path = GSM8K_DIR / f"{split}.jsonl"
+    if not path.is_file():
+        pytest.skip(f"GSM8K {split} not found; set GSM8K_DIR to the folder of train.jsonl and test.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == GSM8K_ROWS[split]
+    wrong = []
+    for index, row in enumerate(rows):
+        solution, _, gold = row["answer"].rpartition("####")
+        completion = prompts.template_completion(solution.strip(), gold.strip())
+        if not (
+            answers.is_correct(completion, gold)
+            and answers.is_correct_leniently(completion, gold)
+            and answers.is_correct_leniently(row["answer"], gold)
+            and answers.format_is_exact(completion)
+        ):
+            wrong.append(index)
+    assert wrong == []

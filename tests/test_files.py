@@ -1,0 +1,97 @@
+"""Files are whole or absent, and a log survives a torn last line."""
+
+import os
+
+import pytest
+
+from grpo_lib import files
+from grpo_lib.errors import CourseError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_is_written_whole_and_leaves_no_temporary_file(tmp_path):
+    path = files.write_text_atomic(tmp_path / "new" / "a.txt", "eins\r\nzwei é\n")
+    assert path.read_bytes() == "eins\r\nzwei é\n".encode()
+    files.write_text_atomic(path, "drei")
+    assert path.read_text() == "drei"
+    assert names(tmp_path / "new") == ["a.txt"]
+
+
+def test_a_failure_keeps_the_old_file(tmp_path, monkeypatch):
+    path = files.write_text_atomic(tmp_path / "a.txt", "old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_text_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_written_files_follow_the_umask(tmp_path):
+    old = os.umask(0o022)
+    try:
+        path = files.write_text_atomic(tmp_path / "a.txt", "x")
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_json_refuses_what_json_cannot_say(tmp_path):
+    path = files.write_json_atomic(tmp_path / "a.json", {"é": [1, 0.5, None]})
+    assert '"é"' in path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError):
+        files.write_json_atomic(path, {"loss": float("nan")})
+    assert "0.5" in path.read_text(encoding="utf-8")
+
+
+def test_rows_come_back_as_they_were_appended(tmp_path):
+    path = tmp_path / "logs" / "metrics.jsonl"
+    rows = [{"step": 0, "text": "a\nb\u2028c\x85d\rz"}, {"step": 1, "text": "</script>é中"}]
+    for row in rows:
+        files.append_jsonl(path, row)
+    assert files.read_jsonl(path) == rows
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    files.append_jsonl(path, {"step": 0})
+    with open(path, "ab") as file:
+        file.write('{"step": 1, "text": "é'.encode()[:-1])  # stopped in the middle of a character
+    assert files.read_jsonl(path) == [{"step": 0}]
+    files.append_jsonl(path, {"step": 1})
+    assert files.read_jsonl(path) == [{"step": 0}, {"step": 1}]
+
+
+def test_a_whole_row_without_its_line_break_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}')
+    assert files.read_jsonl(path) == [{"step": 0}, {"step": 1}]
+    files.append_jsonl(path, {"step": 2})
+    assert files.read_jsonl(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_a_long_torn_line_is_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"text": "' + "x" * 200_000)
+    files.append_jsonl(path, {"step": 1})
+    assert files.read_jsonl(path) == [{"step": 0}, {"step": 1}]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\nnonsense\n{"step": 1}\n')
+    with pytest.raises(CourseError, match=r"metrics\.jsonl: line 2 is not JSON"):
+        files.read_jsonl(path)
+    path.write_text('{"step": 0}\nnonsense\n')  # it ends in a line break, so it was not torn
+    with pytest.raises(CourseError, match="line 2"):
+        files.read_jsonl(path)
+    path.write_text("[1, 2]\n")
+    with pytest.raises(CourseError, match="line 1 is not a JSON object"):
+        files.read_jsonl(path)

@@ -1,0 +1,140 @@
+"""Prompts: what is sent is exactly the tokenizer's template, and nothing of another family's."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_lib import prompts
+from grpo_lib.errors import CourseError
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    """A real ChatML tokenizer, built here: no download."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=model,
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def stub(
+    eos: str | None = None, pad: str | None = None, added: tuple[str, ...] = (), template: str | None = None
+):
+    special = [token for token in (eos, pad) if token]
+    return SimpleNamespace(
+        eos_token=eos,
+        pad_token=pad,
+        all_special_tokens=special,
+        chat_template=template,
+        get_added_vocab=lambda: {token: index for index, token in enumerate(added)},
+    )
+
+
+def test_system_prompt_names_the_four_tags() -> None:
+    for tag in (prompts.REASONING_OPEN, prompts.REASONING_CLOSE, prompts.ANSWER_OPEN, prompts.ANSWER_CLOSE):
+        assert prompts.SYSTEM_PROMPT.count(tag) == 1
+
+
+def test_messages() -> None:
+    assert prompts.messages("Q?", "") == [{"role": "user", "content": "Q?"}]
+    assert prompts.messages("Q?", "Be brief.") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Q?"},
+    ]
+
+
+def test_render_is_exactly_the_chat_template(chatml) -> None:
+    assert prompts.render(chatml, "Q?") == "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts.render(chatml, "Q?", "Be brief.") == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_render_without_chat_template_names_the_remedy() -> None:
+    with pytest.raises(CourseError, match=r"model\.path.*chat_template\.jinja") as caught:
+        prompts.render(stub(), "Q?")
+    assert "\n" not in str(caught.value)
+
+
+def test_template_completion() -> None:
+    assert prompts.template_completion("r", "18") == "<reasoning>r</reasoning><answer>18</answer>"
+
+
+def test_own_markers_are_not_foreign(chatml) -> None:
+    assert prompts.foreign_markers(prompts.render(chatml, "Q?", prompts.SYSTEM_PROMPT), chatml) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<start_of_turn>user\nQ?<end_of_turn>", ["<start_of_turn>", "<end_of_turn>"]),
+        (
+            "<|start_header_id|>user<|end_header_id|>Q?<|eot_id|>",
+            ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        ),
+        ("[INST] <<SYS>>S<</SYS>> Q? [/INST]", ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"]),
+        ("<|user|>Q?<|end|><|assistant|>", ["<|user|>", "<|assistant|>", "<|end|>"]),
+        ("<｜User｜>Q?<｜Assistant｜>", ["<｜User｜>", "<｜Assistant｜>"]),
+        ("How many <b>apples</b> [in total]?", []),
+    ],
+)
+def test_markers_of_other_families_are_found(chatml, text: str, found: list[str]) -> None:
+    assert prompts.foreign_markers(prompts.render(chatml, text), chatml) == found
+
+
+def test_marker_known_to_the_tokenizer_is_its_own() -> None:
+    text = "<|user|>Q?<end_of_turn>[INST]"
+    assert prompts.foreign_markers(text, stub()) == ["<end_of_turn>", "[INST]", "<|user|>"]
+    assert (
+        prompts.foreign_markers(text, stub(eos="<end_of_turn>", added=("<|user|>",), template="[INST]")) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "stripped"),
+    [
+        ("18", "18"),
+        ("18<|im_end|>", "18"),
+        ("18<|im_end|><|endoftext|><|endoftext|>", "18"),
+        ("18<|endoftext|>", "18"),
+        ("18<|im_end|><|im_end|>", "18<|im_end|>"),
+        ("18<|im_end|>\n", "18<|im_end|>\n"),
+        ("18 \n<|im_end|>", "18 \n"),
+        ("a<|im_end|>b", "a<|im_end|>b"),
+        ("18<|eot_id|>", "18<|eot_id|>"),
+        ("", ""),
+    ],
+)
+def test_strip_end_of_turn(chatml, text: str, stripped: str) -> None:
+    assert prompts.strip_end_of_turn(text, chatml) == stripped
+
+
+def test_strip_end_of_turn_of_other_tokenizers() -> None:
+    assert prompts.strip_end_of_turn("18<eos><eos><eos>", stub(eos="<eos>", pad="<eos>")) == "18"
+    llama = stub(eos="<|end_of_text|>", added=("<|eot_id|>",))
+    assert prompts.strip_end_of_turn("18<|eot_id|>", llama) == "18"
+    assert prompts.strip_end_of_turn("18<|end_of_text|>", llama) == "18"
+    assert prompts.strip_end_of_turn("18", stub()) == "18"
+
+
+def test_strip_end_of_turn_is_linear() -> None:
+    started = time.perf_counter()
+    assert prompts.strip_end_of_turn("18" + "<pad>" * 200_000, stub(pad="<pad>")) == "18"
+    assert time.perf_counter() - started < 1.0

@@ -1,0 +1,143 @@
+"""Rewards: each value of the reference reward, its holes, the repair, and the calling conventions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_lib import rewards
+from grpo_lib.errors import CourseError
+from grpo_lib.prompts import template_completion
+
+PERFECT = template_completion("9 * 2 = 18", "18")
+GARBAGE = template_completion("r", "?")
+
+
+def one(function, completion, gold="18") -> float:
+    (reward,) = function(prompts=["Q?"], completions=[completion], answer=[gold])
+    assert type(reward) is float
+    return reward
+
+
+def total(completion, functions=rewards.REFERENCE_REWARDS, gold="18") -> float:
+    return sum(one(function, completion, gold) for function in functions)
+
+
+@pytest.mark.parametrize(
+    ("completion", "exact", "approximate"),
+    [
+        (PERFECT, 3.0, 2.0),
+        (GARBAGE, 3.0, 2.0),
+        (PERFECT + "\n", 1.5, 2.0),
+        (PERFECT.replace("><answer", ">\n<answer"), 1.5, 2.0),
+        ("So " + PERFECT, 0.0, 2.0),
+        ("<answer>18</answer>", 0.0, 0.0),
+        ("<answer>18", 0.0, -1.0),
+        ("<answer>18</answer>" * 2, 0.0, -2.0),
+        ("18", 0.0, -2.0),
+        ("", 0.0, -2.0),
+    ],
+)
+def test_format_rewards(completion: str, exact: float, approximate: float) -> None:
+    assert one(rewards.match_format_exactly, completion) == exact
+    assert one(rewards.match_format_approximately, completion) == approximate
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "checked", "numbers"),
+    [
+        ("100", "100", 3.0, 1.5),
+        ("$100.00", "100", 3.0, 1.5),
+        ("1,080", "1080", 3.0, 1.5),
+        ("1080", "1,080", 3.0, 1.5),
+        ("110", "100", 0.5, 0.0),
+        ("90", "100", 0.5, 0.0),
+        ("111", "100", 0.25, 0.0),
+        ("120", "100", 0.25, 0.0),
+        ("121", "100", -1.0, 0.0),
+        ("-100", "100", -1.0, 0.0),
+        ("0", "0", 3.0, 1.5),
+        ("1", "0", -1.0, 0.0),
+        ("?", "100", 0.0, 0.0),
+        ("100 or 101", "100", 0.0, 0.0),
+    ],
+)
+def test_answer_rewards(answer: str, gold: str, checked: float, numbers: float) -> None:
+    completion = template_completion("r", answer)
+    assert one(rewards.check_answer, completion, gold) == checked
+    assert one(rewards.check_numbers, completion, gold) == numbers
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "repaired"),
+    [
+        (PERFECT, 9.5, 1.1),
+        (GARBAGE, 5.0, 0.0),
+        (template_completion("r", "17"), 5.5, 0.1),
+        (template_completion("r", "15"), 5.25, 0.1),
+        (template_completion("r", "99"), 4.0, 0.1),
+        ("So " + PERFECT, 6.5, 1.0),
+        ("<answer>18</answer>", 4.5, 1.0),
+        ("18", -2.0, 0.0),
+        ("", -2.0, 0.0),
+    ],
+)
+def test_totals_of_both_rewards(completion: str, reference: float, repaired: float) -> None:
+    assert total(completion) == reference
+    assert total(completion, (rewards.correct_answer, rewards.tidy_format)) == pytest.approx(repaired)
+
+
+@given(st.text(st.characters()), st.booleans())
+def test_repaired_reward_never_ranks_wrong_above_right(text: str, in_tags: bool) -> None:
+    completion = template_completion("r", text) if in_tags else text
+    pair = (rewards.correct_answer, rewards.tidy_format)
+    right = one(rewards.correct_answer, completion) == 1.0
+    assert total(completion, pair) >= 1.0 if right else total(completion, pair) <= 0.1
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_no_text_raises(text: str, gold: str) -> None:
+    for function in rewards.REWARDS.values():
+        one(function, text, gold)
+        one(function, template_completion(text, text), gold)
+
+
+@pytest.mark.parametrize("function", rewards.REWARDS.values(), ids=rewards.REWARDS)
+def test_calling_conventions(function) -> None:
+    texts = [PERFECT, "", GARBAGE]
+    golds = ["18", "1,080", "3"]
+    expected = function(["Q?"] * 3, texts, golds)
+    assert len(expected) == 3 and all(type(reward) is float for reward in expected)
+    conversations = [[{"role": "assistant", "content": text}] for text in texts]
+    trl = function(
+        prompts=[[]] * 3,
+        completions=conversations,
+        answer=golds,
+        completion_ids=[[0]] * 3,
+        trainer_state=None,
+    )
+    tunix = function(
+        prompts=np.array(["Q?"] * 3), completions=texts, answer=np.array(golds), question=["Q?"] * 3
+    )
+    assert expected == trl == tunix
+    assert function(
+        prompts=["Q?"] * 2, completions=[[], [{"role": "assistant", "content": None}]], answer=["1"] * 2
+    )
+    assert function(prompts=[], completions=[], answer=[]) == []
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError):
+        rewards.check_answer(prompts=["Q?"] * 2, completions=[PERFECT] * 2, answer=["18"])
+
+
+def test_registry() -> None:
+    assert all(name == function.__name__ for name, function in rewards.REWARDS.items())
+    assert rewards.get_rewards(["tidy_format", "check_answer"]) == [rewards.tidy_format, rewards.check_answer]
+    with pytest.raises(
+        CourseError, match=r"rewards: unknown nonesuch; known are match_.*tidy_format"
+    ) as caught:
+        rewards.get_rewards(["check_answer", "nonesuch"])
+    assert "\n" not in str(caught.value)

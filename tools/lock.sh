@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Compile requirements/*.in to the locks. Needs the network; run it with `make lock`.
+set -euo pipefail
+cd "$(dirname "$0")/../requirements"
+uv=${UV:-../.venv/bin/uv}
+compile() { "$uv" pip compile --quiet --no-header --python-version 3.12 "$@"; }
+
+# --universal makes one lock for Linux and macOS, and says "Linux or macOS" on every line. Keep the markers that choose.
+universal() { # universal OUTPUT INPUT...
+  compile --universal --generate-hashes --output-file "$@"
+  sed -E "/^[A-Za-z0-9]/{
+    /sys_platform == 'linux'/s/ ; .* \\\\$/ \\\\/
+    s/ ; python_full_version < '3\.14' and / ; /
+  }" "$1" > "$1.new"
+  mv "$1.new" "$1"
+}
+
+# The TPU tier first: its versions bind the CPU tier. Lowest, because the newest do not fit each other.
+compile tpu.in --override overrides.txt --resolution lowest --python-platform x86_64-manylinux_2_31 --no-annotate \
+  --output-file tpu-constraints.txt
+universal cpu.lock cpu.in dev.in --override overrides.txt --constraint tpu-constraints.txt
+
+# uv itself, which `make setup` fetches with pip before anything else.
+universal bootstrap.lock bootstrap.in

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Make .venv: the locked packages, this repo (editable), and the Jupyter kernel "grpo-course". `make setup` runs it.
+# .venv/.complete is written last and names what was installed where, so a second run has nothing to do, and an
+# interrupted one is noticed and made anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+stamp=.venv/.complete
+log=.cache/setup.log
+content=$(cat requirements/*.lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
+
+if [ -f $stamp ] && [ "$(cat $stamp)" = "$PWD
+$content" ] && .venv/bin/python -c '' 2>/dev/null; then
+  exit 0
+fi
+python=$(tools/find-python.sh)
+mkdir -p .cache
+: > $log
+export UV_CACHE_DIR=${UV_CACHE_DIR:-$PWD/.cache/uv} UV_NO_PROGRESS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+fail() { # say in one line what went wrong; the details are in the log
+  if grep -qiE 'dns|resolve host|name resolution|connect|network|timed? ?out|no matching distribution found for uv' $log; then
+    echo "error: the Python package index could not be reached; check the network and run make setup again" \
+      "(details: $log)" >&2
+  else
+    echo "error: $1; details: $log; last line: $(tail -n 1 $log)" >&2
+  fi
+  exit 1
+}
+
+# An environment without a stamp, or one that was moved, is not to be trusted.
+if ! { [ -f $stamp ] && [ "$(head -n 1 $stamp)" = "$PWD" ] && .venv/bin/python -c 'import pip' 2>/dev/null; }; then
+  echo "setup: making .venv with $python"
+  "$python" -m venv --clear .venv >> $log 2>&1 || fail "python -m venv failed"
+fi
+rm -f $stamp
+echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' requirements/cpu.lock) packages of requirements/cpu.lock" \
+  "(2 GB on disk; a few minutes the first time)"
+.venv/bin/python -m pip install --quiet --retries 2 --require-hashes -r requirements/bootstrap.lock >> $log 2>&1 ||
+  fail "uv could not be installed"
+install=(.venv/bin/uv pip sync --python .venv/bin/python --require-hashes requirements/cpu.lock)
+"${install[@]}" >> $log 2>&1 || "${install[@]}" --offline >> $log 2>&1 || fail "requirements/cpu.lock could not be installed"
+.venv/bin/uv pip install --python .venv/bin/python --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
+  fail "this repo could not be installed into .venv"
+.venv/bin/python tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
+printf '%s\n%s\n' "$PWD" "$content" > $stamp
+echo "setup: done"
