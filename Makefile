@@ -3,9 +3,10 @@ RECIPE ?= recipes/tiny-cpu.yaml
 RUN ?= course
 PY := .venv/bin/python
 
-# Jupyter keeps its state in the repo's ignored cache, not in the home folder.
+# Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
 export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
+export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
@@ -24,7 +25,7 @@ test: setup ## run the tests
 	@$(PY) -m pytest
 
 lab: setup ## open the notebooks in JupyterLab
-	@$(PY) -m jupyterlab notebooks/00_setup.ipynb
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN) --in-place
@@ -41,5 +42,5 @@ tiny-base: setup ## for authors: train the tiny base model again
 bench: setup ## seconds per GRPO step against a hand-written loop and TRL
 	@$(PY) benchmarks/step_time.py --json
 
-clean: ## delete the environment and the caches; runs/ stays
-	@rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis
+clean: ## delete the environments and the caches; runs/ stays
+	@rm -rf .venv .venv-* .cache .pytest_cache .ruff_cache .hypothesis

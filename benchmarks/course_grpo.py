@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 from job import Job, only_result_on_stdout, result
 

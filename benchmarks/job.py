@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # grpo_lib, for an environment in which it is not installed
 STARTED = time.perf_counter()  # about when the worker process began
 
 

@@ -11,17 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 from job import Job, only_result_on_stdout, result
 
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -94,7 +91,7 @@ def train(job: Job) -> dict[str, Any]:
             callbacks=[Clock()],
         )
         trainer.train()
-    seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    seconds = [end - start for start, end in pairwise(ends)]
     log = [row for row in trainer.state.log_history if "reward" in row]
     return result(
         "trl",

@@ -72,12 +72,22 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Convert, evaluate, train, evaluate again, export and report: a whole run."""
-    from grpo_lib.runs import new_run
+    from grpo_lib.problems import load_problems
+    from grpo_lib.rewards import get_rewards
+    from grpo_lib.runs import check_new, new_run
 
     resolved = load_recipe(recipe, overrides or ())
-    directory = new_run(runs / (run or resolved.name), resolved, resume=resume, overwrite=overwrite)
+    directory = runs / (run or resolved.name)
+    # Whatever can be wrong is found before the directory is made.
+    check_new(directory, resume=resume, overwrite=overwrite)
+    get_rewards(resolved.rewards)
+    for split in ("train", "validation", "test"):
+        load_problems(resolved.problems, split)
 
-    from grpo_lib import pipeline, report
+    from grpo_lib import models, pipeline, report
+
+    models.model_directory(resolved.model)
+    directory = new_run(directory, resolved, resume=resume, overwrite=overwrite)
 
     say = _say(as_json)
     summary = pipeline.run(resolved, directory, _print_row(resolved, say), say, progress=sys.stderr.isatty())
@@ -170,11 +180,11 @@ def _print_row(recipe: Recipe, say):
 
 
 def _headline(summary: dict[str, Any]) -> str:
-    before, after = summary["before"], summary["after"]
+    before, after, p = summary["before"], summary["after"], summary["mcnemar_p"]
     low, high = summary["difference_interval"]
     return (
         f"before {before['accuracy']:.1%}, after {after['accuracy']:.1%} of {after['n']} problems: "
-        f"{summary['difference']:+.1%} (95 % interval {low:+.1%} to {high:+.1%}), McNemar p = {summary['mcnemar_p']:.2g}"
+        f"{summary['difference']:+.1%} (95 % interval {low:+.1%} to {high:+.1%}), McNemar p = {p:.2g}"
     )
 
 

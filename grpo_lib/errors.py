@@ -1,9 +1,12 @@
-"""The one error that is meant for the reader of a message, not for a debugger."""
+"""The one error type that is shown to a person without a traceback."""
 
 
 class CourseError(Exception):
-    """Something the user can put right.
+    """Something the reader can mend.
 
-    The message is one line that names the field or the file, and the remedy. The command line prints it as
-    "error: ..." without a traceback and exits with status 2.
+    The message names the field or file that is wrong and the remedy.  It is kept to one line, whatever came from
+    outside into it, because a command prints it as `error: <message>` and leaves with exit code 2.
     """
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))

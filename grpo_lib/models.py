@@ -298,9 +298,13 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def converter_log(path: Path) -> Iterator[None]:
     """Send what MaxText's converters print to a file.  On an error the file stays and the message names it."""
-    with open(path, "w", encoding="utf-8") as log, quiet():
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            yield
+    with (
+        open(path, "w", encoding="utf-8") as log,
+        quiet(),
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        yield
 
 
 def _register_architecture(model: ModelRecipe) -> None:

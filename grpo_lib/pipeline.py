@@ -105,7 +105,8 @@ def run(
     session = build_session(recipe, directory)
     check = training.check_first_sync(session)
     say(
-        f"sampler and trainer agree: mean gap {check.mean_gap:.1e} over {check.tokens} tokens, {check.weights} weights arrived"
+        f"all {check.weights} weights arrived, and sampler and trainer agree: "
+        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
     )
     before = evaluate(session, "before", progress)
     say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")

@@ -369,11 +369,11 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int 
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
         if panel.from_zero:
             axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     last = max([row["step"] for row in rows] + ([total_steps] if total_steps else []))
     axes.set_xlim(0, max(1, last) * 1.02)
     axes.set_title(panel.title, loc="left", color=INK, fontsize=10)
@@ -433,7 +433,7 @@ def _in_notebook() -> bool:
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """A figure as inline SVG: text stays text, and ink and blue follow the page's light or dark colours."""
+    """A figure as inline SVG: text stays text, and ink and blues follow the page's light or dark colours."""
     buffer = io.StringIO()
     # The salt makes the same figure give the same file, and keeps the ids of two figures apart.
     options = {"svg.fonttype": "none", "svg.hashsalt": label}
@@ -446,7 +446,7 @@ def _svg(figure: Figure, label: str) -> str:
     prefix = "f" + hashlib.sha256(label.encode()).hexdigest()[:8] + "-"
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}", svg)
-    svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)")
+    svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)").replace(SKY, "var(--sky)")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 

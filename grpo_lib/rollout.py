@@ -250,7 +250,8 @@ def greedy_generate(
     """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
 
     Args:
-      sampler_state: gives (module, weights) at the time of each call, so that an actor in training is evaluated as it is.
+      sampler_state: gives (module, weights) at the time of each call, so that a policy in training is
+        evaluated as it is.
       batch_size: prompts sampled at once; fewer when they are longer than LONG_PROMPT tokens.  Batches are filled up to
         their size, and prompts to multiples of `bucket` tokens, so that few shapes are compiled.  No prompt is cut.
     """

@@ -37,20 +37,26 @@ def open_run(directory: str | Path, recipe: Recipe) -> Path:
     return directory
 
 
-def new_run(directory: str | Path, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Path:
-    """Start a run that must be new, unless asked to resume or overwrite what is there.
-
-    Raises CourseError when the directory exists and neither was asked for.
-    """
+def check_new(directory: str | Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Raises CourseError when the directory is in use and neither resuming nor overwriting was asked for."""
     directory = Path(directory).resolve()
-    if directory.exists() and any(directory.iterdir()) and not resume:
-        if not overwrite:
-            raise CourseError(f"run {directory} exists; add --resume to continue it, --overwrite to replace it, "
-                              "or --run NAME for another name")  # fmt: skip
-        if not (directory / "recipe.yaml").is_file():
-            raise CourseError(
-                f"{directory} is not a run (it has no recipe.yaml), so it is not replaced; choose another name"
-            )
+    if resume or not directory.exists() or not any(directory.iterdir()):
+        return
+    if not overwrite:
+        raise CourseError(
+            f"run {directory} exists; add --resume to continue it, --overwrite to replace it, "
+            "or --run NAME for another name"
+        )
+    if not (directory / "recipe.yaml").is_file():
+        raise CourseError(
+            f"{directory} is not a run (it has no recipe.yaml), so it is not replaced; choose another name"
+        )
+
+
+def new_run(directory: str | Path, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Path:
+    """Start a run that must be new, unless asked to resume or overwrite what is there; see `check_new`."""
+    check_new(directory, resume=resume, overwrite=overwrite)
+    if overwrite and Path(directory).exists():
         shutil.rmtree(directory)
     return open_run(directory, recipe)
 

@@ -124,9 +124,7 @@ def test_spelling_is_read_by_value(written: str, value: str) -> None:
 def test_no_single_number_is_no_answer(written: str) -> None:
     assert answers.canonical(written) is None
     assert answers.extract_answer(tagged(written)) is None
-    assert not any(
-        answers.is_correct(tagged(written), gold) for gold in ("18", "19", "2", "5", "10", written)
-    )
+    assert not any(answers.is_correct(tagged(written), gold) for gold in ("18", "19", "2", "5", "10", written))
     assert not answers.is_close(tagged(written), "18", 1.0)
 
 
@@ -381,9 +379,7 @@ def test_import_is_light() -> None:
         "print(time.perf_counter() - t, *({'numpy', 'jax', 'transformers', 'scipy'} & set(sys.modules)))"
     )
     runs = [
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.split()
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
         for _ in range(3)
     ]
     assert all(len(run) == 1 for run in runs), f"heavy imports: {runs}"

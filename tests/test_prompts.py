@@ -34,9 +34,7 @@ def chatml():
     return tokenizer
 
 
-def stub(
-    eos: str | None = None, pad: str | None = None, added: tuple[str, ...] = (), template: str | None = None
-):
+def stub(eos: str | None = None, pad: str | None = None, added: tuple[str, ...] = (), template: str | None = None):
     special = [token for token in (eos, pad) if token]
     return SimpleNamespace(
         eos_token=eos,
@@ -102,9 +100,7 @@ def test_markers_of_other_families_are_found(chatml, text: str, found: list[str]
 def test_marker_known_to_the_tokenizer_is_its_own() -> None:
     text = "<|user|>Q?<end_of_turn>[INST]"
     assert prompts.foreign_markers(text, stub()) == ["<end_of_turn>", "[INST]", "<|user|>"]
-    assert (
-        prompts.foreign_markers(text, stub(eos="<end_of_turn>", added=("<|user|>",), template="[INST]")) == []
-    )
+    assert prompts.foreign_markers(text, stub(eos="<end_of_turn>", added=("<|user|>",), template="[INST]")) == []
 
 
 @pytest.mark.parametrize(

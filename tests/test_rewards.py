@@ -118,13 +118,9 @@ def test_calling_conventions(function) -> None:
         completion_ids=[[0]] * 3,
         trainer_state=None,
     )
-    tunix = function(
-        prompts=np.array(["Q?"] * 3), completions=texts, answer=np.array(golds), question=["Q?"] * 3
-    )
+    tunix = function(prompts=np.array(["Q?"] * 3), completions=texts, answer=np.array(golds), question=["Q?"] * 3)
     assert expected == trl == tunix
-    assert function(
-        prompts=["Q?"] * 2, completions=[[], [{"role": "assistant", "content": None}]], answer=["1"] * 2
-    )
+    assert function(prompts=["Q?"] * 2, completions=[[], [{"role": "assistant", "content": None}]], answer=["1"] * 2)
     assert function(prompts=[], completions=[], answer=[]) == []
 
 
@@ -136,8 +132,6 @@ def test_lengths_must_agree() -> None:
 def test_registry() -> None:
     assert all(name == function.__name__ for name, function in rewards.REWARDS.items())
     assert rewards.get_rewards(["tidy_format", "check_answer"]) == [rewards.tidy_format, rewards.check_answer]
-    with pytest.raises(
-        CourseError, match=r"rewards: unknown nonesuch; known are match_.*tidy_format"
-    ) as caught:
+    with pytest.raises(CourseError, match=r"rewards: unknown nonesuch; known are match_.*tidy_format") as caught:
         rewards.get_rewards(["check_answer", "nonesuch"])
     assert "\n" not in str(caught.value)

@@ -35,9 +35,7 @@ def test_wilson_is_exact_at_the_ends():
     assert wilson_interval(7, 7)[1] == 1.0
 
 
-@given(
-    st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999)
-)
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
 def test_wilson_properties(counts, confidence):
     successes, n = counts
     low, high = wilson_interval(successes, n, confidence)
@@ -49,9 +47,7 @@ def test_wilson_properties(counts, confidence):
     assert wider[0] <= low and high <= wider[1]
 
 
-@pytest.mark.parametrize(
-    "arguments", [(1, 0), (-1, 5), (6, 5), (math.nan, 5), (1, 5, 0.0), (1, 5, 1.0), (1, 5, 95)]
-)
+@pytest.mark.parametrize("arguments", [(1, 0), (-1, 5), (6, 5), (math.nan, 5), (1, 5, 0.0), (1, 5, 1.0), (1, 5, 95)])
 def test_wilson_refuses(arguments):
     with pytest.raises(ValueError):
         wilson_interval(*arguments)
@@ -178,9 +174,7 @@ def test_pass_at_k_examples():
     assert pass_at_k(5, 1, 5) == 1.0
 
 
-@pytest.mark.parametrize(
-    "arguments", [(5, 1, 6), (5, 6, 1), (-1, 0, 1), (5, -1, 1), (5, 1, -1), (5, 1, 0), (0, 0, 1)]
-)
+@pytest.mark.parametrize("arguments", [(5, 1, 6), (5, 6, 1), (-1, 0, 1), (5, -1, 1), (5, 1, -1), (5, 1, 0), (0, 0, 1)])
 def test_pass_at_k_refuses(arguments):
     with pytest.raises(ValueError):
         pass_at_k(*arguments)

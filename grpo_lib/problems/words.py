@@ -23,8 +23,8 @@ from .types import Problem
 
 NAMES = ["Ana", "Ben", "Eva", "Leo", "Max", "Mia", "Sam", "Tom", "Zoe", "Amy"]
 THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps"]
-LARGEST_TERM = 20  # what is added or taken away; factors are single digits
-TWO_STEP_SHARE = 0.6
+LARGEST_TERM = 12  # what is added or taken away; factors are single digits
+TWO_STEP_SHARE = 0.55  # of what is drawn; repeated one-step questions are dropped from validation and test
 SPLITS = ("train", "validation", "test")
 HASH_BUCKETS = 10  # bucket 0 is the test split, bucket 1 the validation split, the rest is train
 
@@ -79,7 +79,7 @@ def split_of(question: str) -> str:
 
 
 def draw(rng: random.Random) -> Problem:
-    """One problem of any split.  Every intermediate result is a positive integer of at most 101."""
+    """One problem of any split.  Every intermediate result is a positive integer of at most 93."""
     name, other = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     operation = rng.choice("+-*")

@@ -1,0 +1,38 @@
+"""Check what `make course` produced, not only that it ended: python .ci/check_course.py FILE_WITH_ITS_OUTPUT"""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+
+from grpo_lib import course
+
+run_dir = Path("runs/course")
+summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+before, after = summary["before"], summary["after"]
+printed = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+notebooks = [nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4) for name in course.NOTEBOOKS]
+cells = [cell for notebook in notebooks for cell in course.code_cells(notebook)]
+evaluations = [(run_dir / "evals" / f"{when}.jsonl").read_text(encoding="utf-8") for when in ("before", "after")]
+low, high = summary["difference_interval"]
+
+checks = {
+    "at least 1,000 problems, the same number before and after": before["n"] == after["n"] >= 1000,
+    "one record for each": all(len(text.splitlines()) == before["n"] for text in evaluations),
+    "accuracy before from 35 to 50 %": 0.35 <= before["accuracy"] <= 0.50,
+    "accuracy after at least 85 %": after["accuracy"] >= 0.85,
+    "lenient accuracy up by 20 points": after["lenient_accuracy"] - before["lenient_accuracy"] >= 0.20,
+    "p below 1e-6": summary["mcnemar_p"] < 1e-6,
+    "the interval holds the difference, not zero": 0 < low <= summary["difference"] <= high,
+    "all cells of five notebooks executed": all(cell.execution_count for cell in cells if cell.source.strip()),
+    "no cell ended in an error": all(course.failed_cell(notebook) == 0 for notebook in notebooks),
+    "a metrics row per step": len((run_dir / "metrics.jsonl").read_text().splitlines()) == summary["steps"],
+    "report.html is there": (run_dir / "report.html").stat().st_size > 10_000,
+    "the last lines say so": [line.split()[0] for line in printed[-5:]]
+    == ["before", "after", "interval", "p", "report"],
+}
+for name, good in checks.items():
+    print(f"{'ok  ' if good else 'FAIL'} {name}")
+print(json.dumps(summary))
+sys.exit(not all(checks.values()))

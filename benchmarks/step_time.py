@@ -1,0 +1,227 @@
+"""Seconds per GRPO step: the course's trainer against a hand-jitted JAX loop (the floor) and TRL's GRPOTrainer.
+
+    python benchmarks/step_time.py                      # recipes/tiny-cpu.yaml, 3 rounds of 20 steps
+    python benchmarks/step_time.py --no-trl --json
+
+All three start from the same weights and take the same prompts in the same order, the same group size, token limits
+and optimizer settings.  The floor pads as the course's trainer does: every prompt to the longest of the run, every
+completion to the limit.  TRL pads each batch to its own longest.  The rounds are interleaved, each measurement is a
+process of its own, and a step's time is the median over a round's steps without the first ones, which compile.
+The course's trainer writes no checkpoints here, as the other two write none.  Measure on a machine that does nothing
+else: the three are slowed differently by contention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from job import ROOT, Job
+
+HERE = Path(__file__).resolve().parent
+WARM_UP = 3  # first steps of a process, which hold the compilations
+WORKERS = {"course": "course_grpo.py", "hand_jitted": "hand_jitted.py", "trl": "trl_grpo.py"}
+LABELS = {
+    "course": "this course (MaxText + Tunix)",
+    "hand_jitted": "hand-jitted JAX, the floor",
+    "trl": "TRL, torch CPU",
+}
+Results = list[dict[str, dict[str, Any]]]  # per round: worker -> its result
+
+
+def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
+    """The batches that the course's trainer will see in its first `steps` steps, and where its weights are.
+
+    Raises CourseError for a bad recipe.
+    """
+    from itertools import islice
+
+    from grpo_lib import environment, models, training
+    from grpo_lib.problems import load_problems, training_batches
+    from grpo_lib.recipes import load_recipe
+
+    settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}"]
+    recipe = load_recipe(recipe_path, [*overrides, *settings])
+    tokenizer = models.load_tokenizer(recipe.model)
+    problems = load_problems(recipe.problems, "train")
+    batches = training_batches(
+        problems,
+        lambda question: training.render_with(recipe, tokenizer, question),
+        batch_size=recipe.training.prompts_per_step,
+        seed=recipe.seed,
+    )
+    first = list(islice(batches, steps))
+    directory = models.model_directory(recipe.model).resolve()
+    newest = max(int(path.stat().st_mtime) for path in directory.iterdir())
+    cache = environment.repo_root() / ".cache" / "benchmarks" / f"{directory.name}-{newest}-maxtext"
+    return Job(
+        model=str(directory),
+        checkpoint=str(models.convert_to_maxtext(recipe.model, cache)),
+        recipe=recipe.model_dump(mode="json"),
+        max_prompt_length=training.prompt_length(recipe, tokenizer, problems),
+        prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
+        answers=[[str(answer) for answer in batch["answer"]] for batch in first],
+    )
+
+
+def measure(worker: str, python: str | Path, job_file: Path) -> dict[str, Any]:
+    """Run one worker in a process of its own.  Exits with its last line of error output if it fails."""
+    command = [str(python), str(HERE / WORKERS[worker]), str(job_file)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        sys.exit(f"error: {worker} failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def step_seconds(result: dict[str, Any], column: str = "seconds") -> float:
+    """Median over the steps of one process, without those that compile."""
+    return statistics.median(result[column][WARM_UP:])
+
+
+def summarize(rounds: Results) -> dict[str, Any]:
+    """Medians over the rounds, and the ratios course / other, each round for itself."""
+    workers = list(rounds[0])
+    per_round = {worker: [step_seconds(r[worker]) for r in rounds] for worker in workers}
+    ratios = {}
+    for other in workers[1:]:
+        values = [a / b for a, b in zip(per_round["course"], per_round[other], strict=True)]
+        ratios[f"course/{other}"] = {
+            "median": round(statistics.median(values), 3),
+            "min": round(min(values), 3),
+            "max": round(max(values), 3),
+        }
+
+    def median(worker: str, value) -> float:
+        return round(statistics.median(value(r[worker]) for r in rounds), 3)
+
+    return {
+        "seconds_per_step": {worker: [round(value, 4) for value in values] for worker, values in per_round.items()},
+        "ratios": ratios,
+        "workers": {
+            worker: {
+                "seconds": median(worker, step_seconds),
+                "rollout": median(worker, lambda r: step_seconds(r, "seconds_rollout")),
+                "update": median(worker, lambda r: step_seconds(r, "seconds_update")),
+                "first_step": median(worker, lambda r: r["seconds"][0]),
+                "process": median(worker, lambda r: r["process_seconds"]),
+                "memory_gib": median(worker, lambda r: r["peak_memory_gib"]),
+                "completion_length": median(worker, lambda r: statistics.mean(r["completion_length"][WARM_UP:])),
+                "reward_first": median(worker, lambda r: r["reward"][0]),
+                "reward_last": median(worker, lambda r: statistics.mean(r["reward"][-5:])),
+                "versions": rounds[0][worker]["versions"],
+            }
+            for worker in workers
+        },
+    }
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as text; seconds unless it says otherwise."""
+    head = f"{'':30} {'s/step':>7} {'min–max':>13} {'rollout':>8} {'update':>7} {'1st step':>8} {'process':>8}"
+    lines = [head + f" {'GiB':>5} {'tokens':>7} {'reward':>12}"]
+    for worker, row in summary["workers"].items():
+        values = summary["seconds_per_step"][worker]
+        lines.append(
+            f"{LABELS[worker]:30} {row['seconds']:7.3f} {min(values):6.3f}–{max(values):.3f} {row['rollout']:8.3f}"
+            f" {row['update']:7.3f} {row['first_step']:8.2f} {row['process']:8.1f} {row['memory_gib']:5.2f}"
+            f" {row['completion_length']:7.1f} {row['reward_first']:5.2f} → {row['reward_last']:.2f}"
+        )
+    lines.append("")
+    for name, ratio in summary["ratios"].items():
+        lines.append(f"{name:30} {ratio['median']:7.3f} {ratio['min']:6.3f}–{ratio['max']:.3f}")
+    return "\n".join(lines)
+
+
+def load_average() -> list[float] | None:
+    """Of the last 1, 5 and 15 minutes: says how quiet the machine was."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", nargs="?", default="recipes/tiny-cpu.yaml", help="recipe file (%(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (%(default)s)")
+    steps_help = f"per process; the first {WARM_UP} do not count (%(default)s)"
+    parser.add_argument("--steps", type=int, default=20, help=steps_help)
+    parser.add_argument("--no-trl", action="store_true", help="leave TRL out; nothing is installed then")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--write-job", metavar="FILE", help="write the job that the workers are given, and stop")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.steps <= WARM_UP:
+        parser.error(f"--rounds must be 1 or more and --steps more than {WARM_UP}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    from grpo_lib import environment
+    from grpo_lib.errors import CourseError
+
+    workers = ["course", "hand_jitted"] + ([] if arguments.no_trl else ["trl"])
+    pythons = dict.fromkeys(workers, sys.executable)
+    try:
+        environment.prepare()
+        job = make_job(arguments.recipe, arguments.overrides, arguments.steps)
+        if arguments.write_job:
+            job.save(arguments.write_job)
+            print(f"wrote {arguments.write_job}")
+            return
+        if "trl" in workers:
+            from trl_environment import EnvironmentFailed, ensure
+
+            try:
+                pythons["trl"] = ensure()
+            except EnvironmentFailed as error:
+                raise CourseError(str(error)) from None
+    except CourseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+    before, rounds = load_average(), []
+    with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
+        job_file = Path(directory) / "job.json"
+        job.save(job_file)
+        for number in range(1, arguments.rounds + 1):
+            rounds.append({})
+            for worker in workers:
+                rounds[-1][worker] = measure(worker, pythons[worker], job_file)
+                seconds = step_seconds(rounds[-1][worker])
+                print(f"round {number}: {LABELS[worker]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
+
+    recipe, machine = job.recipe, environment.describe(devices=False)
+    summary = summarize(rounds) | {
+        "recipe": recipe["name"],
+        "steps": arguments.steps,
+        "rounds": arguments.rounds,
+        "prompts_per_step": recipe["training"]["prompts_per_step"],
+        "group_size": recipe["grpo"]["group_size"],
+        "max_prompt_length": job.max_prompt_length,
+        "max_completion_length": recipe["rollout"]["max_completion_length"],
+        "machine": {key: machine[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")},
+        "load_average": {"before": before, "after": load_average()},
+    }
+    print(
+        f"{summary['prompts_per_step']} prompts × {summary['group_size']} completions; prompts of at most "
+        f"{summary['max_prompt_length']} tokens, completions of at most {summary['max_completion_length']}"
+    )
+    print(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; load average {before}\n")
+    print(table(summary) + "\n")
+    for worker in workers:
+        print(f"{worker}: " + ", ".join(f"{k} {v}" for k, v in summary["workers"][worker]["versions"].items()))
+    if arguments.json:
+        print(json.dumps(summary, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""From the `problems` section of a recipe to a list of problems."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from grpo_lib.errors import CourseError
+
+from . import gsm8k, words
+from .types import Problem
+
+if TYPE_CHECKING:
+    from grpo_lib.recipes import ProblemsRecipe
+
+SPLITS = ("train", "validation", "test")
+HELD_OUT = 500  # validation problems of GSM8K, taken out of its train split
+
+
+def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) -> list[Problem]:
+    """The problems of a split: "train", "validation" or "test".
+
+    `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all.
+    GSM8K has no validation split: it is held out of train, and test stays untouched.
+
+    Raises:
+      CourseError: unknown split or source; a limit below 1, or none for word problems; no data (see gsm8k).
+    """
+    if split not in SPLITS:
+        raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
+    limit = getattr(problems, split) if n is None else n
+    if limit is not None and limit < 1:
+        raise CourseError(f"problems.{split}={limit} must be at least 1, or null for all")
+    if problems.source == "words":
+        if limit is None:
+            raise CourseError(f"problems.{split}=null: word problems never end; set it, for example to 1000")
+        return words.generate(split, limit, problems.seed)
+    if problems.source == "gsm8k":
+        return _load_gsm8k(problems.path, split)[:limit]
+    raise CourseError(f"problems.source={problems.source!r} does not exist; use one of words, gsm8k")
+
+
+def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """(train, validation): the last 500 questions of a shuffle, but at most a tenth of all, are held out.
+
+    The shuffle sorts by a hash of the question: it is the same on every machine and for any order of the
+    input.  Both parts keep the order of the input, and a question that occurs twice is never in both.
+    """
+    shuffled = sorted({problem.question for problem in problems}, key=_shuffle_key)
+    count = min(HELD_OUT, len(shuffled) // 10)
+    held_out = set(shuffled[len(shuffled) - count :])
+    train = [problem for problem in problems if problem.question not in held_out]
+    return train, [problem for problem in problems if problem.question in held_out]
+
+
+def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
+    stored = "test" if split == "test" else "train"
+    problems = gsm8k.from_folder(path, stored) if path is not None else gsm8k.from_tfds(stored)
+    if split == "test":
+        return problems
+    train, validation = hold_out(problems)
+    if split == "validation" and not validation:
+        raise CourseError(f"problems.path={path}: tenth of {len(problems)} problems is none; use at least 10")
+    return train if split == "train" else validation
+
+
+def _shuffle_key(question: str) -> bytes:
+    return hashlib.sha256(f"validation {question}".encode()).digest()

@@ -1,0 +1,171 @@
+"""Training: whole rows, restored runs, refusals."""
+
+import numpy as np
+import pytest
+
+from grpo_lib.errors import CourseError
+from grpo_lib.files import read_jsonl
+from grpo_lib.recipes import load_recipe
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "training.steps=4",
+    "training.prompts_per_step=4",
+    "training.checkpoint_every=2",
+    "training.validate_every=0",
+    "grpo.group_size=4",
+    "problems.train=200",
+]
+# Clocks differ between two runs of the same steps; nothing else may.
+CLOCKS = {"seconds", "seconds_rollout", "seconds_sync", "seconds_update"}
+
+
+@pytest.fixture(scope="module")
+def recipe(root):
+    return load_recipe(root / "recipes" / "tiny-cpu.yaml", SMALL)
+
+
+@pytest.fixture(scope="module")
+def build(recipe, converted_base):
+    from grpo_lib import training
+    from grpo_lib.problems import load_problems
+
+    def build_in(directory, recipe=recipe):
+        return training.build_session(recipe, directory, load_problems(recipe.problems, "train"), converted_base)
+
+    return build_in
+
+
+@pytest.fixture(scope="module")
+def whole_run(build, tmp_path_factory):
+    """Four steps without an interruption."""
+    from grpo_lib import training
+
+    session = build(tmp_path_factory.mktemp("whole"))
+    check = training.check_first_sync(session, prompts=8)
+    seen = []
+    rows = training.train(session, on_step=seen.append)
+    return session, check, rows, seen
+
+
+def without_clocks(rows):
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
+
+
+def test_every_step_gives_one_whole_row(whole_run, recipe):
+    session, check, rows, seen = whole_run
+    assert check.mean_gap < 5e-3
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows == seen == read_jsonl(session.directory / "metrics.jsonl")
+    for row in rows:
+        assert {"loss", "grad_norm", "entropy", "clip_fraction", "reward", "accuracy", *CLOCKS} <= row.keys()
+        assert {f"reward/{name}" for name in recipe.rewards} <= row.keys()
+        assert row["reward"] == pytest.approx(sum(row[f"reward/{name}"] for name in recipe.rewards), abs=1e-5)
+        assert row["seconds"] >= row["seconds_update"] > 0
+        assert 0 < row["completion_length"] <= recipe.rollout.max_completion_length
+
+
+def test_on_policy_the_clip_never_acts(whole_run):
+    assert [row["clip_fraction"] for row in whole_run[2]] == [0, 0, 0, 0]
+
+
+def test_the_first_step_moves_and_the_warm_up_ends_at_the_recipes_rate(whole_run, recipe):
+    rates = [row["learning_rate"] for row in whole_run[2]]
+    assert rates[0] > 0
+    assert rates == sorted(rates)
+    from grpo_lib.training import learning_rate_schedule
+
+    assert float(learning_rate_schedule(recipe)(100)) == pytest.approx(recipe.training.learning_rate)
+
+
+def test_tensorboard_holds_the_same_numbers(whole_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    session, _, rows, _ = whole_run
+    events = EventAccumulator(str(session.directory / "tensorboard"))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("step/train/reward")]
+    assert logged == pytest.approx([row["reward"] for row in rows], abs=1e-5)
+
+
+def test_a_finished_run_is_left_alone(whole_run, build):
+    from grpo_lib import training
+
+    session, _, rows, _ = whole_run
+    again = build(session.directory)
+    assert again.step == 4
+    assert training.train(again) == rows
+
+
+def test_a_restored_run_continues_as_if_it_had_not_stopped(whole_run, build, tmp_path):
+    """Stopped in step 4, it goes on after the checkpoint of step 2, with the same problems and the same noise."""
+    from grpo_lib import training
+
+    def stop(row):
+        if row["step"] == 3:
+            raise KeyboardInterrupt
+
+    first = build(tmp_path)
+    with pytest.raises(BaseException):  # noqa: B017  (Tunix may wrap what a callback raises)
+        training.train(first, on_step=stop)
+    second = build(tmp_path)
+    assert second.step == 2
+    rows = training.train(second)
+    assert without_clocks(rows) == without_clocks(whole_run[2])
+    assert read_jsonl(tmp_path / "metrics.jsonl") == rows
+
+
+def test_a_closed_session_says_what_to_do(build, tmp_path):
+    from grpo_lib import training
+
+    session = build(tmp_path)
+    session.closed = True
+    with pytest.raises(CourseError, match="build a new one"):
+        training.train(session)
+
+
+def test_a_damaged_training_checkpoint_is_named(whole_run, build, tmp_path):
+    import shutil
+
+    shutil.copytree(whole_run[0].directory / "checkpoints", tmp_path / "checkpoints")
+    for path in (tmp_path / "checkpoints" / "actor" / "4").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(CourseError, match=r"actor/4 cannot be restored .* remove that folder"):
+        build(tmp_path)
+
+
+def test_a_prompt_that_is_too_long_is_not_cut(build, recipe, tmp_path):
+    short = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_prompt_length": 10})})
+    with pytest.raises(CourseError, match=r"rollout\.max_prompt_length=10 is shorter than the longest prompt"):
+        build(tmp_path, short)
+
+
+def test_batch_metrics_by_hand():
+    from grpo_lib.training import _batch_metrics
+
+    class Sampler:
+        lengths, truncated = [4, 6, 8, 2], [False, True, False, False]
+
+        def take_seconds(self, what):
+            return {"generating": 1.5, "syncing": 0.5}[what]
+
+    good, bad = "<reasoning>1+1=2</reasoning><answer>2</answer>", "<answer>3</answer>"
+    metrics = _batch_metrics(
+        Sampler(), 2, prompts=["p"] * 4, completions=[good, bad, "so 2", good], answer=["2"] * 4,
+        rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
+    )  # fmt: skip
+    values = {name.removeprefix("step/"): value for name, (value, _) in metrics.items()}
+    assert values == {
+        "reward": 0.5,
+        "reward_std": 0.25,
+        "zero_variance_groups": 0.5,
+        "accuracy": 0.5,
+        "lenient_accuracy": 0.75,
+        "format": 0.5,
+        "completion_length": 5.0,
+        "truncated": 0.25,
+        "seconds_rollout": 1.5,
+        "seconds_sync": 0.5,
+    }
