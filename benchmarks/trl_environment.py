@@ -27,10 +27,7 @@ ENVIRONMENT = ROOT / ".venv-trl"
 PYTHON = ENVIRONMENT / "bin" / "python"
 INPUT, LOCK = ROOT / "requirements" / "trl.in", ROOT / "requirements" / "trl.lock"
 LOG = ROOT / ".cache" / "trl-environment.log"
-CHECK = (
-    "import sys, ensurepip, venv; "
-    "print(sys.executable) if (3, 11) <= sys.version_info < (3, 14) else sys.exit(1)"
-)
+CHECK = "import sys, ensurepip, venv; print(sys.executable) if (3, 11) <= sys.version_info < (3, 14) else sys.exit(1)"
 
 
 class EnvironmentFailed(Exception):

@@ -7,6 +7,7 @@
 Nothing here imports JAX, except `describe` when it is asked for the devices.
 """
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 KERNEL_NAME = "grpo-course"
+
+# Parameters of mallopt(3), from glibc's malloc.h.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 # The packages whose versions decide what a run computes.
 PACKAGES = (
@@ -77,6 +81,20 @@ def prepare() -> None:
     for module in TALKATIVE:  # PYTHONWARNINGS comes too late for this process
         warnings.filterwarnings("ignore", category=FutureWarning, module=re.escape(module) + "$")
     (repo_root() / ".cache").mkdir(exist_ok=True)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """On a Linux machine without an accelerator, let glibc keep freed memory for the next computation.
+
+    By default it returns large blocks to the system at once, and XLA's CPU programs ask for the same blocks at every
+    call, page by page.  With an accelerator the host's memory is better left to others.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(Path("/dev").glob("accel*")) or Path("/dev/vfio").exists():
+        return
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28), (M_ARENA_MAX, 1)):
+        libc.mallopt(parameter, value)
 
 
 def describe(devices: bool = True) -> dict[str, Any]:

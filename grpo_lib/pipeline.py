@@ -86,7 +86,7 @@ def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = 
         after,
         wall_seconds=wall_seconds,
         train_seconds=sum(row["seconds"] for row in rows),
-        steps=len(rows),
+        steps=int(rows[-1]["step"]),
     )
     write_json_atomic(directory / "summary.json", summary)
     return summary

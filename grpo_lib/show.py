@@ -90,6 +90,8 @@ def _cell(value: Any, digits: int) -> str:
         return f"{value:.{digits}g}".replace("-", "\u2212")
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     if value is None:
         return "–"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -103,4 +105,4 @@ def _escaped(value: Any) -> str:
 
 
 def _visible(text: str) -> str:
-    return _escaped(text).replace(" ", "␣").replace("\n", "↵<br>") or "∅"
+    return _escaped(text).replace(" ", "␣").replace("\n", "↵") or "∅"

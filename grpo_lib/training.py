@@ -47,6 +47,8 @@ TUNIX_METRICS = {
     "actor/train/pg_clipfrac": "clip_fraction",
     "actor/train/entropy": "entropy",
 }
+# A row is whole when these are in it.
+WHOLE = {"reward", "seconds", "loss", "entropy"}
 
 
 @dataclass
@@ -207,7 +209,6 @@ def train(
     try:
         with models.quiet():
             session.learner.train(_batches(session, validate, validate_every))
-        recorder.finish()
     finally:
         session.closed = True
         recorder.closed = True
@@ -395,21 +396,14 @@ class _Recorder:
         self._write_whole_rows()
 
     def close(self) -> None:
-        self._write_whole_rows()
+        """Tunix calls this when training ends."""
 
-    def finish(self) -> None:
-        """Write what is complete at the end of training."""
-        self._write_whole_rows(last=True)
-
-    def _write_whole_rows(self, last: bool = False) -> None:
-        """A row is whole when the trainer's and the cluster's metrics of a later step have begun to arrive."""
+    def _write_whole_rows(self) -> None:
         for step in sorted(self.pending):
-            row = self.pending[step]
-            newer = any(other > step and len(values) > 1 for other, values in self.pending.items())
-            if not ("loss" in row and "entropy" in row and "reward" in row and "seconds" in row and (last or newer)):
+            # Tunix logs the entropy last, after the loss, when the next step is done; the rest came before it.
+            if not WHOLE <= self.pending[step].keys():
                 continue
-            del self.pending[step]
-            row = {"step": step, "learning_rate": float(self.schedule(step - 1)), **row}
+            row = {"step": step, "learning_rate": float(self.schedule(step - 1)), **self.pending.pop(step)}
             row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
             append_jsonl(self.path, row)
             self.rows.append(row)

@@ -99,11 +99,11 @@ def test_a_finished_run_is_left_alone(whole_run, build):
 
 
 def test_a_restored_run_continues_as_if_it_had_not_stopped(whole_run, build, tmp_path):
-    """Stopped in step 4, it goes on after the checkpoint of step 2, with the same problems and the same noise."""
+    """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise."""
     from grpo_lib import training
 
     def stop(row):
-        if row["step"] == 3:
+        if row["step"] == 2:  # a row comes when the next step has been taken
             raise KeyboardInterrupt
 
     first = build(tmp_path)

@@ -22,3 +22,6 @@ universal cpu.lock cpu.in dev.in --override overrides.txt --constraint tpu-const
 
 # uv itself, which `make setup` fetches with pip before anything else.
 universal bootstrap.lock bootstrap.in
+
+# The peer of benchmarks/step_time.py, in an environment of its own.  torch is installed by version, see there.
+universal trl.lock trl.in --override trl-overrides.txt --no-emit-package torch --no-annotate

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 stamp=.venv/.complete
 log=.cache/setup.log
-content=$(cat requirements/*.lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
+content=$(cat requirements/{bootstrap,cpu}.lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
 
 if [ -f $stamp ] && [ "$(cat $stamp)" = "$PWD
 $content" ] && .venv/bin/python -c '' 2>/dev/null; then
