@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from grpo_lib.recipes import ProblemsRecipe
 
 SPLITS = ("train", "validation", "test")
+# How many word problems where no limit is given: they never end.
+WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 HELD_OUT = 500  # validation problems of GSM8K, taken out of its train split
 
 
 def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) -> list[Problem]:
     """The problems of a split: "train", "validation" or "test".
 
-    `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all.
+    `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
+    WORD_PROBLEMS where they never end.
     GSM8K has no validation split: it is held out of train, and test stays untouched.
 
     Raises:
-      CourseError: unknown split or source; a limit below 1, or none for word problems; no data (see gsm8k).
+      CourseError: unknown split or source; a limit below 1; no data (see gsm8k).
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
@@ -33,9 +36,7 @@ def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) ->
     if limit is not None and limit < 1:
         raise CourseError(f"problems.{split}={limit} must be at least 1, or null for all")
     if problems.source == "words":
-        if limit is None:
-            raise CourseError(f"problems.{split}=null: word problems never end; set it, for example to 1000")
-        return words.generate(split, limit, problems.seed)
+        return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed)
     if problems.source == "gsm8k":
         return _load_gsm8k(problems.path, split)[:limit]
     raise CourseError(f"problems.source={problems.source!r} does not exist; use one of words, gsm8k")
