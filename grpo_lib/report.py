@@ -32,10 +32,10 @@ from grpo_lib.files import read_jsonl, write_text_atomic
 
 environment.prepare()
 
-import matplotlib  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 Row = dict[str, float | None]
 

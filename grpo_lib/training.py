@@ -27,15 +27,15 @@ from grpo_lib.rewards import get_rewards
 
 environment.prepare()
 
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-from flax import nnx  # noqa: E402
-from tunix.rl import rl_cluster as rl  # noqa: E402
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # noqa: E402
-from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
-from tunix.sft import hooks, metrics_logger  # noqa: E402
+import numpy as np
+import optax
+from flax import nnx
+from tunix.rl import rl_cluster as rl
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from tunix.sft import hooks, metrics_logger
 
-from grpo_lib import rollout  # noqa: E402
+from grpo_lib import rollout
 
 Row = dict[str, float]
 

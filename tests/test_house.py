@@ -229,8 +229,8 @@ def test_the_two_readmes_are_in_step(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_readme_opens_with_the_two_commands(root: Path, name: str) -> None:
-    first = commands((root / name).read_text(encoding="utf-8"))[:2]
-    assert first[0].startswith("git clone") or first == ["make course", "make lab"]
+    first = commands((root / name).read_text(encoding="utf-8"))[:3]
+    assert first[0].startswith("git clone") and first[1:] == ["make course", "make test"]
 
 
 def test_readme_names_only_targets_that_exist(root: Path) -> None:
