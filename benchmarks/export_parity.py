@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import job
+import job  # noqa: F401  (it makes grpo_lib importable in .venv-trl)
 
 from grpo_lib.answers import is_correct
 from grpo_lib.errors import CourseError

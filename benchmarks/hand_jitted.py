@@ -28,10 +28,10 @@ from grpo_lib import environment
 
 environment.prepare()
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
 
 Weights = dict[str, Any]
 NEGATIVE = -1e30  # instead of -inf: a row of padding attends to nothing, and the softmax of -inf only is NaN

@@ -36,6 +36,7 @@ from grpo_lib.recipes import load_recipe
 NOTEBOOKS = ("00_setup", "01_checkpoint_conversion", "02_reward_design", "03_grpo_training", "04_evaluation")
 # Imported by a kernel while the notebook before it still runs: JAX, MaxText and Tunix take 10 s or more.
 PRELOAD = "grpo_lib.training"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class NotebookFailed(Exception):
@@ -217,6 +218,8 @@ def peak_memory(interval: float = 0.5) -> Iterator[list[int]]:
 def publish(notebooks: dict[str, NotebookNode], notebooks_dir: Path) -> None:
     """Write the executed notebooks over their sources: all, or none if one holds what no reader should see."""
     for name, notebook in notebooks.items():
+        for cell in code_cells(notebook):  # progress bars: seen while they move, and dead on a page
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         problems = publication_problems(notebook)
         if problems:
             raise CourseError(f"notebooks/{name}.ipynb is not published: {problems[0]}")
@@ -256,7 +259,7 @@ def publication_problems(notebook: NotebookNode) -> list[str]:
                 problems.append(f"{where} shows a path of this machine: {found.group()}")
             if any(value in text for value in secrets):
                 problems.append(f"{where} shows a secret of this machine's environment")
-            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+            if WIDGET in output.get("data", {}):
                 problems.append(f"{where} shows a widget, which a page without a kernel cannot")
     return problems
 

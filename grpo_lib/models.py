@@ -25,11 +25,11 @@ from grpo_lib.recipes import ModelRecipe
 
 environment.prepare()
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-from flax.linen import partitioning as nn_partitioning
+import jax  # noqa: E402  (the environment is prepared before JAX reads it)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from flax.linen import partitioning as nn_partitioning  # noqa: E402
 
 # Shards of a converted checkpoint.  MaxText's own default is 16; a tiny model needs fewer.
 CONVERTER_DEVICES = 4

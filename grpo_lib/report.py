@@ -32,10 +32,10 @@ from grpo_lib.files import read_jsonl, write_text_atomic
 
 environment.prepare()
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+import matplotlib  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
 
 Row = dict[str, float | None]
 
@@ -79,11 +79,11 @@ PANELS = (
     Panel("Completion length", "tokens, mean", (("completion_length", "length"),), from_zero=True),
     Panel("Groups without a signal", "share of groups", (("zero_variance_groups", "groups"),), share=True),
     Panel("Gradient norm", "L2 norm", (("grad_norm", "norm"),), from_zero=True),
+    Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
     Panel("Loss", "policy loss", (("loss", "loss"),)),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
-    Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
 )
-MOST_PANELS = 8
+SMALLEST_SPAN = 1e-3  # of a vertical axis: on-policy the loss is rounding noise, and should look like it
 LINES = (BLUE, VERMILLION, GREEN)
 
 
@@ -347,8 +347,11 @@ def _message_figure(text: str) -> Figure:
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
-    found = [panel for panel in PANELS if any(_points(rows, key)[0] for key, _ in panel.series)]
-    return found[:MOST_PANELS]
+    def has_something_to_show(panel: Panel) -> bool:
+        values = [value for key, _ in panel.series for value in _points(rows, key)[1]]
+        return any(values) if panel.series[0][0] == "kl" else bool(values)  # without a reference the KL is 0
+
+    return [panel for panel in PANELS if has_something_to_show(panel)]
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int | None = None) -> None:
@@ -370,9 +373,12 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int 
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.ticklabel_format(axis="y", scilimits=(-3, 4))
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
         if panel.from_zero:
             axes.set_ylim(bottom=0)
+        low, high = axes.get_ylim()
+        if high - low < SMALLEST_SPAN:
+            axes.set_ylim((low + high - SMALLEST_SPAN) / 2, (low + high + SMALLEST_SPAN) / 2)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     last = max([row["step"] for row in rows] + ([total_steps] if total_steps else []))
     axes.set_xlim(0, max(1, last) * 1.02)

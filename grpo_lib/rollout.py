@@ -21,13 +21,13 @@ from grpo_lib.generation import Generation
 
 environment.prepare()
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-from tunix.generate import sampler as tunix_sampler
-from tunix.models.qwen3 import model as qwen3
-from tunix.rl.rollout import base_rollout, vanilla_rollout
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.generate import sampler as tunix_sampler  # noqa: E402
+from tunix.models.qwen3 import model as qwen3  # noqa: E402
+from tunix.rl.rollout import base_rollout, vanilla_rollout  # noqa: E402
 
 # Tunix name -> MaxText name.  MaxText scans its layers: one array holds all of them, stacked on axis 1.
 LAYER_WEIGHTS = {

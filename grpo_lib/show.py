@@ -20,7 +20,7 @@ GREY = "#8c959f"
 TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
 
 _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #d0d7de"
-_MONO = "font-family:monospace;font-size:13px;white-space:pre-wrap;overflow-wrap:anywhere"
+_MONO = "font-family:monospace;font-size:13px;white-space:pre-wrap;overflow-wrap:break-word"
 
 
 def source(*things: Callable) -> Markdown:
@@ -33,12 +33,14 @@ def text(content: str, language: str = "") -> Markdown:
     return Markdown(f"```{language}\n{content.rstrip()}\n```")
 
 
-def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3) -> HTML:
+def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str = "") -> HTML:
     """Rows of one shape as a table, their keys as its head.  Floats are rounded to `digits` significant digits."""
     rows = list(rows)
     head = "".join(f'<th style="{_CELL}">{_escaped(key)}</th>' for key in (rows[0] if rows else ()))
     body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{_cell(value, digits)}</td>' for value in row.values()) + "</tr>"
+        "<tr>"
+        + "".join(f'<td style="{_CELL};{cell_style}">{_cell(value, digits)}</td>' for value in row.values())
+        + "</tr>"
         for row in rows
     )
     return HTML(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
@@ -46,7 +48,7 @@ def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3) -> HTML:
 
 def completions(rows: Iterable[Mapping[str, Any]]) -> HTML:
     """As `table`, with line breaks kept and in a fixed-width face: for what a model wrote."""
-    return HTML(f'<div style="{_MONO}">{table(rows).data}</div>')
+    return table(rows, cell_style=_MONO)  # on the cells: Jupyter's own style for them would win over a parent's
 
 
 def tokens(tokenizer: Any, text: str) -> HTML:

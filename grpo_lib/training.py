@@ -27,15 +27,15 @@ from grpo_lib.rewards import get_rewards
 
 environment.prepare()
 
-import numpy as np
-import optax
-from flax import nnx
-from tunix.rl import rl_cluster as rl
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
-from tunix.rl.rollout.base_rollout import RolloutConfig
-from tunix.sft import hooks, metrics_logger
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.rl import rl_cluster as rl  # noqa: E402
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # noqa: E402
+from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
+from tunix.sft import hooks, metrics_logger  # noqa: E402
 
-from grpo_lib import rollout
+from grpo_lib import rollout  # noqa: E402
 
 Row = dict[str, float]
 
@@ -64,6 +64,7 @@ class Session:
     rollout_config: RolloutConfig
     problems: list[Problem]
     recorder: _Recorder
+    clock: _Clock
     closed: bool = False
     generators: dict[int, Callable] = field(default_factory=dict)
 
@@ -162,11 +163,12 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
             metric_fns=[functools.partial(_batch_metrics, cluster.rollout, recipe.grpo.group_size)],
         )
     cluster.actor_trainer.with_rl_metrics_to_log({"kl": np.mean, "pg_clipfrac": np.mean, "entropy": np.mean})
-    cluster.actor_trainer.with_training_hooks(_Clock(cluster))
+    clock = _Clock(cluster)
+    cluster.actor_trainer.with_training_hooks(clock)
     # A restored actor is newer than the weights that the sampler was made with; so is the noise that comes next.
     cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))
     cluster.rollout.calls = cluster.actor_trainer.train_steps
-    return Session(recipe, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder)
+    return Session(recipe, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder, clock)
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
@@ -198,7 +200,7 @@ def train(
 
     Args:
       on_step: called with each row, one step late (Tunix logs a step when the next one has begun).
-      validate: called before every `validate_every`-th step; what it returns joins that step's row.
+      validate: called after every `validate_every`-th step; what it returns joins that step's row.
     """
     recipe, recorder = session.recipe, session.recorder
     rows = recorder.begin(session.step, on_step)
@@ -206,9 +208,13 @@ def train(
         return rows
     if session.closed:
         raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
+    session.clock.start()
     try:
         with models.quiet():
             session.learner.train(_batches(session, validate, validate_every))
+        if validate and validate_every and session.step % validate_every == 0:
+            recorder.add(session.step, validate())
+        recorder.finish()
     finally:
         session.closed = True
         recorder.closed = True
@@ -283,8 +289,9 @@ def _batches(session: Session, validate: Callable[[], Row] | None, every: int) -
         session.problems, session.render, batch_size=recipe.training.prompts_per_step, seed=recipe.seed
     )
     for step, batch in enumerate(batches, start=1):
-        if validate and every and step > session.step and (step - 1) % every == 0 and step > 1:
-            session.recorder.add(step - 1, validate())
+        done = step - 1
+        if validate and every and done and done % every == 0 and done >= session.step:
+            session.recorder.add(done, validate())
         yield batch
 
 
@@ -326,8 +333,13 @@ class _Clock(hooks.TrainingHooks):
 
     def __init__(self, cluster: rl.RLCluster):
         self.cluster = cluster
+        self.last = self.update_started = 0.0
+
+    def start(self) -> None:
+        """Time begins with the training, whatever was sampled or evaluated before."""
         self.last = time.perf_counter()
-        self.update_started = self.last
+        for what in ("generating", "syncing"):
+            self.cluster.rollout.take_seconds(what)
 
     def on_train_start(self, train_ctx) -> None:
         self.update_started = time.perf_counter()
@@ -355,6 +367,7 @@ class _Recorder:
         self.directory = directory
         self.path = directory / "metrics.jsonl"
         self.rewards = recipe.rewards
+        self.last_step: int | None = recipe.training.steps
         self.schedule = learning_rate_schedule(recipe)
         self.pending: dict[int, Row] = {}
         self.rows: list[Row] = []
@@ -396,12 +409,17 @@ class _Recorder:
         self._write_whole_rows()
 
     def close(self) -> None:
-        """Tunix calls this when training ends."""
+        """Tunix calls this when training ends.  The last row still waits for its validation."""
+
+    def finish(self) -> None:
+        """Write the last row."""
+        self.last_step = None
+        self._write_whole_rows()
 
     def _write_whole_rows(self) -> None:
         for step in sorted(self.pending):
             # Tunix logs the entropy last, after the loss, when the next step is done; the rest came before it.
-            if not WHOLE <= self.pending[step].keys():
+            if step == self.last_step or not self.pending[step].keys() >= WHOLE:
                 continue
             row = {"step": step, "learning_rate": float(self.schedule(step - 1)), **self.pending.pop(step)}
             row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}

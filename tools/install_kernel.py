@@ -6,7 +6,7 @@ from grpo_lib import environment
 
 environment.prepare()  # before IPython is imported, which makes a folder for its history
 
-from ipykernel.kernelspec import install
+from ipykernel.kernelspec import install  # noqa: E402
 
 # JAX_PLATFORMS is not among the variables: on a TPU VM the same kernel must find the TPU.
 print(
