@@ -211,8 +211,9 @@ def test_make_help_lists_every_target(root: Path) -> None:
 
 def commands(text: str) -> list[str]:
     """Return the lines of all code blocks of a Markdown text that are commands."""
-    blocks = re.findall(r"^```(?:bash|sh|console|shell)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shell = [block for language, block in blocks if language in ("", "bash", "console", "sh", "shell")]
+    lines = [line.partition("  #")[0].strip() for block in shell for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
