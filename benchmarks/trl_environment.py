@@ -4,8 +4,8 @@
 
 Its packages are requirements/trl.lock (hashed) and torch, whose version trl.in names.  torch is apart because its CPU
 build is a different file on every kind of machine, and because PyPI's build for Linux does not import without 3 GB of
-CUDA libraries.  The CPU build is taken from where pip is configured to look (a --find-links folder, an extra index),
-else from PyTorch's own index, through `uv pip install --torch-backend cpu`.  Any Python from 3.11 to 3.13 will do;
+CUDA libraries.  The CPU build is taken from where your pip is configured to look, else from PyTorch's own site, through
+`uv pip install --torch-backend cpu`.  Any Python from 3.11 to 3.13 will do;
 TRL_PYTHON=/path/to/python chooses one.
 """
 
@@ -59,8 +59,8 @@ def ensure() -> Path:
             break
     else:
         raise EnvironmentFailed(
-            f"torch {version} for the CPU or TRL could not be installed; check the network, or point pip at a folder "
-            f"that holds the CPU build (pip config set global.find-links), or use --no-trl; details: {LOG}"
+            f"torch {version} for the CPU or TRL could not be installed; check the network, or configure pip to "
+            f"look where the CPU build is, or use --no-trl; details: {LOG}"
         )
     if not _runs([PYTHON, "-c", "import torch, trl"]):
         raise EnvironmentFailed(f".venv-trl was made, but torch or trl does not import; details: {LOG}")

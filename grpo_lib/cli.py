@@ -135,13 +135,16 @@ def evaluate(
 
 
 @app.command()
-def report(run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")]) -> None:
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")], as_json: AsJson = False
+) -> None:
     """Write report.html of a run: headline, curves, and every answer before and after."""
     from grpo_lib import report
     from grpo_lib.runs import load_run
 
     directory, _ = load_run(run_directory)
-    print(f"report: {report.write_report(directory)}")
+    page = report.write_report(directory)
+    _finish({"report": str(page)}, as_json, f"report: {page}")
 
 
 # Below this accuracy `grpo evaluate` says in words that the model cannot do the task.

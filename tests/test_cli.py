@@ -114,7 +114,7 @@ def test_damaged_weights_are_one_line(grpo, tmp_path, root):
 @pytest.mark.slow
 @pytest.mark.gsm8k
 def test_gsm8k_trains_and_evaluates_on_every_problem(grpo, tmp_path, gsm8k_dir):
-    data = ["problems.source=gsm8k", f"problems.path={gsm8k_dir}"]
+    data = ["problems.source=gsm8k", f"problems.path={gsm8k_dir}", "rollout.max_completion_length=8"]
     done = grpo("evaluate", "recipes/tiny-cpu.yaml", *data)
     assert done.returncode == 0, done.stderr
     assert "all 1319 problems" in done.stdout
