@@ -115,7 +115,7 @@ def maxtext_arguments(model: ModelRecipe, **more: Any) -> list[str]:
         "dtype": model.dtype,
         "matmul_precision": "highest" if model.dtype == "float32" else "default",
         "attention": "dot_product" if jax.default_backend() == "cpu" else "autoselected",
-        "remat_policy": "minimal" if model.remat == "none" else model.remat,
+        "remat_policy": model.remat,
         "per_device_batch_size": 1,
         "run_name": "grpo",
         "log_config": False,

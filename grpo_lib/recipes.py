@@ -31,7 +31,7 @@ class ModelRecipe(_Section):
     path: str = Field(description="Hugging Face directory (config.json, *.safetensors, tokenizer.json)")
     maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["none", "minimal", "full"] = "none"
+    remat: Literal["minimal", "full"] = "minimal"
 
 
 class ProblemsRecipe(_Section):

@@ -13,7 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Session:
     recorder: _Recorder
     clock: _Clock
     closed: bool = False
-    generators: dict[int, Callable] = field(default_factory=dict)
+    greedy: Callable | None = None  # made when it is first needed
 
     @property
     def sampler(self) -> rollout.TunixSampler:
@@ -83,14 +83,14 @@ class Session:
     def generate(self, prompts: list[str]):
         """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation."""
         evaluation = self.recipe.evaluation
-        if not self.generators:
-            self.generators[0] = rollout.greedy_generate(
+        if self.greedy is None:
+            self.greedy = rollout.greedy_generate(
                 self.sampler.module_and_state,
                 self.tokenizer,
                 max_completion_length=self.recipe.evaluation_completion_length,
                 batch_size=evaluation.batch_size,
             )
-        return self.generators[0](prompts)
+        return self.greedy(prompts)
 
 
 def render_with(recipe: Recipe, tokenizer: Any, question: str) -> str:
