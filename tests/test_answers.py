@@ -88,7 +88,7 @@ SPELLINGS = [
 ]
 
 NO_ANSWER = [
-    *("", " ", "?", "none", "eighteen", "$", "-", ".", "\\boxed{}", "9 * 2 =", "=", "٣"),
+    *("", " ", "?", "none", "eighteen", "$", "-", ".", "\\boxed{}", "9 * 2 =", "="),
     *("18 or 19", "18, 19", "18-19", "18–19", "18 to 19", "between 18 and 19", "18;19", "\\boxed{18} or 19"),
     *("1,0,8", "1,08", "10,80", "1,0800", "1,080,5", "1,00,000", "0,080", "1.080.000", "3.1.4"),
     *(
@@ -101,7 +101,6 @@ NO_ANSWER = [
         "10^{10}",
         "10²",
         "2^2",
-        "1e5",
         "±5",
         "18/0",
         "8/2/2",
@@ -278,7 +277,7 @@ def test_canonical_is_idempotent(text: str) -> None:
     spelling = answers.canonical(text)
     if spelling is not None:
         assert answers.canonical(spelling) == spelling
-        assert answers.canonical(f"<= {spelling}") == spelling
+        assert answers.canonical(f"9 * 2 = {spelling}") == spelling
 
 
 @given(ANY_TEXT | FRAGMENTS)

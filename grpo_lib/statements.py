@@ -1,0 +1,292 @@
+"""Which number a short text states as its answer, where it holds more than a number.
+
+What counts, where careful graders differ:
+
+    18 eggs, $18, 18%, 18 m², **18**, \\boxed{18}   18: units, currency, percent and markup are dressing ("50%" is 50)
+    1.5 million, 20k, 1.5万, 1.08 × 10^3            the value that is meant
+    1/2, \\frac{1}{2}, 3½, 36/2                     a fraction has a value, reduced or not
+    9 * 2 = 18; 3 + 15 is 18                       18: a calculation states what it ends in
+    After 3 days he has 18.                        18: so does a sentence
+    9 * 2; 10^3; √324                              none: not worked out
+    18 or 19; 17, 18; 17-19; 18 eggs and 2 hens    none: several different numbers
+    about 18, at least 18                          18: the number is stated, with a hedge
+    more than 18, > 18, not 18                     none: some other number is meant
+    eighteen, 十八, XVIII                           none: numbers in words are not read
+    1.080,50; 1,0,8; 18,5                          none: commas group thousands or nothing; the point is decimal
+    <answer>17</answer> … <answer>18</answer>      18: the last whole block counts
+
+A completion that a policy is rewarded for is hostile text: nothing here raises, and no pattern sees more than the
+last `LONGEST` characters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from fractions import Fraction
+
+from grpo_lib.numerals import LONGEST, Number, find_numbers, plain, plain_characters, simple, spelling
+
+# How a text with several numbers says which one is the answer.
+_CONCLUSION = re.compile(
+    r"\b(?:so|thus|therefore|hence|answer|total|altogether|together|in all|result|resulting in|equals?|sum|finally"
+    r"|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|for a total of|now"
+    r"|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b|,\s*(?:giving|leaving)\b|i\.e\.|(?-i:\bA:)|→|->|#{2,}"
+    r"|答案|所以|因此|总共|總共|一共|共有|等于|等於|即|最终|最終|結果|结果|合计|合計|还剩|還剩|剩下|每人|平均",
+    re.I,
+)
+_CALCULATED = re.compile(
+    r"[-+*/×÷−^]|\b(?:plus|minus|times|divided|multiplied|added|subtracted|over)\b|\A\s*[xX]\s*\Z|加|减|減|乘|除", re.I
+)
+_STATES = re.compile(
+    r"(?:\b(?:is|are|makes?|gives?|gets?|comes to|leaves|left with|yields|was|were|to get|be|has|have)\b"
+    r"|[是为為得剩有])\W*\Z",
+    re.I,
+)
+_GUESSES = re.compile(
+    r"\b(?:or|either|maybe|perhaps|possibly|might|guess|between|somewhere|ranges?|vs|versus|neither|nor|whether)\b"
+    r"|[或~]|还是|還是|之间|之間|可能|也许|也許",
+    re.I,
+)
+_JOINED = re.compile(
+    r"[;|/~→–−+*×÷^&?-]|\n"
+    r"|\b(?:and|to|through|till|until|up|but|then|plus|minus|times|over|by|of|from|per|than|at|each|every|away|added"
+    r"|subtracted|divided|multiplied|in|on|for|with|out|y|et|und|if|after|before|against|while|whereas)\b"
+    r"|[和与與及到至、从從每]",
+    re.I,
+)
+_OPENS_CLAUSE = re.compile(
+    r"\s*(?:after|in|if|since|with|when|for|from|by|at|because|as|given|having|starting|out of|once|before|on)\b", re.I
+)
+_WORDS = re.compile(r"[^\W\d_]{2,}|[^\W\d_](?=[\s,.]|\Z)")
+_HAN = re.compile(r"[\u3400-\u9fff]")
+_BECAUSE = re.compile(
+    r"\b(?:because|since)\b|[,.;\n]\s*(?:which|where|unless|assuming|explanation|reason(?:ing)?|working)\b"
+    r"|因为|因為",
+    re.I,
+)
+_ASIDE = re.compile(r"\(([^()]*)\)\W*\Z")
+
+# What takes the meaning from the number beside it.
+_SPOILT_BEFORE = re.compile(
+    r"(?:\b(?:not|never|isn't|wasn't|cannot be|can't be|except|anything but|all but"
+    r"|(?:other|more|less|fewer|greater|larger|smaller|higher|lower|bigger) than|over|above|below|under|exceeds|beyond"
+    r"|half of|quarter of|third of|twice|double|triple|thrice|sqrt|root of|log|ln|sin|cos|tan"
+    r"|whether|no longer|no es|nicht|n'est pas|mehr als|weniger als|más de|menos de|plus de|moins de"
+    r"|step|option|question|problem|choice|example|such as)\b|e\.g\.|[≠<>√±!∞^]|\+/-"
+    r"|\w\s*[+*/×÷]|[不非]是|不等于|超过|超過|大于|大於|小于|小於|少于|少於|多于|多於|不到|低于|高于)"
+    r"\W*(?:the\s|a\s|just\s|only\s|exactly\s|equal to\s|anything\s)*\W*\Z",
+    re.I,
+)
+_SPOILT_AFTER = re.compile(
+    r"\s*(?:\^|\*\*|±|\+/-|\+(?!\w)|π|!\s*(?=[-+*/=])|\s*[×÷+]\s*[A-Za-z(]|\s+\*\s+[A-Za-z(]"
+    r"|‰|[ -]?(?:tenth|hundredth|thousandth|third|halve|fifth|eighth)s\b"
+    r"|\b(?:squared|cubed|factorial|or (?:more|less|fewer|higher|lower|above|below|greater)"
+    r"|and (?:above|below|over|up|under)|plus or minus)\b"
+    r"|个?(?:以上|以下))",
+    re.I,
+)
+_REFUSES = re.compile(
+    r"\b(?:can(?:no|')t (?:be )?(?:determined?|solved?|answer(?:ed)?|calculated?|found|find|tell|say|know)|unable to"
+    r"|impossible|not possible|give up|(?:do not|don't) know|not enough|insufficient|no idea|no way|depends? on"
+    r"|wrong to)\b|不知道|无法|無法",
+    re.I,
+)
+_ASKS = re.compile(
+    r"\s*(?:how|what|why|which|who|when|where|is|are|was|does|do|did|would|could|can|should)\b[^?]*\?\s*\Z", re.I
+)
+_CONDITION = re.compile(r"\s*(?:if|when|after|since|unless|suppose)\b[^,]*,(?=[^,]*[A-Za-z]{2})[^0-9]*\Z", re.I)
+_BETWEEN = re.compile(
+    r"\bbetween\b[^,.;0-9]{0,20}[0-9][0-9.,]*[^,.;0-9]{0,20}\band\b[^,.;0-9]{0,20}[0-9][0-9.,]*(?:\s?[ap]m\b)?", re.I
+)
+_TRAILER = re.compile(r"\b(?:after|by|from|when|if|in|given|before|while)\b", re.I)
+_ABOUT = re.compile(r"\b(?:no|not)\s+(?:more|less|fewer|greater)\s+than\b", re.I)  # "not more than 18" is "at most 18"
+_CALL = re.compile(r"[A-Za-z_]\([^()]{0,40}\Z")  # print(18): code is not run, so it states nothing
+_BASED = re.compile(r"\b0[xob](?=[0-9a-f])", re.I)
+_REJECTED = re.compile(r"(?:\b(?:not|rather than|instead of)\s|不是)\W{0,3}\Z", re.I)
+_VERB = re.compile(
+    r"\b(?:is|are|was|were|be|has|have|had|will|would|becomes?|equals?|makes?|made|earn(?:s|ed)?|gets?|got|costs?|pays?|paid"
+    r"|needs?|takes?|took|spen[dt]s?|sells?|sold|buys?|bought|leaves?|left|gives?|gave|saves?|saved|owes?|weighs?|uses?"
+    r"|used|receives?|received|collects?|collected|reads?|eats?|ate|drives?|drove|runs?|ran|walks?|walked|works?|worked"
+    r"|scores?|scored|produces?|contains?|holds?|comes?"
+    r"|es|son|est|sont|ist|sind|hat|kostet|cuesta|tiene|gana|reçoit)\b|[有是为為得剩赚賺花要需用卖賣买買]",
+    re.I,
+)
+_DIGIT = re.compile(r"[0-9]")
+_VARIABLE = re.compile(r"\s*[a-z]\s*", re.I)
+_MULTIPLE = re.compile(r"[0-9]\s?[xyzabnpq]\b")
+_OR = re.compile(r"\bor\b|或|还是|還是", re.I)
+_NOT_EQUAL = re.compile(r"[<>!≠]=")
+_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+_NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{0,40})\s*\Z", re.I)
+
+
+def canonical(text: str) -> str | None:
+    """The one spelling of the number that a text states as its answer: "$1,080.00" -> "1080", "9 * 2 = 18" -> "18".
+
+    None unless it states exactly one: for "", "?", "18 or 19", "18-19", "1,0,8", "9 * 2". The head of this
+    module says what counts.
+    """
+    text = text.strip()
+    if found := simple(text):
+        return found
+    if len(text) > LONGEST:
+        text = text[-LONGEST:].partition(" ")[2] if " " in text[-LONGEST:] else ""
+    if not text:
+        return None
+    return spelling(_stated(text))
+
+
+def _stated(text: str) -> Fraction | None:
+    """The value that a short text states as its answer."""
+    if "boxed" in text or "\\fbox" in text:
+        return _boxed(text)
+    text = plain(text)
+    if _BASED.search(text):
+        return None  # hexadecimal and the like
+    if _REFUSES.search(text) or _ASKS.match(text) or _CONDITION.match(text):
+        return None
+    text = _result(_without_aside(_ABOUT.sub("at most", text)))
+    return None if text is None else _one_number(text)
+
+
+def _without_aside(text: str) -> str:
+    """`text` without brackets at its end that explain the number before: "18 (9 * 2)", "25 (rounded from 24.6)"."""
+    aside = _ASIDE.search(text)
+    explains = aside and (_CALCULATED.search(aside[1]) or len(_WORDS.findall(aside[1])) > 1)
+    if not explains or _GUESSES.search(aside[1]) or not _DIGIT.search(text[: aside.start()]):
+        return text
+    return text[: aside.start()]
+
+
+def _result(text: str) -> str | None:
+    """What follows the last "=" of a calculation; None where the equations give several things their values."""
+    text = _NOT_EQUAL.sub("<", text.replace("==", "=")).replace("=>", "→")
+    *before, last = text.split("=")
+    if not before:
+        return text
+    if _OR.search(_from_first_digit("=".join(before))):
+        return None  # x = 17 or x = 18
+    if _VARIABLE.fullmatch(before[-1]) and _MULTIPLE.search(last):
+        return None  # x = 3y
+    if not _DIGIT.search(last):  # "18 = total" states 18, "9 * 2 = ?" states nothing
+        return before[0] if len(before) == 1 and _WORDS.search(last) and not _CALCULATED.search(before[0]) else None
+    if len(before) == 1 and simple(before[0].strip()) and _CALCULATED.search(last) and not _WORDS.search(last):
+        return before[0]  # 18 = 9 * 2
+    if (
+        (left := simple(before[-1].strip()))
+        and left != simple(last.strip())
+        and simple(last.strip())
+        and "%" not in last
+    ):
+        return None  # 17 = 18
+    named = _NAMED.search(before[-1])
+    if named and _DIGIT.search(before[-1]) and not _CONCLUSION.search(named["name"]):
+        variables = set(re.findall(r"(?<![A-Za-z])[a-z](?![A-Za-z])", "=".join(before)))
+        solved = variables == {named["name"].strip()} and all(part.strip() not in variables for part in before)
+        return last if solved else None  # "3x = 27, x = 9", but not "x = 5, y = 6"
+    return last
+
+
+def _from_first_digit(text: str) -> str:
+    match = _DIGIT.search(text)
+    return text[match.start() :] if match else ""
+
+
+def _one_number(text: str, depth: int = 0) -> Fraction | None:
+    """The one number that a plain text, without equations, states as its answer."""
+    numbers = find_numbers(text)
+    if not numbers:
+        return None
+    if len({number.value for number in numbers}) == 1:
+        gaps = [text[left.end : right.start] for left, right in itertools.pairwise(numbers)]
+        if any(_CALCULATED.search(gap) and not _WORDS.search(_CALCULATED.sub("", gap)) for gap in gaps):
+            return None  # "2 * 2" is no way to state 2
+        if len(gaps) > 1 and not any(_WORDS.search(gap) for gap in gaps):
+            return None  # 18 18 18
+        return _meant(text, numbers[-1])
+    part = _concluding_part(text, numbers) if depth < 5 else None
+    if part:
+        return _one_number(part, depth + 1)
+    if _GUESSES.search(text):
+        return None
+    kept = [number for number in numbers if not _REJECTED.search(text[: number.start])]
+    if kept and len(kept) < len(numbers) and len({number.value for number in kept}) == 1:
+        return _meant(text, kept[-1])  # not 17 but 18
+    return _meant(text, numbers[-1]) if _ends_in_answer(text, *numbers[-2:]) else None
+
+
+def _concluding_part(text: str, numbers: list[Number]) -> str | None:
+    """The part of a text with several numbers that states its conclusion, where its words set one apart."""
+    between = _BETWEEN.sub(" ", text)
+    if between != text and _DIGIT.search(between):
+        return between  # the difference between 30 and 12 is 18
+    reason = _BECAUSE.search(text)
+    if reason and _DIGIT.search(text[: reason.start()]) and not _CONCLUSION.search(text, reason.start()):
+        return text[: reason.start()]  # 18, because ...
+    for cue in reversed(list(_CONCLUSION.finditer(text))):
+        tail = text[cue.end() :]
+        if _DIGIT.search(tail) and not _OPENS_CLAUSE.match(tail):
+            return tail
+    previous, last = numbers[-2:]
+    trailer = _TRAILER.search(text, previous.end, last.start)
+    if trailer and _VERB.search(text, 0, previous.start) and not _VERB.search(text, trailer.end(), last.start):
+        return text[: trailer.start()]  # Tom has 17 left after giving away 3
+    return None
+
+
+def _ends_in_answer(text: str, previous: Number, last: Number) -> bool:
+    """Whether `last` is what a calculation or sentence says, and `previous` only part of it.
+
+    "After 3 days he has 18" is a sentence that ends in its answer; "17 apples, 18 pears" is a list.
+    """
+    gap = text[previous.end : last.start]
+    if _STATES.search(gap) and _CALCULATED.search(text, 0, previous.end):
+        return True  # 3 + 15 is 18
+    if "," in gap:
+        sentence = re.split(r"[.!?\n]\s", text[: previous.start])[-1]
+        if _VERB.search(sentence) and not _OPENS_CLAUSE.match(sentence):
+            return False
+        gap = gap.rpartition(",")[2]
+    return bool(_VERB.search(gap)) and not _JOINED.search(gap) and "." not in gap
+
+
+def _meant(text: str, number: Number) -> Fraction | None:
+    """The number's value, unless the words or signs beside it make it another one: "not 18", "√18", "18²"."""
+    if _CALL.search(text, 0, number.start):
+        return None
+    if _SPOILT_BEFORE.search(text[max(0, number.start - 60) : number.start]) or _SPOILT_AFTER.match(text, number.end):
+        return None
+    return number.value
+
+
+def _boxed(text: str) -> Fraction | None:
+    """The value in `\\boxed{…}`; of several boxes all must agree."""
+    text = plain_characters(text)
+    boxes = _boxes(text)
+    if not boxes:
+        return _stated(text.replace("boxed", "").replace("\\fbox", ""))
+    values = {_stated(text[start:end]) for start, end, _ in boxes}
+    inside = spelling(values.pop()) if len(values) == 1 else None
+    if inside is None:
+        return None
+    before, after = plain(text[: boxes[-1][2]]), plain(text[boxes[-1][1] + 1 :])
+    if _GUESSES.search(after) or _GUESSES.search(before[-20:]):
+        return None
+    position = len(before)
+    whole = f"{before}{inside}{after}"
+    number = next((number for number in find_numbers(whole) if number.start <= position < number.end), None)
+    return _meant(whole, number) if number else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    """(start and end of the content, start of the command) of each box that is not inside another."""
+    boxes, position = [], 0
+    while command := _BOX.search(text, position):
+        level, end = 1, command.end()
+        while end < len(text) and level:
+            level += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        position = end
+        boxes.append((command.end(), end - (level == 0), command.start()))
+    return boxes
