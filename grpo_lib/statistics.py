@@ -1,17 +1,25 @@
-"""How sure one can be: intervals, paired tests, pass@k, majority votes.
+"""How sure one can be: intervals, paired tests, how many problems it takes, pass@k, majority votes.
 
 Everything here takes plain Python sequences with one entry per problem, in the same order before and after.
 Rates are fractions from 0 to 1. NumPy and SciPy are imported inside the functions that need them, so that
 this module costs nothing to import.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 from grpo_lib import answers as answers_
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_PROBLEMS = 1_000_000  # planning says no beyond this: no evaluation is as large, and the sums stay quick
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,12 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Problems right only before, right only after, and the exact two-sided p-value."""
+    """Problems right only before and right only after; the two-sided p-value, exact, and the mid-p-value."""
 
     only_before: int
     only_after: int
     p_value: float
+    mid_p: float
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -64,8 +73,8 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
 
 
 def paired_bootstrap(
-    before: Sequence[float],
-    after: Sequence[float],
+    before: Sequence[float | Sequence[float]],
+    after: Sequence[float | Sequence[float]],
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -73,14 +82,20 @@ def paired_bootstrap(
     """Mean of after - before with a percentile bootstrap interval, resampling problems.
 
     Both verdicts of a problem stay together, so what is hard for both models cancels (Efron and Tibshirani,
-    "An Introduction to the Bootstrap", 1993, chapters 8 and 13). If nothing changed for any problem, the
-    interval has width 0: the bootstrap knows only the problems that it was shown.
+    "An Introduction to the Bootstrap", 1993, chapters 8 and 13). Where there are several samples per problem,
+    they share its difficulty and are no independent evidence: a problem is drawn with all its samples or not
+    at all (the cluster bootstrap: Davison and Hinkley, "Bootstrap Methods and their Application", 1997,
+    section 3.8; Field and Welsh, "Bootstrapping clustered data", JRSS B 69, 2007). If nothing changed for any
+    problem, the interval has width 0: the bootstrap knows only the problems that it was shown.
 
     Args:
-      before, after: verdicts (0/1) or per-problem rates in [0, 1], shape [problems], in the same order.
+      before, after: shape [problems], in the same order. An entry is a verdict (0/1), a rate in [0, 1], or the
+        verdicts of that problem's samples. Problems weigh the same however many samples they have, and before
+        and after need not have as many.
 
     Raises:
-      ValueError: lengths differ, no problems, a value outside [0, 1], or resamples < 1.
+      ValueError: lengths differ, no problems, a problem without samples, a value outside [0, 1],
+        resamples < 1, or confidence outside (0, 1).
     """
     import numpy as np
 
@@ -89,7 +104,7 @@ def paired_bootstrap(
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
     n = len(before)
-    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    differences = _rates("after", after) - _rates("before", before)
     values, counts = np.unique(differences, return_counts=True)
     # n problems drawn with replacement matter only through how often each distinct difference was drawn, and
     # those counts are multinomial. For 0/1 verdicts that is three numbers a resample in place of n indices.
@@ -105,11 +120,14 @@ def paired_bootstrap(
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
-    """Exact McNemar test: do the problems that changed, change in one direction more than a fair coin would?
+    """McNemar's test: do the problems that changed, change in one direction more than a fair coin would?
 
     Q. McNemar, "Note on the sampling error of the difference between correlated proportions or percentages",
-    Psychometrika 12 (1947). Problems that are right both times, or wrong both times, say nothing. The p-value
-    is the two-sided binomial one at 1/2, exact for any number of changes; 1.0 if nothing changed.
+    Psychometrika 12 (1947). Problems that are right both times, or wrong both times, say nothing. `p_value` is
+    the two-sided binomial one at 1/2: it never claims too much, for any number of changes, and mostly claims
+    too little. `mid_p` counts half of the outcome that was seen, and so comes close to the level it is read at
+    (M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13:91, 2013). Both are 1.0 if
+    nothing changed, or as much in one direction as in the other.
 
     Args:
       before, after: verdicts (bool or 0/1), shape [problems], in the same order.
@@ -124,11 +142,76 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     only_before = sum(1 for b, a in zip(before, after, strict=True) if b and not a)
     only_after = sum(1 for b, a in zip(before, after, strict=True) if a and not b)
     if only_before + only_after == 0:
-        return McNemar(0, 0, 1.0)
-    from scipy.stats import binomtest
+        return McNemar(0, 0, 1.0, 1.0)
+    from scipy.stats import binom, binomtest
 
-    p_value = binomtest(only_after, only_before + only_after, 0.5).pvalue
-    return McNemar(only_before, only_after, float(p_value))
+    changed, smaller = only_before + only_after, min(only_before, only_after)
+    p_value = binomtest(only_after, changed, 0.5).pvalue
+    # Twice the smaller tail, with the outcome itself at half weight; no difference is taken that could cancel.
+    mid_p = binom.cdf(smaller - 1, changed, 0.5) + binom.cdf(smaller, changed, 0.5)
+    return McNemar(only_before, only_after, float(p_value), min(1.0, float(mid_p)))
+
+
+def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: float = 0.95) -> float:
+    """The smallest true change of accuracy that n problems are likely to show; a fraction, in (0, flips].
+
+    McNemar's exact test gives p <= 1 - confidence for a change of this size with probability `power`, computed
+    without approximation (see `_power`). That no change was found says little about changes smaller than this.
+
+    Args:
+      n: number of problems, one verdict each before and after.
+      flips: expected share of problems whose verdict changes, in either direction, in (0, 1]. No change of
+        accuracy is larger. An earlier pair of runs tells: (only_before + only_after) / n.
+
+    Raises:
+      ValueError: n problems cannot show even that all flips go one way (the message says how many can), n
+        outside 1…MOST_PROBLEMS, flips outside (0, 1], or power not between 1 - confidence and 1.
+    """
+    from scipy.optimize import brentq
+
+    _check_plan(flips, power, confidence)
+    if not 1 <= n <= MOST_PROBLEMS:
+        raise ValueError(f"n must lie between 1 and {MOST_PROBLEMS:,}, got {n}")
+    if _power(n, flips, flips, confidence) < power:
+        raise ValueError(
+            f"{n} problems with flips = {flips:g} can show no difference with power {power:g}; "
+            f"it takes {problems_needed(flips, flips, power, confidence):,}"
+        )
+    root = brentq(lambda difference: _power(n, difference, flips, confidence) - power, 0.0, flips)
+    return min(flips, root + 1e-11)  # the root itself may fall short of the power by a rounding error
+
+
+def problems_needed(difference: float, flips: float, power: float = 0.8, confidence: float = 0.95) -> int:
+    """How many problems it takes to show a change of accuracy: so many reach `power`, one fewer does not.
+
+    The inverse of `smallest_difference`, except where nearly every problem flips (above 0.7): counts are whole
+    numbers, and there the power has saw teeth, so that a somewhat larger n may fall short again. R. J. Connor's
+    formula (Biometrics 43, 1987) approximates it for a test that is not exact; the exact one costs about
+    1 / difference problems more.
+
+    Args:
+      difference: after - before, a fraction with 0 < |difference| <= flips; its sign does not matter.
+
+    Raises:
+      ValueError: difference is 0 or larger than flips, it takes more than MOST_PROBLEMS, flips outside (0, 1],
+        or power not between 1 - confidence and 1.
+    """
+    _check_plan(flips, power, confidence)
+    difference = abs(difference)
+    if not 0 < difference <= flips:
+        raise ValueError(f"the difference must lie between 0 and flips = {flips:g}, got {difference:g}")
+    too_few, enough = 0, 1
+    while _power(enough, difference, flips, confidence) < power:
+        if enough == MOST_PROBLEMS:
+            raise ValueError(f"a difference of {difference:g} takes more than {MOST_PROBLEMS:,} problems")
+        too_few, enough = enough, min(2 * enough, MOST_PROBLEMS)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if _power(middle, difference, flips, confidence) < power:
+            too_few = middle
+        else:
+            enough = middle
+    return enough
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -155,7 +238,9 @@ def majority_vote(answers: Iterable[str | None]) -> str | None:
     """The value given most often (maj@k of Wang et al., "Self-Consistency", 2022), in canonical form.
 
     Votes are counted by value, so "18", "18.00" and "$18" are one candidate. None, and text without a number,
-    abstains. Of several values with equally many votes, the one given earliest wins. None if all abstain.
+    abstains: it is no vote, and one number beats any count of it. Of several values with equally many votes,
+    the one given earliest wins; chance alone ordered the samples, so the rule favours no value. None if all
+    abstain, which counts as wrong.
     """
     values = [answers_.canonical(answer) for answer in answers if answer is not None]
     # Counter keeps the order of first appearance, and most_common is stable: ties go to the earliest.
@@ -169,12 +254,52 @@ def _checked_confidence(confidence: float) -> float:
     return confidence
 
 
-def _check_pairs(before: Sequence[float], after: Sequence[float]) -> None:
+def _check_pairs(before: Sequence, after: Sequence) -> None:
     if len(before) != len(after):
         raise ValueError(f"before has {len(before)} problems, after has {len(after)}; give the same ones")
     if len(before) == 0:
         raise ValueError("no problems")
-    for name, values in (("before", before), ("after", after)):
-        for value in values:
-            if not 0 <= value <= 1:  # NaN fails this too
-                raise ValueError(f"{name} holds {value}; verdicts and rates lie between 0 and 1")
+
+
+def _rates(name: str, problems: Sequence[float | Sequence[float]]) -> np.ndarray:
+    """One rate per problem, shape [problems]: the mean of its samples, or the number that it is."""
+    import numpy as np
+
+    samples = [np.ravel(np.asarray(entry, dtype=np.float64)) for entry in problems]
+    counts = np.array([len(entry) for entry in samples])
+    if not counts.all():
+        raise ValueError(f"{name} holds a problem without samples")
+    values = np.concatenate(samples)
+    wrong = ~((values >= 0) & (values <= 1))  # NaN too
+    if wrong.any():
+        raise ValueError(f"{name} holds {values[wrong][0]}; verdicts and rates lie between 0 and 1")
+    return np.add.reduceat(values, np.cumsum(counts) - counts) / counts
+
+
+def _check_plan(flips: float, power: float, confidence: float) -> None:
+    _checked_confidence(confidence)
+    if not 0 < flips <= 1:
+        raise ValueError(f"flips is a share of the problems, above 0 and at most 1, got {flips}")
+    if not 1 - confidence < power < 1:
+        raise ValueError(f"power must lie between 1 - confidence = {1 - confidence:g} and 1, got {power}")
+
+
+def _power(n: int, difference: float, flips: float, confidence: float) -> float:
+    """Probability that McNemar's exact test on n problems gives p <= 1 - confidence.
+
+    How many problems change is binomial(n, flips); how many of those change for the better is binomial at
+    (flips + difference) / (2 flips). The test's power given the first number, averaged over it (S. W. Duffy,
+    "Asymptotic and exact power for the McNemar test", Biometrics 40, 1984): no normal approximation, which
+    would promise too much for the few dozen problems of an AIME.
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    # Outside this range lies a probability of 2e-12; inside, about sqrt(n) terms in place of n.
+    changed = np.arange(binom.ppf(1e-12, n, flips), binom.isf(1e-12, n, flips) + 1)
+    level = 1 - confidence
+    largest = binom.ppf(level / 2, changed, 0.5)  # the largest smaller count that is still significant, or one above
+    largest -= 2 * binom.cdf(largest, changed, 0.5) > level
+    better = 0.5 + difference / (2 * flips)
+    significant = binom.cdf(largest, changed, better) + binom.cdf(largest, changed, 1 - better)
+    return float(binom.pmf(changed, n, flips) @ significant)

@@ -5,11 +5,21 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest, bootstrap, norm
 
-from grpo_lib.statistics import majority_vote, mcnemar, paired_bootstrap, pass_at_k, wilson_interval
+from grpo_lib.statistics import (
+    majority_vote,
+    mcnemar,
+    paired_bootstrap,
+    pass_at_k,
+    problems_needed,
+    smallest_difference,
+    wilson_interval,
+)
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 
@@ -47,6 +57,13 @@ def test_wilson_properties(counts, confidence):
     assert wider[0] <= low and high <= wider[1]
 
 
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (3, 10), (660, 1319), (1319, 1319)])
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_wilson_agrees_with_scipy(successes, n, confidence):
+    peer = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    assert wilson_interval(successes, n, confidence) == pytest.approx((peer.low, peer.high), abs=1e-12)
+
+
 @pytest.mark.parametrize("arguments", [(1, 0), (-1, 5), (6, 5), (math.nan, 5), (1, 5, 0.0), (1, 5, 1.0), (1, 5, 95)])
 def test_wilson_refuses(arguments):
     with pytest.raises(ValueError):
@@ -64,6 +81,14 @@ def test_bootstrap_agrees_with_the_normal_interval_on_many_problems():
     # Var(difference) = ((b + c) - (b - c)^2 / n) / n^2 for b = 100, c = 40 discordant pairs of n = 1000.
     half = 1.959964 * math.sqrt((140 - 60**2 / 1000) / 1000**2)
     assert (result.low, result.high) == pytest.approx((0.06 - half, 0.06 + half), abs=0.002)
+
+
+def test_bootstrap_agrees_with_scipy():
+    rng = np.random.default_rng(1)
+    before, after = rng.integers(0, 5, 300) / 4, rng.integers(1, 6, 300) / 5
+    peer = bootstrap((after - before,), np.mean, n_resamples=5000, method="percentile", rng=2).confidence_interval
+    result = paired_bootstrap(before, after)
+    assert (result.low, result.high) == pytest.approx((peer.low, peer.high), abs=0.003)
 
 
 def test_bootstrap_is_paired():
@@ -115,6 +140,62 @@ def test_bootstrap_refuses_no_resamples():
         paired_bootstrap([1], [1], resamples=0)
 
 
+# --- paired bootstrap, several samples per problem ---
+
+
+def test_bootstrap_of_samples_is_that_of_their_rates():
+    before = [[1, 1, 0, 0], [False], 0.25, [0, 1]]
+    after = [[True], [0, 1, 1, 1], [1, 0], 1]
+    assert paired_bootstrap(before, after) == paired_bootstrap([0.5, 0, 0.25, 0.5], [1, 0.75, 0.5, 1])
+    as_array = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], dtype=bool)
+    assert paired_bootstrap(as_array, as_array[::-1]) == paired_bootstrap([0.5, 0.25], [0.25, 0.5])
+
+
+def test_bootstrap_is_not_narrowed_by_samples_that_agree():
+    before, after = [1, 0, 0, 1, 0] * 20, [1, 1, 0, 0, 1] * 20
+    repeated = paired_bootstrap([[value] * 16 for value in before], [[value] * 16 for value in after])
+    assert repeated == paired_bootstrap(before, after)
+    naive = paired_bootstrap([v for v in before for _ in range(16)], [v for v in after for _ in range(16)])
+    # 16 copies taken for independent problems: an interval narrower by sqrt(16).
+    assert (repeated.high - repeated.low) / (naive.high - naive.low) == pytest.approx(4, rel=0.1)
+
+
+def test_bootstrap_covers_when_it_resamples_problems_and_not_when_it_resamples_samples():
+    rng = np.random.default_rng(5)
+    problems, samples, trials, clustered, naive = 100, 8, 300, 0, 0
+    for _ in range(trials):
+        # Most problems are nearly always or nearly never solved, as a language model's are; training moves each
+        # by another amount. True difference: the difference of the means of the two beta distributions.
+        before = rng.random((problems, samples)) < rng.beta(0.4, 0.6, (problems, 1))
+        after = rng.random((problems, samples)) < rng.beta(0.5, 0.5, (problems, 1))
+        seed = int(rng.integers(2**32))
+        whole = paired_bootstrap(before, after, resamples=800, seed=seed)
+        apart = paired_bootstrap(before.ravel(), after.ravel(), resamples=800, seed=seed)
+        assert whole.difference == pytest.approx(apart.difference)
+        clustered += whole.low <= 0.1 <= whole.high
+        naive += apart.low <= 0.1 <= apart.high
+    assert 0.91 < clustered / trials < 0.98
+    assert naive / trials < 0.8
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=20), st.randoms())
+@settings(max_examples=50, deadline=None)
+def test_bootstrap_does_not_depend_on_the_order_of_samples(before, random):
+    after = [random.choices((0, 1), k=random.randint(1, 5)) for _ in before]
+    result = paired_bootstrap(before, after, resamples=100)
+    rates = [sum(new) / len(new) - sum(old) / len(old) for old, new in zip(before, after, strict=True)]
+    assert result.difference == pytest.approx(sum(rates) / len(rates))
+    for entry in after:
+        random.shuffle(entry)
+    assert paired_bootstrap(before, after, resamples=100) == result
+
+
+@pytest.mark.parametrize("entry", [[], [0, 2], [0.5, math.nan], None])
+def test_bootstrap_refuses_samples_that_are_no_verdicts(entry):
+    with pytest.raises(ValueError, match="after holds"):
+        paired_bootstrap([0, 1], [1, entry])
+
+
 # --- McNemar ---
 
 
@@ -127,13 +208,35 @@ def test_mcnemar_agrees_with_the_example_of_fay_2010():
     assert result.p_value == pytest.approx(0.06543, abs=5e-6)
 
 
+@pytest.mark.parametrize(
+    ("only_before", "only_after", "exact", "mid"),
+    [(7, 1, 0.0703, 0.0391), (6, 16, 0.0525, 0.0347)],  # airway hyper-responsiveness; complete response
+)
+def test_mcnemar_agrees_with_the_examples_of_fagerland_2013(only_before, only_after, exact, mid):
+    result = mcnemar([1] * only_before + [0] * only_after + [1, 0], [0] * only_before + [1] * only_after + [1, 0])
+    assert (result.only_before, result.only_after) == (only_before, only_after)
+    assert (result.p_value, result.mid_p) == pytest.approx((exact, mid), abs=5e-5)
+
+
+def test_mcnemar_agrees_with_the_approval_ratings_of_agresti():
+    # Categorical Data Analysis, section 10.1: 794 approve twice, 570 never, 150 only before, 86 only after;
+    # z = -4.17. The exact value is more careful than the normal one.
+    before = [1] * 794 + [1] * 150 + [0] * 86 + [0] * 570
+    after = [1] * 794 + [0] * 150 + [1] * 86 + [0] * 570
+    result = mcnemar(before, after)
+    assert result.mid_p == pytest.approx(2 * norm.cdf(-4.17), rel=0.1)
+    assert 2 * norm.cdf(-4.17) < result.p_value < 4e-5
+
+
 def test_mcnemar_without_changes():
-    assert mcnemar([True, False], [True, False]).p_value == 1.0
+    result = mcnemar([True, False], [True, False])
+    assert (result.p_value, result.mid_p) == (1.0, 1.0)
 
 
-def test_mcnemar_refuses_rates():
+@pytest.mark.parametrize("entry", [0.5, [1, 0]])
+def test_mcnemar_refuses_what_is_not_one_verdict(entry):
     with pytest.raises(ValueError, match="0 or 1"):
-        mcnemar([0.5], [1])
+        mcnemar([entry], [1])
 
 
 @settings(deadline=None)
@@ -148,6 +251,101 @@ def test_mcnemar_properties(pairs):
     changed, smaller = result.only_before + result.only_after, min(result.only_before, result.only_after)
     tail = sum(math.comb(changed, i) for i in range(smaller + 1)) / 2**changed
     assert result.p_value == pytest.approx(min(1.0, 2 * tail))
+    # Half of the outcome's own probability less on either side; 1 for as many changes in one direction.
+    itself = math.comb(changed, smaller) / 2**changed
+    assert result.mid_p == pytest.approx(1.0 if changed == 2 * smaller else 2 * tail - itself)
+    assert 0 < result.mid_p <= result.p_value
+
+
+# --- how many problems it takes ---
+
+
+def changed_verdicts(rng, n, difference, flips):
+    """Verdicts of n problems of which, in expectation, a share `flips` changes and accuracy by `difference`."""
+    changed, better = rng.random(n) < flips, rng.random(n) < 0.5 + difference / (2 * flips)
+    before = np.where(changed, ~better, rng.random(n) < 0.5)
+    return before.tolist(), (before ^ changed).tolist()
+
+
+@pytest.mark.parametrize(("n", "flips", "power"), [(30, 0.5, 0.8), (100, 0.3, 0.6), (300, 0.2, 0.9)])
+def test_smallest_difference_is_found_as_often_as_promised(n, flips, power):
+    rng = np.random.default_rng(n)
+    difference = smallest_difference(n, flips, power)
+    found = sum(mcnemar(*changed_verdicts(rng, n, difference, flips)).p_value <= 0.05 for _ in range(1000))
+    assert found / 1000 == pytest.approx(power, abs=0.045)  # three standard errors at most
+
+
+def test_power_of_the_example_of_obrien():
+    # R. G. O'Brien's crossover example, as in the manual of G*Power 3.1: 32 % and 8 % of the pairs discordant,
+    # 50 pairs, one-sided level 0.05: power 0.839. The other tail of a two-sided test at 0.10 adds 0.00002.
+    assert smallest_difference(50, 0.40, power=0.83935, confidence=0.90) == pytest.approx(0.24, abs=1e-4)
+    assert problems_needed(0.24, 0.40, power=0.8393, confidence=0.90) == 50
+
+
+@pytest.mark.parametrize(("difference", "flips"), [(0.03, 0.2), (0.05, 0.2), (0.1, 0.3), (0.24, 0.4), (0.02, 0.1)])
+def test_problems_needed_is_connors_formula_and_the_price_of_exactness(difference, flips):
+    # Connor 1987, for the test that is not exact; 1 / difference for exactness, as Fleiss adds for continuity.
+    z = norm.ppf(0.975) * math.sqrt(flips) + norm.ppf(0.8) * math.sqrt(flips - difference**2)
+    connor = (z / difference) ** 2
+    needed = problems_needed(difference, flips)
+    assert needed > connor
+    assert needed == pytest.approx(connor + 1 / difference, rel=0.04)
+
+
+def test_fewer_than_six_changes_are_never_significant():
+    # 2 / 2^5 > 0.05 >= 2 / 2^6.
+    assert problems_needed(1, 1) == 6
+    with pytest.raises(ValueError, match="it takes 6"):
+        smallest_difference(5, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 2000), st.floats(0.02, 1), st.floats(0.3, 0.95), st.floats(0.8, 0.99))
+def test_smallest_difference_exists_from_the_number_of_problems_that_the_message_names(n, flips, power, confidence):
+    least = problems_needed(flips, flips, power, confidence)
+    if n < least:
+        with pytest.raises(ValueError, match=f"it takes {least:,}$"):
+            smallest_difference(n, flips, power, confidence)
+    else:
+        assert 0 < smallest_difference(n, flips, power, confidence) <= flips
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.02, 1), st.floats(0.05, 1), st.floats(0.3, 0.95), st.floats(0.8, 0.99))
+def test_as_many_problems_as_needed_and_not_one_fewer(share, flips, power, confidence):
+    difference = share * flips
+    n = problems_needed(difference, flips, power, confidence)
+    assert n == problems_needed(-difference, flips, power, confidence)
+    assert smallest_difference(n, flips, power, confidence) <= difference + 1e-8
+    if n > problems_needed(flips, flips, power, confidence):
+        assert smallest_difference(n - 1, flips, power, confidence) > difference - 1e-8
+
+
+@pytest.mark.parametrize("n", [100, 1319, 100_000])
+@pytest.mark.parametrize("flips", [0.1, 0.3, 0.5])
+def test_smallest_difference_and_problems_needed_are_inverse(n, flips):
+    assert problems_needed(smallest_difference(n, flips), flips) == n
+
+
+def test_planning_at_the_size_of_the_gsm8k_test_split_and_of_aime():
+    assert smallest_difference(1319, 0.2) == pytest.approx(0.035, abs=5e-4)
+    assert smallest_difference(30, 0.3) > 0.25
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, 0.1), (0.2, 0.1), (-0.2, 0.1), (math.nan, 0.1), (0.1, 0), (0.1, 1.1), (1e-9, 0.2)]
+)
+def test_problems_needed_refuses(arguments):
+    with pytest.raises(ValueError):
+        problems_needed(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, 0.2), (10**9, 0.2), (100, 0), (100, 0.2, 1), (100, 0.2, 0.05), (100, 0.2, 0.8, 1), (10, 0.1)]
+)
+def test_smallest_difference_refuses(arguments):
+    with pytest.raises(ValueError):
+        smallest_difference(*arguments)
 
 
 # --- pass@k and maj@k ---
@@ -190,6 +388,7 @@ def test_pass_at_k_refuses(arguments):
         (["1,080", "1080", "2"], "1080"),
         (["-5", "5", "-5"], "-5"),
         (["?", "seven", "4"], "4"),
+        (["1/3", "0.5", "2/6"], "1/3"),
         ([None, None], None),
         ([], None),
     ],
