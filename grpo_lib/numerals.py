@@ -253,7 +253,10 @@ def _number(match: re.Match[str], text: str) -> Number:
         value += int(match["whole"])
     scale, sign = _scale(match, left), _SIGN.search(left, max(0, len(left) - 30))
     factor = _sign(left, sign) if sign else 1
-    value = value * scale * factor if value is not None and factor else None
+    if factor == 0:
+        value = None
+    elif value is not None and scale * factor != 1:
+        value *= scale * factor
     start = sign.start() if sign and factor < 0 else match.start()
     end = match.end()
     while text[end - 1] in ".,":  # the full stop after it
@@ -265,6 +268,8 @@ def _number(match: re.Match[str], text: str) -> Number:
 
 def _numeral(text: str) -> Fraction | None:
     """Value of an unsigned numeral; separators only where they group thousands ("1,080", never "1,0,8")."""
+    if text.isdecimal():
+        return Fraction(int(text))
     text = _SPACED.sub(",", text.rstrip(".,"))
     if _PLAIN.fullmatch(text) or _GROUPED.fullmatch(text):
         return Fraction(text.replace(",", ""))
