@@ -119,7 +119,7 @@ _CURRENCY_CODE = re.compile(
     r"\b(?:US|HK|NT|CA|AU|NZ|SG|[CAS])?\$|\b(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CAD|AUD|TWD|HKD|CHF|Rs\.?)(?=\s?[-−–]?[0-9])"
 )
 _WORD_MINUS = re.compile(
-    rf"(?<![A-Za-z])(?:minus|negative|menos|moins)\s+(?={CURRENCY}?\s?[0-9.])|(?:[负負]|マイナス)(?=\s?{CURRENCY}?[0-9])",
+    rf"(?<![A-Za-z])(?:minus|negative|menos|moins)\s+(?={CURRENCY}?\s?[0-9.])|(?:[负負]|零下|マイナス)(?=\s?{CURRENCY}?[0-9])",
     re.I,
 )
 _AND_A_PART = re.compile(r"(?<=[0-9])\s+and\s+(?:a\s+(half|quarter|third)\b|(?=[0-9]+/[0-9]))", re.I)

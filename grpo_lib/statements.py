@@ -9,8 +9,8 @@ What counts, where careful graders differ:
     After 3 days he has 18.                        18: so does a sentence
     9 * 2; 10^3; √324                              none: not worked out
     18 or 19; 17, 18; 17-19; 18 eggs and 2 hens    none: several different numbers
-    about 18, at least 18                          18: the number is stated, with a hedge
-    more than 18, > 18, not 18                     none: some other number is meant
+    about 18, ~18                                  18: the number is stated, with a hedge
+    at least 18, more than 18, > 18, almost 18     none: a range, or some other number is meant
     eighteen, 十八, XVIII                           none: numbers in words are not read
     1.080,50; 1,0,8; 18,5                          none: commas group thousands or nothing; the point is decimal
     <answer>17</answer> … <answer>18</answer>      18: the last whole block counts
@@ -30,13 +30,14 @@ from grpo_lib.numerals import LONGEST, Number, find_numbers, plain, plain_charac
 # How a text with several numbers says which one is the answer.
 _CONCLUSION = re.compile(
     r"\b(?:so|thus|therefore|hence|answer|total|altogether|together|in all|result|resulting in|equals?|sum|finally"
-    r"|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|for a total of|now"
-    r"|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b|,\s*(?:giving|leaving)\b|i\.e\.|(?-i:\bA:)|→|->|#{2,}"
+    r"|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|remain(?:s|ing)?|rest is|for a total of|now"
+    r"|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b"
+    r"|,\s*(?:giving|leaving)\b|i\.e\.|(?-i:\bA:)|→|->|#{2,}"
     r"|答案|所以|因此|总共|總共|一共|共有|等于|等於|即|最终|最終|結果|结果|合计|合計|还剩|還剩|剩下|每人|平均",
     re.I,
 )
 _CALCULATED = re.compile(
-    r"[-+*/×÷−^]|\b(?:plus|minus|times|divided|multiplied|added|subtracted|over)\b|\A\s*[xX]\s*\Z|加|减|減|乘|除", re.I
+    r"[-+*/×÷−^]|\b(?:plus|minus|times|over|(?:add|subtract|divid|multipl)\w*)\b|\A\s*[xX]\s*\Z|加|减|減|乘|除", re.I
 )
 _STATES = re.compile(
     r"(?:\b(?:is|are|makes?|gives?|gets?|comes to|leaves|left with|yields|was|were|to get|be|has|have)\b"
@@ -71,10 +72,11 @@ _ASIDE = re.compile(r"\(([^()]*)\)\W*\Z")
 _SPOILT_BEFORE = re.compile(
     r"(?:\b(?:not|never|isn't|wasn't|cannot be|can't be|except|anything but|all but"
     r"|(?:other|more|less|fewer|greater|larger|smaller|higher|lower|bigger) than|over|above|below|under|exceeds|beyond"
+    r"|at least|at most|up to|minimum of|maximum of|almost|nearly"
     r"|half of|quarter of|third of|twice|double|triple|thrice|sqrt|root of|log|ln|sin|cos|tan"
     r"|whether|no longer|no es|nicht|n'est pas|mehr als|weniger als|más de|menos de|plus de|moins de"
     r"|step|option|question|problem|choice|example|such as)\b|e\.g\.|[≠<>√±!∞^]|\+/-"
-    r"|\w\s*[+*/×÷]|[不非]是|不等于|超过|超過|大于|大於|小于|小於|少于|少於|多于|多於|不到|低于|高于)"
+    r"|\w\s*[+*/×÷]|[不非]是|不等于|超过|超過|大于|大於|小于|小於|少于|少於|多于|多於|不到|低于|高于|至少|至多|最多|最少)"
     r"\W*(?:the\s|a\s|just\s|only\s|exactly\s|equal to\s|anything\s)*\W*\Z",
     re.I,
 )
@@ -100,7 +102,6 @@ _BETWEEN = re.compile(
     r"\bbetween\b[^,.;0-9]{0,20}[0-9][0-9.,]*[^,.;0-9]{0,20}\band\b[^,.;0-9]{0,20}[0-9][0-9.,]*(?:\s?[ap]m\b)?", re.I
 )
 _TRAILER = re.compile(r"\b(?:after|by|from|when|if|in|given|before|while)\b", re.I)
-_ABOUT = re.compile(r"\b(?:no|not)\s+(?:more|less|fewer|greater)\s+than\b", re.I)  # "not more than 18" is "at most 18"
 _CALL = re.compile(r"[A-Za-z_]\([^()]{0,40}\Z")  # print(18): code is not run, so it states nothing
 _BASED = re.compile(r"\b0[xob](?=[0-9a-f])", re.I)
 _REJECTED = re.compile(r"(?:\b(?:not|rather than|instead of)\s|不是)\W{0,3}\Z", re.I)
@@ -146,7 +147,7 @@ def _stated(text: str) -> Fraction | None:
         return None  # hexadecimal and the like
     if _REFUSES.search(text) or _ASKS.match(text) or _CONDITION.match(text):
         return None
-    text = _result(_without_aside(_ABOUT.sub("at most", text)))
+    text = _result(_without_aside(text))
     return None if text is None else _one_number(text)
 
 
@@ -274,7 +275,7 @@ def _boxed(text: str) -> Fraction | None:
     if _GUESSES.search(after) or _GUESSES.search(before[-20:]):
         return None
     position = len(before)
-    whole = f"{before}{inside}{after}"
+    whole = f"{before}{inside}{after.removeprefix('$')}"
     number = next((number for number in find_numbers(whole) if number.start <= position < number.end), None)
     return _meant(whole, number) if number else None
 

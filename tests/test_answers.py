@@ -340,6 +340,19 @@ ATTACKS = {
     "short block, many digits": "<answer>" + "1 " * 480 + "/" + "</answer>",
     "10,000 digits": "<answer>" + "9" * 10_000 + "</answer>",
     "tiny decimal": "<answer>0." + "0" * 990 + "1</answer>",
+    "calculations in brackets": "<answer>" + "(1+1)" * (MEGABYTE // 5) + "</answer>",
+    "conclusions": "<answer>" + "so 1→" * (MEGABYTE // 5) + "</answer>",
+    "reasons": "<answer>" + "1 because " * (MEGABYTE // 10) + "</answer>",
+    "equations": "<answer>" + "1=x," * (MEGABYTE // 4) + "</answer>",
+    "fractions": "<answer>" + "\\frac{" * (MEGABYTE // 6) + "</answer>",
+    "stars": "<answer>" + "*1" * (MEGABYTE // 2) + "</answer>",
+    "HTML entities": "<answer>" + "&#49;" * (MEGABYTE // 5) + "</answer>",
+    "open HTML": "<answer>" + "<a " * (MEGABYTE // 3) + "</answer>",
+    "scales": "1 million " * (MEGABYTE // 10),
+    "full-width digits": "<answer>" + "１" * MEGABYTE + "</answer>",
+    "endless exponent": "<answer>1e" + "9" * MEGABYTE + "</answer>",
+    "huge exponent": "<answer>1e999999999</answer>",
+    "list": "<answer>" + "\n".join(map(str, range(19, 140_000))) + "</answer>",
     "large quotient": "<answer>" + "7" * 490 + "/" + "3" * 490 + "</answer>",
 }
 
@@ -358,9 +371,19 @@ def test_answer_after_hostile_text_is_still_found() -> None:
     assert answers.is_correct(text, "18") and answers.is_correct_leniently(text, "18")
 
 
+def test_long_numerals_are_compared_digit_by_digit() -> None:
+    number = "1" + "0" * 9_998 + "7"
+    assert answers.is_correct(tagged(number), number) and answers.is_correct_leniently(number, number)
+    assert answers.is_correct(tagged(f"-{number}.50"), f"-{number}.5")
+    assert not answers.is_correct(tagged(number), number[:-1] + "8")
+    assert answers.is_close(tagged(number), number, 0.1) and not answers.is_close(tagged(number), "7", 0.1)
+
+
 def test_nothing_is_executed() -> None:
     assert answers.canonical("__import__('os').getpid()") is None
     assert answers.canonical("9**9**9**9") is None
+    assert answers.canonical("print(18)") is None
+    assert answers.canonical("{{9*2}}") is None
 
 
 def test_tags_are_those_of_the_prompts() -> None:
