@@ -6,6 +6,8 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -100,43 +102,59 @@ def evaluate(
     recipe: RecipePath,
     overrides: Overrides = None,
     split: Annotated[str, typer.Option(help="test or validation")] = "test",
-    output: Annotated[Path | None, typer.Option(help="Write one JSON line per problem to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write one JSON line per completion to this file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    samples: Annotated[int | None, typer.Option(min=1, help="Also sample so often: pass@k and maj@k.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the samples; default: rollout.temperature.")] = None,
+    completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Ask a vLLM or OpenAI-compatible server.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on that server.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Greedy evaluation of the recipe's model (model.path=… for another) on all problems of a split."""
+    """Evaluate the recipe's model (model.path=… for another) on all problems of a split, greedily.
+
+    With --output an evaluation that was interrupted goes on where it was: give the same command again.
+    """
     resolved = load_recipe(recipe, overrides or ())
     if split not in ("test", "validation"):
         raise CourseError(f"--split {split}: choose test or validation")
+    if completions and endpoint:
+        raise CourseError("--completions and --endpoint: choose one, the file or the server")
+    if endpoint and not model:
+        raise CourseError("--endpoint needs --model NAME, the model's name on that server")
+    if model and not endpoint:
+        raise CourseError("--model is the name on a server and needs --endpoint; here, choose with model.path=…")
+    if temperature is not None and (completions or not samples or temperature <= 0):
+        raise CourseError("--temperature is above 0 and needs --samples N: the greedy answer has none")
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
 
-    from grpo_lib import evaluation, pipeline
+    from grpo_lib import evaluation
     from grpo_lib.problems import load_problems
 
     problems = load_problems(resolved.problems, split)
-    generate, render = pipeline.standalone_generate(resolved)
+    if completions:
+        source = _from_file(completions, problems, samples)
+    elif endpoint:
+        source = _from_server(resolved, endpoint, model, samples, temperature)
+    else:
+        source = _from_recipe(resolved, samples, temperature)
+    if output and overwrite:
+        output.unlink(missing_ok=True)
     result = evaluation.evaluate(
-        generate, problems, render=render, batch_size=resolved.evaluation.batch_size, label=split,
-        progress=sys.stderr.isatty(),
+        problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
+        progress=sys.stderr.isatty(), samples=samples or 1, **source,
     )  # fmt: skip
-    if output:
-        result.save(output)
-    summary = result.summary()
-    low, high = summary["interval"]
-    text = (
-        f"{summary['accuracy']:.1%} of all {summary['n']} problems solved (95 % interval {low:.1%} to {high:.1%}); "
-        f"last number right {summary['lenient_accuracy']:.1%}, format {summary['format_accuracy']:.1%}, "
-        f"truncated {summary['truncated']:.1%}"
-    )
-    if summary["accuracy"] < CHANCE:
-        text += "\nThat is next to nothing: this model cannot solve these problems."
-    _finish(summary, as_json, text)
+    failures = [record["error"] for record in result.records if record["error"]]
+    summary = result.summary() | {"failures": len(failures)}
+    _finish(summary, as_json, _verdict(summary, result.records, failures))
 
 
 @app.command()
 def report(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")], as_json: AsJson = False
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")],
+    tables: Annotated[bool, typer.Option("--tables", help="Also evals/answers.csv and answers.parquet.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write report.html of a run: headline, curves, and every answer before and after."""
     from grpo_lib import report
@@ -144,7 +162,10 @@ def report(
 
     directory, _ = load_run(run_directory)
     page = report.write_report(directory)
-    _finish({"report": str(page)}, as_json, f"report: {page}")
+    written = {"report": str(page)}
+    if tables:
+        written |= dict(zip(("csv", "parquet"), map(str, report.export_table(directory)), strict=True))
+    _finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
 
 
 # Below this accuracy `grpo evaluate` says in words that the model cannot do the task.
@@ -159,8 +180,78 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept, and --resume continues it", file=sys.stderr)
+        print("interrupted; what was finished is kept: go on with train --resume, or evaluate again", file=sys.stderr)
         sys.exit(130)
+
+
+def _from_recipe(recipe: Recipe, samples: int | None, temperature: float | None) -> dict[str, Any]:
+    """Arguments of evaluation.evaluate that say what answers: the recipe's own model."""
+    from grpo_lib import pipeline
+
+    generate, render = pipeline.standalone_generate(recipe)
+    settings: dict[str, Any] = {"max_completion_length": recipe.evaluation_completion_length}
+    sampled = None
+    if samples:
+        settings["temperature"] = temperature or recipe.rollout.temperature
+        sampled = functools.partial(generate, temperature=settings["temperature"])
+    return {
+        "generate": generate, "sampled": sampled, "render": render, "model": recipe.model.path, "settings": settings
+    }  # fmt: skip
+
+
+def _from_server(
+    recipe: Recipe, url: str, model: str, samples: int | None, temperature: float | None
+) -> dict[str, Any]:
+    """The same for a server; its address may change while an evaluation is interrupted, and is no setting."""
+    from grpo_lib import prompts, sources
+
+    settings: dict[str, Any] = {
+        "system": prompts.SYSTEM_PROMPT if recipe.prompts.system == "default" else recipe.prompts.system,
+        "max_tokens": recipe.evaluation_completion_length,
+    }
+    generate, sampled = sources.endpoint(url, model, **settings), None
+    if samples:
+        heat = temperature or recipe.rollout.temperature
+        sampled = sources.endpoint(url, model, temperature=heat, **settings)
+        settings["temperature"] = heat
+    return {"generate": generate, "sampled": sampled, "model": model, "settings": settings}
+
+
+def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any]:
+    """The same for saved completions.  Raises CourseError unless the file holds as many of a problem as are graded."""
+    from grpo_lib import sources
+
+    saved = sources.saved_completions(path, problems)
+    if saved.most != (samples or 1) + bool(samples and saved.greedy):
+        fitting = "leave out --samples" if saved.most == 1 else f"say --samples {saved.most - saved.greedy}"
+        raise CourseError(
+            f"{path} holds up to {saved.most} completions of a problem; {fitting}, so that all are graded"
+        )
+    sampled = saved if samples and saved.greedy else None
+    settings = {"completions": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"generate": saved, "sampled": sampled, "settings": settings}
+
+
+def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: list[str]) -> str:
+    """What `evaluate` says to a person."""
+    low, high = summary["interval"]
+    solved = "solved" if any(record["greedy"] for record in records) else "solved, in the mean of the samples"
+    lines = [
+        f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved} (95 % interval {low:.1%} to {high:.1%}); "
+        f"last number right {summary['lenient_accuracy']:.1%}, format {summary['format_accuracy']:.1%}, "
+        f"truncated {summary['truncated']:.1%}"
+    ]
+    if "samples" in summary:
+        at = "".join(f", pass@{k} {rate:.1%}" for k, rate in summary["pass_at_k"].items())
+        lines.append(
+            f"sampled {summary['samples']} times: {summary['sampled_accuracy']:.1%} right{at}, "
+            f"maj@{summary['samples']} {summary['maj_at_k']:.1%}"
+        )
+    if failures:
+        lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
+    if summary["accuracy"] < CHANCE:
+        lines.append("That is next to nothing: this model cannot solve these problems.")
+    return "\n".join(lines)
 
 
 def _say(as_json: bool):

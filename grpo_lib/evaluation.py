@@ -6,15 +6,18 @@
 
 Every problem counts, whatever the model did with it: a completion that is empty, cut short, or makes the
 grader raise is a wrong answer, never a missing one. A finished file is read, not recomputed: the model that
-made before.jsonl no longer exists once training has begun.
+made before.jsonl no longer exists once training has begun. An evaluation that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,111 +25,60 @@ from tqdm.auto import tqdm
 
 from grpo_lib import answers, statistics
 from grpo_lib.errors import CourseError
-from grpo_lib.files import read_jsonl, write_text_atomic
 from grpo_lib.generation import Generation
+from grpo_lib.journal import Journal
 from grpo_lib.problems.types import Problem
+from grpo_lib.records import VERDICTS, EvalRun, Record, summarize
 
-__all__ = ["CLOSE", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
+__all__ = ["CLOSE", "VERDICTS", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
 
-Record = dict[str, Any]
-Generate = Callable[[list[str]], Sequence[Generation | str]]
+Generate = Callable[..., Sequence[Generation | str]]
 
 CLOSE = 0.1  # partial credit: within 10 % of the gold number
-VERDICTS = ("strict", "lenient", "partial", "format")
-# What a record must hold for the statistics and the report; the rest is allowed to be absent in older files.
-REQUIRED = ("id", "sample", "question", "prompt", "completion", "extracted", "gold", *VERDICTS, "truncated")
-
-
-@dataclass(frozen=True)
-class EvalRun:
-    """The records of one evaluation, in the order of its problems."""
-
-    records: list[Record]
-
-    def summary(self) -> dict[str, Any]:
-        """Rates from 0 to 1 over all problems.
-
-        `n` counts problems. The Wilson interval is for that n: several samples of one problem are not
-        independent draws, so they sharpen each problem's rate but do not add to n.
-        """
-        n = len(self.rates("strict"))
-        accuracy = self._mean("strict")
-        return {
-            "accuracy": accuracy,
-            "n": n,
-            "interval": list(statistics.wilson_interval(min(accuracy, 1.0) * n, n)),
-            "lenient_accuracy": self._mean("lenient"),
-            "partial_accuracy": self._mean("partial"),
-            "format_accuracy": self._mean("format"),
-            "truncated": self._mean("truncated"),
-        }
-
-    def rates(self, verdict: str) -> dict[str, float]:
-        """For each problem id the share of its samples with that verdict (0.0 or 1.0 for one sample)."""
-        values: dict[str, list[bool]] = {}
-        for record in self.records:
-            values.setdefault(record["id"], []).append(bool(record[verdict]))
-        return {key: sum(verdicts) / len(verdicts) for key, verdicts in values.items()}
-
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write one JSON line per record, atomically."""
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in self.records]
-        return write_text_atomic(path, "".join(lines))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> EvalRun:
-        """Read what `save` wrote.
-
-        Raises:
-          CourseError: there is no such file, it is empty, or a record lacks a field.
-        """
-        try:
-            records = read_jsonl(path)
-        except FileNotFoundError:
-            raise CourseError(f"{path}: no such file; run the evaluation that writes it first") from None
-        if not records:
-            raise CourseError(f"{path}: holds no records; remove it and evaluate again")
-        for number, record in enumerate(records, start=1):
-            missing = [name for name in REQUIRED if name not in record]
-            if missing:
-                raise CourseError(
-                    f"{path}: record {number} lacks {', '.join(missing)}; remove the file and evaluate again"
-                )
-        return cls(records)
-
-    def _mean(self, verdict: str) -> float:
-        return sum(bool(record[verdict]) for record in self.records) / len(self.records)
 
 
 def evaluate(
     generate: Generate,
     problems: Sequence[Problem],
     *,
+    sampled: Generate | None = None,
+    samples: int = 1,
     render: Callable[[str], str] | None = None,
     path: str | os.PathLike | None = None,
     batch_size: int = 256,
-    samples: int = 1,
     progress: bool = True,
     label: str = "",
+    model: str | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> EvalRun:
     """Ask for completions of all problems and grade them.
 
     Args:
       generate: takes at most `batch_size` prompts and returns as many completions, in their order. Prompts
         come longest first: a batch holds prompts of like length, so padding is small, and what does not fit
-        in memory fails at once.
+        in memory fails at once. (So until the end the accuracy on the bar is that of the longer problems.)
+        If it has a keyword `seed`, it receives a number that depends on the batch alone, so that what is
+        sampled does not depend on how often the process was restarted; if it has a keyword `tasks`, the
+        (problem id, sample number) of each prompt.
+      sampled: a second `generate`, one that samples. Then sample 0 of each problem is what `generate` says, the
+        greedy answer, and samples 1 … `samples` are drawn with this one: greedy accuracy, pass@k and maj@k in one pass.
+      samples: completions per problem by `sampled`, or by `generate` where that is all there is. Several by
+        `generate` make sense only if it samples, and are recorded as sampled; a single one is recorded as greedy.
       render: turns a question into the prompt; without it the question itself is sent.
-      path: where the records go when all are there. If that file exists it is loaded and `generate` is not
-        called. If `generate` raises, what was finished stays beside it, in `<path>.partial`, for inspection.
-      samples: completions per problem; more than one makes sense only if `generate` samples.
+      path: where the records go when all are there. If that file exists it is loaded and nothing is asked. Until
+        then finished batches are kept in `<path>.partial`: an evaluation that was stopped, in whatever way,
+        asks only for the batches that it has not finished.
       label: shown on the progress bar.
+      model: what answers, such as "step 30"; kept in every record, and a file of another model is refused.
+      settings: whatever else decides the completions (a temperature, a limit), as JSON; an evaluation that was
+        stopped goes on only with the same settings.
 
     Returns:
-      EvalRun with len(problems) * samples records, in the order of `problems`.
+      EvalRun, in the order of `problems`: `samples` records of each, after the greedy one if there is `sampled`.
 
     Raises:
-      CourseError: no problems, two with one id, a file that was made for other problems, or a `generate` that
-        returns another number of completions than it was given prompts.
+      CourseError: no problems, two with one id, files that were made for other problems or another model, or a
+        `generate` that returns another number of completions than it was given prompts.
     """
     if batch_size < 1 or samples < 1:
         raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
@@ -134,30 +86,44 @@ def evaluate(
         raise CourseError("there are no problems to evaluate; ask for at least one")
     if len({problem.id for problem in problems}) < len(problems):
         raise CourseError("two problems have the same id; before and after could not be paired")
-    prompts = [render(problem.question) if render else problem.question for problem in problems]
-    if path is not None and Path(path).exists():
-        return _load_for(path, problems, prompts, samples)
-
-    tasks = [(index, sample) for index in range(len(problems)) for sample in range(samples)]
-    tasks.sort(key=lambda task: -len(prompts[task[0]]))  # stable: samples of one problem stay together
-    done: dict[tuple[int, int], Record] = {}
-    try:
-        with tqdm(total=len(tasks), desc=label or "evaluate", unit="completion", disable=not progress) as bar:
-            for start in range(0, len(tasks), batch_size):
-                batch = tasks[start : start + batch_size]
-                outputs = _generate(generate, [prompts[index] for index, _ in batch])
-                for (index, sample), output in zip(batch, outputs, strict=True):
-                    done[index, sample] = _record(problems[index], sample, prompts[index], output)
-                bar.set_postfix(accuracy=f"{sum(r['strict'] for r in done.values()) / len(done):.1%}")
-                bar.update(len(batch))
-    except BaseException:
-        if path is not None and done:
-            EvalRun([done[key] for key in sorted(done)]).save(_partial(path))
-        raise
-    run = EvalRun([done[key] for key in sorted(done)])
+    kinds = [True] + [False] * samples if sampled else [samples == 1] * samples  # sample number -> greedy?
+    tasks = [
+        _Task(problem, render(problem.question) if render else problem.question, sample, greedy)
+        for problem in problems
+        for sample, greedy in enumerate(kinds)
+    ]
+    journal = None
     if path is not None:
+        journal = Journal(Path(f"{path}.partial"), _job(tasks, batch_size, model, settings))
+        if Path(path).exists():
+            run = _load_for(path, tasks, model)
+            journal.remove()  # the process may have ended between the last two lines of this function
+            return run
+
+    batches = _plan(tasks, batch_size)
+    done = _finished(journal, batches) if journal else {}
+    records = {task.key: record for number in done for task, record in zip(batches[number], done[number], strict=True)}
+    running = _Running(kinds[0])
+    running.add(records.values())
+    with tqdm(
+        total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
+    ) as bar:
+        bar.set_postfix_str(str(running))
+        for number, batch in enumerate(batches):
+            if number in done:
+                continue
+            outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
+            fresh = [_record(task, model, output) for task, output in zip(batch, outputs, strict=True)]
+            if journal:
+                journal.add(number, fresh)
+            records |= {task.key: record for task, record in zip(batch, fresh, strict=True)}
+            running.add(fresh)
+            bar.set_postfix_str(str(running), refresh=False)
+            bar.update(len(batch))
+    run = EvalRun([records[task.key] for task in tasks])
+    if journal:
         run.save(path)
-        _partial(path).unlink(missing_ok=True)
+        journal.remove()
     return run
 
 
@@ -169,120 +135,168 @@ def grade(completion: str, gold: str) -> Record:
       raised. With an error every verdict is False, so that the denominator is the same for all of them.
     """
     try:
+        extracted = answers.extract_answer(completion)
         return {
-            "extracted": answers.extract_answer(completion),
-            "strict": bool(answers.is_correct(completion, gold)),
+            "extracted": extracted,
+            "strict": bool(answers.same_value(extracted, gold)),
             "lenient": bool(answers.is_correct_leniently(completion, gold)),
-            "partial": bool(answers.is_close(completion, gold, CLOSE)),
+            "partial": bool(answers.near_value(extracted, gold, CLOSE)),
             "format": bool(answers.format_is_exact(completion)),
             "error": None,
         }
     except Exception as error:  # a grader's bug must not shrink the denominator
-        wrong = dict.fromkeys(VERDICTS, False)
-        return {"extracted": None, **wrong, "error": f"{type(error).__name__}: {error}"}
+        return _wrong(f"{type(error).__name__}: {error}")
 
 
-def summarize(
-    before: EvalRun,
-    after: EvalRun,
-    *,
-    wall_seconds: float | None = None,
-    train_seconds: float | None = None,
-    steps: int | None = None,
-) -> dict[str, Any]:
-    """The content of summary.json: both summaries, and the paired difference of strict accuracy.
+@dataclass(frozen=True)
+class _Task:
+    """One completion to ask for."""
 
-    `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems.
-    `mcnemar_p` is exact, and None when there are several samples per problem, for which the test is not made.
+    problem: Problem
+    prompt: str
+    sample: int
+    greedy: bool
 
-    Raises:
-      CourseError: the two were not run on the same problems, or not with as many samples.
-    """
-    _check_same_problems(before, after)
-    rates_before, rates_after = before.rates("strict"), after.rates("strict")
-    old, new = list(rates_before.values()), [rates_after[key] for key in rates_before]
-    bootstrap = statistics.paired_bootstrap(old, new)
-    one_sample = len(before.records) == len(old)
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.problem.id, self.sample
+
+
+@dataclass
+class _Running:
+    """Strict accuracy so far and its interval, as the bar shows them; n counts problems, as in EvalRun.summary."""
+
+    greedy: bool  # which records count: the greedy ones, or the sampled ones where there are no others
+    right: int = 0
+    graded: int = 0
+    ids: set[str] = field(default_factory=set)
+
+    def add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if record["greedy"] == self.greedy:
+                self.right += record["strict"]
+                self.graded += 1
+                self.ids.add(record["id"])
+
+    def __str__(self) -> str:
+        if not self.graded:
+            return ""
+        rate, n = self.right / self.graded, len(self.ids)
+        low, high = statistics.wilson_interval(min(rate, 1.0) * n, n)
+        return f"{100 * rate:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def _plan(tasks: list[_Task], batch_size: int) -> list[list[_Task]]:
+    """The batches, greedy ones first; the same whenever the evaluation is started."""
+    batches = []
+    for greedy in (True, False):
+        # The sort is stable: samples of one problem stay together.
+        kind = sorted((task for task in tasks if task.greedy is greedy), key=lambda task: -len(task.prompt))
+        batches += [kind[start : start + batch_size] for start in range(0, len(kind), batch_size)]
+    return batches
+
+
+def _job(tasks: list[_Task], batch_size: int, model: str | None, settings: Any) -> dict[str, Any]:
+    """What an evaluation is, for its journal: everything that decides its batches and its records."""
+    content = json.dumps([astuple(task) for task in tasks])
     return {
-        "before": before.summary(),
-        "after": after.summary(),
-        "difference": bootstrap.difference,
-        "difference_interval": [bootstrap.low, bootstrap.high],
-        "mcnemar_p": statistics.mcnemar(old, new).p_value if one_sample else None,
-        "wall_seconds": wall_seconds,
-        "train_seconds": train_seconds,
-        "steps": steps,
+        "problems, prompts or samples": hashlib.sha256(content.encode()).hexdigest(),
+        "batch_size": batch_size,
+        "model": model,
+        "settings": settings,
     }
 
 
-def _generate(generate: Generate, prompts: list[str]) -> list[Any]:
-    outputs = list(generate(prompts))
-    if len(outputs) != len(prompts):
+def _finished(journal: Journal, batches: list[list[_Task]]) -> dict[int, list[Record]]:
+    done = journal.read()
+    for number, records in done.items():
+        wanted = [task.key for task in batches[number]] if 0 <= number < len(batches) else None
+        if [(record.get("id"), record.get("sample")) for record in records] != wanted:
+            raise CourseError(f"{journal.path}: batch {number} holds other problems; remove the file to begin anew")
+    return done
+
+
+def _ask(generate: Generate, batch: list[_Task]) -> list[Any]:
+    """The completions of one batch, from a `generate` that may want to know more than the prompts."""
+    seed = zlib.crc32(f"{batch[0].problem.id} {batch[0].sample}".encode()) >> 1  # 31 bits: fits every sampler
+    extra = {"seed": seed, "tasks": [task.key for task in batch]}
+    wanted = _keywords(generate)
+    outputs = list(generate([task.prompt for task in batch], **{k: v for k, v in extra.items() if k in wanted}))
+    if len(outputs) != len(batch):
         raise CourseError(
-            f"generate returned {len(outputs)} completions for {len(prompts)} prompts; it must return one for each"
+            f"generate returned {len(outputs)} completions for {len(batch)} prompts; it must return one for each"
         )
     return outputs
 
 
-def _record(problem: Problem, sample: int, prompt: str, output: Any) -> Record:
+def _keywords(function: Callable) -> set[str]:
+    """Names of the arguments that a function takes by keyword; `**anything` does not count as taking one."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return set()
+    return {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+
+def _record(task: _Task, model: str | None, output: Any) -> Record:
     """One line of the evaluation file; what is no completion at all counts as an empty, wrong one."""
-    text, tokens, truncated, bad = "", None, False, None
+    text, tokens, truncated, failure = "", None, False, None
     if isinstance(output, str):
         text = output
     elif isinstance(output, Generation) and isinstance(output.text, str):
-        text, tokens, truncated = output.text, int(output.tokens), bool(output.truncated)
+        text, tokens, truncated, failure = output.text, output.tokens, bool(output.truncated), output.error
     else:
-        bad = f"generate returned {type(output).__name__} in place of a completion"
-    grades = grade(text, problem.answer)
+        failure = f"generate returned {type(output).__name__} in place of a completion"
+    text = _storable(text)  # what is graded is what is stored
+    grades = grade(text, task.problem.answer) if failure is None else _wrong(_storable(str(failure)))
     return {
-        "id": problem.id,
-        "sample": sample,
-        "question": problem.question,
-        "prompt": prompt,
+        "id": task.problem.id,
+        "sample": task.sample,
+        "greedy": task.greedy,
+        "model": model,
+        "question": task.problem.question,
+        "solution": task.problem.solution,
+        "prompt": task.prompt,
         "completion": text,
         "extracted": grades["extracted"],
-        "gold": problem.answer,
+        "gold": task.problem.answer,
         **{name: grades[name] for name in VERDICTS},
         "truncated": truncated,
-        "tokens": tokens,  # None: generate returned plain text, and did not count
-        "error": bad or grades["error"],
-        "steps": problem.steps,
+        "tokens": None if tokens is None else int(tokens),  # None: generate did not count
+        "error": grades["error"],
+        "steps": task.problem.steps,
     }
 
 
-def _partial(path: str | os.PathLike) -> Path:
-    return Path(f"{path}.partial")
+def _wrong(error: str) -> Record:
+    return {"extracted": None, **dict.fromkeys(VERDICTS, False), "error": error}
 
 
-def _load_for(path: str | os.PathLike, problems: Sequence[Problem], prompts: list[str], samples: int) -> EvalRun:
-    """The finished evaluation in `path`, in the order of `problems`, if it is of exactly these problems."""
+def _storable(text: str) -> str:
+    """`text` as it comes back from a UTF-8 file: half of a surrogate pair, which JSON can spell, is no character."""
+    return text.encode("utf-8", errors="replace").decode()
+
+
+def _load_for(path: str | os.PathLike, tasks: list[_Task], model: str | None) -> EvalRun:
+    """The finished evaluation in `path`, in the order of `tasks`, if it is of exactly these."""
     records = {(record["id"], record["sample"]): record for record in EvalRun.load(path).records}
     remedy = "move or remove the file to evaluate anew, or use the recipe it was made with"
-    wanted = [(problem.id, sample) for problem in problems for sample in range(samples)]
+    wanted = [task.key for task in tasks]
     if set(records) != set(wanted):
         raise CourseError(
             f"{path}: made for other problems or another number of samples ({len(records)} records, "
             f"{len(wanted)} wanted, {len(set(wanted) & set(records))} in common); {remedy}"
         )
-    for problem, prompt in zip(problems, prompts, strict=True):
-        record = records[problem.id, 0]
+    for task in tasks:
+        record = records[task.key]
         for what, old, new in (
-            ("gold answer", record["gold"], problem.answer),
-            ("question", record["question"], problem.question),
-            ("prompt", record["prompt"], prompt),
+            ("gold answer", record["gold"], task.problem.answer),
+            ("question", record["question"], task.problem.question),
+            ("prompt", record["prompt"], task.prompt),
+            ("way of sampling", record["greedy"], task.greedy),
         ):
             if old != new:
-                raise CourseError(f"{path}: another {what} for problem {problem.id}; {remedy}")
+                raise CourseError(f"{path}: another {what} for problem {task.problem.id}; {remedy}")
+        if None not in (model, record["model"]) and record["model"] != model:
+            raise CourseError(f"{path}: holds the answers of {record['model']}, not of {model}; {remedy}")
     return EvalRun([records[key] for key in wanted])
-
-
-def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
-    def golds(run: EvalRun) -> dict[tuple[str, int], str]:
-        return {(record["id"], record["sample"]): record["gold"] for record in run.records}
-
-    if golds(before) != golds(after):
-        common = len(golds(before).items() & golds(after).items())
-        raise CourseError(
-            f"before ({len(before.records)} records) and after ({len(after.records)}) share only {common}; "
-            "evaluate both on the same problems with as many samples"
-        )

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 class Generation:
     """One completion as text, without the token that ends the turn.
 
-    `tokens` counts what was sampled, the end token included; `truncated` says that the limit came first.
+    `tokens` counts what was sampled, the end token included (None: not known); `truncated` says that the limit came
+    first.  `error` says why there is no completion: it is graded as wrong, whatever `text` holds.
     """
 
     text: str
-    tokens: int
+    tokens: int | None
     truncated: bool
+    error: str | None = None

@@ -7,6 +7,7 @@ Every step keeps what is there already, so a run that was interrupted goes on wh
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,8 @@ def build_session(recipe: Recipe, directory: Path) -> training.Session:
 def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun:
     """Greedy evaluation of the test problems, `which` being before or after.  A finished one is read, not repeated.
 
-    Raises CourseError when the moment has passed: before any step was taken, or after the last.
+    One that was interrupted goes on where it was.  Raises CourseError when the moment has passed: before any step was
+    taken, or after the last.
     """
     path = session.directory / "evals" / f"{which}.jsonl"
     steps = session.recipe.training.steps
@@ -53,6 +55,8 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
         batch_size=session.recipe.evaluation.batch_size,
         progress=progress,
         label=which,
+        # Not session.step: a finished before.jsonl is read again when training is over.
+        model=f"step {0 if which == 'before' else steps}",
     )
 
 
@@ -119,8 +123,11 @@ def run(
     return write_summary(recipe, directory, time.perf_counter() - started)
 
 
-def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
-    """(generate, render) for the recipe's Hugging Face directory, by Tunix's own loader, without MaxText."""
+def standalone_generate(recipe: Recipe, temperature: float | None = None) -> tuple[Callable, Callable[[str], str]]:
+    """(generate, render) for the recipe's Hugging Face directory, by Tunix's own loader, without MaxText.
+
+    `generate` is greedy without a temperature, and samples with one (see rollout.greedy_generate).
+    """
     from flax import nnx
 
     from grpo_lib import rollout
@@ -135,4 +142,6 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]
         max_completion_length=recipe.evaluation_completion_length,
         batch_size=recipe.evaluation.batch_size,
     )
+    if temperature is not None:
+        generate = functools.partial(generate, temperature=temperature)
     return generate, lambda question: training.render_with(recipe, tokenizer, question)

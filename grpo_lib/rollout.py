@@ -246,8 +246,11 @@ def greedy_generate(
     max_completion_length: int,
     batch_size: int,
     bucket: int = 16,
-) -> Callable[[list[str]], list[Generation]]:
+) -> Callable[..., list[Generation]]:
     """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
+
+    The function that it returns samples when it is given a `temperature`, from the whole distribution (no top-k, no
+    top-p); its `seed` and the prompts then decide what comes out.
 
     Args:
       sampler_state: gives (module, weights) at the time of each call, so that a policy in training is
@@ -257,7 +260,7 @@ def greedy_generate(
     """
     samplers: dict[int, tunix_sampler.Sampler] = {}
 
-    def generate(prompts: list[str]) -> list[Generation]:
+    def generate(prompts: list[str], *, temperature: float | None = None, seed: int = 0) -> list[Generation]:
         longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
         width = -(-longest // bucket) * bucket
         module, state = sampler_state()
@@ -274,7 +277,11 @@ def greedy_generate(
         for start in range(0, len(prompts), rows):
             chunk = prompts[start : start + rows]
             filled = chunk + chunk[:1] * (rows - len(chunk))
-            output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width)
+            sampling: dict[str, Any] = {}
+            if temperature is not None:  # top_p is what makes Tunix sample; each chunk has noise of its own
+                key = jax.random.fold_in(jax.random.PRNGKey(seed), start)
+                sampling = {"temperature": temperature, "top_p": 1.0, "seed": key}
+            output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width, **sampling)
             for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
                 truncated = len(ids) >= max_completion_length
                 generations.append(Generation(text, len(ids) + (not truncated), truncated))

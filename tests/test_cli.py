@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -94,12 +96,104 @@ def test_an_unknown_reward_is_one_line_and_leaves_nothing_behind(grpo, tmp_path)
 
 @pytest.mark.slow
 def test_evaluate_answers_for_every_problem_and_keeps_an_existing_file(grpo, tmp_path):
-    arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=60", "--output", tmp_path / "out.jsonl", "--json"]
-    done = grpo(*arguments)
+    arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=60", "--samples", "2", "--json"]
+    done = grpo(*arguments, "--output", tmp_path / "out.jsonl")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["n"] == 60
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 60
-    assert_one_line_error(grpo(*arguments), tmp_path / "out.jsonl", "--overwrite")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["n"], summary["samples"], summary["failures"]) == (60, 2, 0)
+    assert summary["pass_at_k"]["2"] > summary["pass_at_k"]["1"] == summary["sampled_accuracy"]
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["sample"] for record in records] == [0, 1, 2] * 60
+    assert {record["model"] for record in records} == {"assets/tiny-base"}
+    assert_one_line_error(grpo(*arguments, "--output", tmp_path / "out.jsonl"), tmp_path / "out.jsonl", "--overwrite")
+    again = grpo(*arguments, "--completions", tmp_path / "out.jsonl")
+    assert json.loads(again.stdout.splitlines()[-1]) == summary
+
+
+# --- evaluate, where others answer: no model is loaded ---
+
+WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.batch_size=5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--split", "train"], ["--split train"]),
+        (["--endpoint", "http://localhost:1"], ["--endpoint", "--model NAME"]),
+        (["--model", "qwen"], ["--model", "model.path"]),
+        (["--temperature", "0.7"], ["--temperature", "--samples"]),
+        (["--samples", "2", "--temperature", "0"], ["--temperature"]),
+        (["--endpoint", "http://localhost:1", "--model", "a", "--completions", "b"], ["--completions", "choose one"]),
+        (["--completions", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["--endpoint", "localhost:1", "--model", "a"], ["the address must read like"]),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_one_line(grpo, arguments, words):
+    assert_one_line_error(grpo(*WORDS, *arguments), *words)
+
+
+def test_evaluate_grades_saved_completions(grpo, tmp_path):
+    from grpo_lib.problems import words
+
+    problems = words.generate("test", 30, 0)
+    rows = [
+        {"id": p.id, "completion": f"<reasoning>.</reasoning><answer>{p.answer if i < 20 else 'none'}</answer>"}
+        for i, p in enumerate(problems[:28])
+    ]
+    path, output = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = grpo(*WORDS, "--completions", path, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "66.7% of all 30 problems solved (95 % interval 48.8% to 80.8%)" in done.stdout
+    assert "2 of 30 completions failed and count as wrong" in done.stdout and "pass@" not in done.stdout
+    assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
+    done = grpo(*WORDS, "--completions", path, "--output", output, "--overwrite", "--json")
+    assert json.loads(done.stdout)["failures"] == 2
+    assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "leave out --samples")
+
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows for _ in range(3)))
+    assert_one_line_error(grpo(*WORDS, "--completions", path), path, "--samples 3")
+    done = grpo(*WORDS, "--completions", path, "--samples", "3")
+    assert "solved, in the mean of the samples" in done.stdout
+    assert "pass@1 66.7%, pass@2 66.7%, pass@3 66.7%, maj@3 66.7%" in done.stdout
+
+
+def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, monkeypatch):
+    from test_sources import Server
+
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    output = tmp_path / "served.jsonl"
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.slow = 0.02
+        arguments = [
+            *WORDS, "evaluation.max_completion_length=99", "--endpoint", server.url, "--model", "tiny",
+            "--samples", "2", "--temperature", "0.5", "--output", output,
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "grpo_lib.cli", *map(str, arguments)]
+        child = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(server.seen) < 35 and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.kill()
+        child.communicate()
+        partial = tmp_path / "served.jsonl.partial"
+        kept = 5 * (len(partial.read_text().splitlines()) - 1)
+        assert 30 <= kept < 90 and not output.exists()
+        changed = grpo(*[argument if argument != "0.5" else "0.6" for argument in arguments])
+        assert_one_line_error(changed, partial, "settings differ", "remove it")
+        before = len(server.seen)
+        done = grpo(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert "0.0% of all 30 problems solved" in done.stdout and "pass@2 0.0%" in done.stdout  # it always says 2
+        assert len(server.seen) - before == 90 - kept
+        assert {body["max_tokens"] for body, _, _ in server.seen} == {99}
+        assert sum(body["temperature"] == 0.5 for body, _, _ in server.seen[before:]) == 60 - max(0, kept - 30)
+        server.shutdown()
+    assert len(output.read_text().splitlines()) == 90 and not partial.exists()
+    done = grpo(*arguments, "--overwrite")
+    assert_one_line_error(done, server.url, "start it")
 
 
 @pytest.mark.slow

@@ -1,0 +1,166 @@
+"""What an evaluation leaves behind: one record per problem and sample, and the statistics over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import answers, statistics
+from grpo_lib.errors import CourseError
+from grpo_lib.files import read_jsonl, write_text_atomic
+
+Record = dict[str, Any]
+
+VERDICTS = ("strict", "lenient", "partial", "format")
+# What a record must hold for the statistics and the report; the rest is allowed to be absent in older files.
+REQUIRED = ("id", "sample", "question", "prompt", "completion", "extracted", "gold", *VERDICTS, "truncated")
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """The records of one evaluation, in the order of its problems."""
+
+    records: list[Record]
+
+    @property
+    def counted(self) -> list[Record]:
+        """The records that accuracy is about: the greedy ones, or all where every completion was sampled."""
+        return [record for record in self.records if record.get("greedy")] or self.records
+
+    def summary(self) -> dict[str, Any]:
+        """Rates from 0 to 1 over all problems.
+
+        `n` counts problems. The Wilson interval is for that n: several samples of one problem are not
+        independent draws, so they sharpen each problem's rate but do not add to n.
+
+        Where there are sampled completions, four keys more: `sampled_accuracy`, the mean over them; `samples`, how
+        many a problem has; `pass_at_k`, {"1": …, "2": …, "4": …, up to `samples`}, unbiased (see statistics); and
+        `maj_at_k`, the share of problems whose most frequent answer, of all samples, is right.
+        """
+        n = len(self.rates("strict"))
+        accuracy = self._mean("strict")
+        return {
+            "accuracy": accuracy,
+            "n": n,
+            "interval": list(statistics.wilson_interval(min(accuracy, 1.0) * n, n)),
+            "lenient_accuracy": self._mean("lenient"),
+            "partial_accuracy": self._mean("partial"),
+            "format_accuracy": self._mean("format"),
+            "truncated": self._mean("truncated"),
+            **_sampled_summary([record for record in self.records if record.get("greedy") is False]),
+        }
+
+    def rates(self, verdict: str) -> dict[str, float]:
+        """For each problem id the share of its counted completions with that verdict (0.0 or 1.0 for one)."""
+        return {key: sum(values) / len(values) for key, values in self.verdicts(verdict).items()}
+
+    def verdicts(self, verdict: str) -> dict[str, list[bool]]:
+        """For each problem id that verdict on each of its counted completions."""
+        return {key: [bool(record[verdict]) for record in group] for key, group in _by_problem(self.counted).items()}
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write one JSON line per record, atomically."""
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in self.records]
+        return write_text_atomic(path, "".join(lines))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> EvalRun:
+        """Read what `save` wrote.
+
+        Raises:
+          CourseError: there is no such file, it is empty, or a record lacks a field.
+        """
+        try:
+            records = read_jsonl(path)
+        except FileNotFoundError:
+            raise CourseError(f"{path}: no such file; run the evaluation that writes it first") from None
+        if not records:
+            raise CourseError(f"{path}: holds no records; remove it and evaluate again")
+        for number, record in enumerate(records, start=1):
+            missing = [name for name in REQUIRED if name not in record]
+            if missing:
+                raise CourseError(
+                    f"{path}: record {number} lacks {', '.join(missing)}; remove the file and evaluate again"
+                )
+        # Files from before these fields existed: a single completion per problem was greedy, several were sampled.
+        older = {"greedy": not any(record["sample"] for record in records), "model": None, "solution": ""}
+        return cls([older | record for record in records])
+
+    def _mean(self, verdict: str) -> float:
+        return sum(bool(record[verdict]) for record in self.counted) / len(self.counted)
+
+
+def summarize(
+    before: EvalRun,
+    after: EvalRun,
+    *,
+    wall_seconds: float | None = None,
+    train_seconds: float | None = None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """The content of summary.json: both summaries, and the paired difference of strict accuracy.
+
+    `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose
+    samples stay together. `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a
+    problem has several samples, for which the test is not made.
+
+    Raises:
+      CourseError: the two were not run on the same problems.
+    """
+    _check_same_problems(before, after)
+    verdicts = after.verdicts("strict")
+    pairs = [(old, verdicts[key]) for key, old in before.verdicts("strict").items()]
+    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    bootstrap = statistics.paired_bootstrap(old, new)
+    one_each = all(len(a) == len(b) == 1 for a, b in pairs)
+    mcnemar = statistics.mcnemar([a[0] for a in old], [b[0] for b in new]) if one_each else None
+    return {
+        "before": before.summary(),
+        "after": after.summary(),
+        "difference": bootstrap.difference,
+        "difference_interval": [bootstrap.low, bootstrap.high],
+        "mcnemar_p": mcnemar.p_value if mcnemar else None,
+        "mcnemar_mid_p": mcnemar.mid_p if mcnemar else None,
+        "wall_seconds": wall_seconds,
+        "train_seconds": train_seconds,
+        "steps": steps,
+    }
+
+
+def _by_problem(records: Iterable[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["id"], []).append(record)
+    return groups
+
+
+def _sampled_summary(records: list[Record]) -> dict[str, Any]:
+    if not records:
+        return {}
+    groups = list(_by_problem(records).values())
+    samples = min(len(group) for group in groups)
+    tallies = [(len(group), sum(bool(record["strict"]) for record in group)) for group in groups]
+    ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
+    votes = [(statistics.majority_vote(r["extracted"] for r in group), group[0]["gold"]) for group in groups]
+    return {
+        "sampled_accuracy": sum(bool(record["strict"]) for record in records) / len(records),
+        "samples": samples,
+        "pass_at_k": {str(k): sum(statistics.pass_at_k(n, c, k) for n, c in tallies) / len(groups) for k in ks},
+        "maj_at_k": sum(answers.same_value(vote, gold) for vote, gold in votes) / len(groups),
+    }
+
+
+def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
+    def golds(run: EvalRun) -> dict[str, str]:
+        return {record["id"]: record["gold"] for record in run.counted}
+
+    if golds(before) != golds(after):
+        common = len(golds(before).items() & golds(after).items())
+        raise CourseError(
+            f"before ({len(golds(before))} problems) and after ({len(golds(after))}) share only {common}; "
+            "evaluate both on the same problems"
+        )
