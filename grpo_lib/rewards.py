@@ -2,7 +2,9 @@
 
 Each is `fn(prompts, completions, answer, **kwargs) -> list[float]`, one reward per completion. `completions`
 holds strings, or TRL's conversations (lists of {"role", "content"}); `answer` holds one gold number per
-completion. Tunix logs each part of the reward under the function's `__name__`.
+completion. Tunix logs each part of the reward under the function's `__name__`. What is written below is how one
+completion is scored, points and the reason for them; `reward_function` makes the batch function of it, and
+`fn.explain(completion, gold)` gives both, so that what is shown is what was paid.
 
 The first four are the reward of the reference recipe, as the field's tutorials use it. A perfect completion
 earns 3.0 + 2.0 + 3.0 + 1.5 = 9.5. With gold 18 the sum also pays, which is what the course comes to find:
@@ -12,103 +14,144 @@ earns 3.0 + 2.0 + 3.0 + 1.5 = 9.5. With gold 18 the sum also pays, which is what
     <reasoning>r</reasoning><answer>99</answer>     4.0    wrong: an honest try earns less than "?"
     18                                             -2.0    right, but without tags: the same as saying nothing
 
-`correct_answer` and `tidy_format` are the repair.
+`correct_answer` and `tidy_format` are the repair. tests/test_attacks.py tries to farm both.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_lib import answers
-from grpo_lib import prompts as prompt_texts
 from grpo_lib.errors import CourseError
+from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
 
 RewardFunction = Callable[..., list[float]]
 Completion = str | Sequence[dict[str, Any]]
+Score = tuple[float, str]  # points, and why in one sentence
 
-_TAGS = (
-    prompt_texts.REASONING_OPEN,
-    prompt_texts.REASONING_CLOSE,
-    prompt_texts.ANSWER_OPEN,
-    prompt_texts.ANSWER_CLOSE,
-)
+_TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+_NOT_AS_IN_TEMPLATE = "each of the four tags occurs exactly once, but order, spacing or content is not the template's"
+_SHOWN = 40  # characters of a completion that an explanation quotes
 
 
-def _texts(completions: Iterable[Completion]) -> list[str]:
-    """Each completion as text; of a conversation, what its last message says."""
+@dataclass(frozen=True)
+class Part:
+    """What one reward function pays for a completion."""
 
-    def text(completion: Completion) -> str:
-        if isinstance(completion, str):
-            return completion
-        return (completion[-1].get("content") or "") if completion else ""
-
-    return [text(completion) for completion in completions]
+    name: str  # of the function
+    points: float
+    why: str  # one plain sentence with what was seen; one short line, whatever the completion holds
 
 
-def _pairs(completions: Iterable[Completion], answer: Iterable[Any]) -> list[tuple[str, str]]:
-    """(completion, gold) as text. ValueError if there are not as many of one as of the other."""
-    return [(text, str(gold)) for text, gold in zip(_texts(completions), answer, strict=True)]
+def reward_function(score: Callable[..., Score]) -> RewardFunction:
+    """Decorator: from the score of one completion to the batch function that a trainer calls.
+
+    Args:
+      score: takes the completion's text and the gold number as text, and returns points and the reason. A default
+        for the gold number says that it is not needed: then `answer` may be left out.
+
+    Returns:
+      The batch function, under the name and docstring of `score`, with `.explain(completion, gold) -> Part`. It
+      raises ValueError if there are not as many golds as completions.
+    """
+
+    @functools.wraps(score, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    def batch(prompts: Any, completions: Iterable[Completion], answer: Any = None, **kwargs: Any) -> list[float]:
+        texts = [_text(completion) for completion in completions]
+        if answer is None:
+            return [score(text)[0] for text in texts]
+        return [score(text, str(gold))[0] for text, gold in zip(texts, answer, strict=True)]
+
+    def explain(completion: Completion, gold: str) -> Part:
+        points, why = score(_text(completion), str(gold))
+        return Part(score.__name__, points, why)
+
+    batch.explain = explain
+    # Tunix asks for the signature. `wraps` shows the source of `score`, as it should, but would show its arguments too.
+    batch.__signature__ = inspect.signature(batch, follow_wrapped=False)
+    return batch
 
 
-def match_format_exactly(prompts: Any, completions: Any, answer: Any = None, **kwargs: Any) -> list[float]:
+@reward_function
+def match_format_exactly(completion: str, gold: str = "") -> Score:
     """+3.0 for exactly the template, +1.5 for the same up to white space around the blocks, else 0.0."""
-    return [
-        3.0 if answers.format_is_exact(text) else 1.5 if answers.format_is_loose(text) else 0.0
-        for text in _texts(completions)
-    ]
+    if answers.format_is_exact(completion):
+        return 3.0, "exactly the template"
+    if answers.format_is_loose(completion):
+        return 1.5, "the template, with white space around its blocks"
+    return 0.0, _miscounted(completion) or _NOT_AS_IN_TEMPLATE
 
 
-def match_format_approximately(prompts: Any, completions: Any, answer: Any = None, **kwargs: Any) -> list[float]:
+@reward_function
+def match_format_approximately(completion: str, gold: str = "") -> Score:
     """For each of the four tags +0.5 if it occurs exactly once, else -0.5: from -2.0 to +2.0."""
-    return [sum(0.5 if text.count(tag) == 1 else -0.5 for tag in _TAGS) for text in _texts(completions)]
+    points = sum(0.5 if completion.count(tag) == 1 else -0.5 for tag in _TAGS)
+    return points, _miscounted(completion) or "each of the four tags occurs exactly once"
 
 
-def check_answer(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+@reward_function
+def check_answer(completion: str, gold: str) -> Score:
     """+3.0 for a tagged number equal in value, +0.5 within 10 %, +0.25 within 20 %, -1.0 for any other.
 
     0.0 where no number can be extracted: there is nothing to check, and this is what lets garbage in perfect
     tags earn 5.0 in total, more than the 4.0 of a wrong number.
     """
+    answer = answers.extract_answer(completion)
+    seen = _seen(completion, answer, gold)
+    if answer is None:
+        return 0.0, seen
+    if answers.same_value(answer, gold):
+        return 3.0, f"{seen}: equal"
+    if answers.near_value(answer, gold, 0.1):
+        return 0.5, f"{seen}: within 10 %"
+    if answers.near_value(answer, gold, 0.2):
+        return 0.25, f"{seen}: within 20 %"
+    return -1.0, f"{seen}: not within 20 %"
 
-    def score(text: str, gold: str) -> float:
-        if answers.is_correct(text, gold):
-            return 3.0
-        if answers.is_close(text, gold, 0.1):
-            return 0.5
-        if answers.is_close(text, gold, 0.2):
-            return 0.25
-        return 0.0 if answers.extract_answer(text) is None else -1.0
 
-    return [score(text, gold) for text, gold in _pairs(completions, answer)]
-
-
-def check_numbers(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+@reward_function
+def check_numbers(completion: str, gold: str) -> Score:
     """+1.5 if the extracted number equals the gold number in value, else 0.0."""
-    return [1.5 if answers.is_correct(text, gold) else 0.0 for text, gold in _pairs(completions, answer)]
+    answer = answers.extract_answer(completion)
+    seen = _seen(completion, answer, gold)
+    return (1.5, f"{seen}: equal") if answers.same_value(answer, gold) else (0.0, seen)
 
 
-def correct_answer(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
-    """1.0 if the tagged answer equals the gold number in value, else 0.0.
+@reward_function
+def correct_answer(completion: str, gold: str) -> Score:
+    """1.0 if the one tagged answer equals the gold number in value, else 0.0.
 
     With `tidy_format`, the repair of the reference reward. There the format alone paid more than half of the
     total, whatever stood in the tags, and a near miss was paid too. Here being right is what pays: a wrong
-    completion earns at most 0.1 in all, a right one at least 1.0.
+    completion earns at most 0.1 in all, a right one at least 1.0. One answer means one: who tries several times,
+    or answers in the middle of the reasoning, is paid for none. Text around the blocks, or a missing reasoning,
+    is untidy and nothing more.
     """
-    return [1.0 if answers.is_correct(text, gold) else 0.0 for text, gold in _pairs(completions, answer)]
+    if fault := _not_one_answer(completion):
+        return 0.0, fault
+    answer = answers.extract_answer(completion)
+    seen = _seen(completion, answer, gold)
+    return (1.0, f"{seen}: equal") if answers.same_value(answer, gold) else (0.0, seen)
 
 
-def tidy_format(prompts: Any, completions: Any, answer: Any = None, **kwargs: Any) -> list[float]:
+@reward_function
+def tidy_format(completion: str, gold: str = "") -> Score:
     """0.1 if the format is exact and a number can be extracted from it, else 0.0.
 
     Asking for the number closes the hole: `<answer>?</answer>` in perfect tags earns nothing. Its size
     keeps it a first step for a model that does not know the tags yet, and never a reason to prefer tags to
     being right.
     """
-    return [
-        0.1 if answers.format_is_exact(text) and answers.extract_answer(text) is not None else 0.0
-        for text in _texts(completions)
-    ]
+    if not answers.format_is_exact(completion):
+        return 0.0, _miscounted(completion) or _NOT_AS_IN_TEMPLATE
+    answer = answers.extract_answer(completion)
+    if answer is None:
+        return 0.0, f"exactly the template, but {_seen(completion, None)}"
+    return 0.1, f"exactly the template, and the answer block says {_line(answer)}"
 
 
 REFERENCE_REWARDS: tuple[RewardFunction, ...] = (
@@ -117,8 +160,9 @@ REFERENCE_REWARDS: tuple[RewardFunction, ...] = (
     check_answer,
     check_numbers,
 )
+REPAIRED_REWARDS: tuple[RewardFunction, ...] = (correct_answer, tidy_format)
 REWARDS: dict[str, RewardFunction] = {
-    function.__name__: function for function in (*REFERENCE_REWARDS, correct_answer, tidy_format)
+    function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)
 }
 
 
@@ -129,3 +173,56 @@ def get_rewards(names: Iterable[str]) -> list[RewardFunction]:
     if unknown:
         raise CourseError(f"rewards: unknown {', '.join(unknown)}; known are {', '.join(REWARDS)}")
     return [REWARDS[name] for name in names]
+
+
+def explain(completion: Completion, gold: str, functions: Iterable[RewardFunction] = REFERENCE_REWARDS) -> list[Part]:
+    """What each function pays for a completion, and why; the reward is the sum of the points."""
+    return [function.explain(completion, gold) for function in functions]
+
+
+def _text(completion: Completion) -> str:
+    """A completion as text; of a conversation, what its last message says."""
+    if isinstance(completion, str):
+        return completion
+    return (completion[-1].get("content") or "") if completion else ""
+
+
+def _not_one_answer(completion: str) -> str | None:
+    """Why the tagged answer is not one answer after the reasoning, or None."""
+    opened, closed = completion.count(ANSWER_OPEN), completion.count(ANSWER_CLOSE)
+    if opened > 1 or closed > 1:
+        return f"of several answers none is paid: {_count(ANSWER_OPEN, opened)}, {_count(ANSWER_CLOSE, closed)}"
+    before, _, after = completion.partition(ANSWER_OPEN)
+    if before.rfind(REASONING_OPEN) > before.rfind(REASONING_CLOSE) and REASONING_CLOSE in after:
+        return "the answer block stands inside the reasoning"
+    return None
+
+
+def _miscounted(completion: str) -> str | None:
+    """The tags that do not occur exactly once, or None."""
+    counts = {tag: completion.count(tag) for tag in _TAGS}
+    return ", ".join(_count(tag, count) for tag, count in counts.items() if count != 1) or None
+
+
+def _count(tag: str, count: int) -> str:
+    return f"{tag} occurs {count} times" if count > 1 else f"{tag} occurs once" if count else f"{tag} is missing"
+
+
+def _seen(completion: str, answer: str | None, gold: str = "") -> str:
+    """What stands in the answer block, beside the gold number if a number can be read there."""
+    if answer is not None:
+        return f"the answer block says {_line(answer)}, gold is {_line(gold)}"
+    block = answers.answer_block(completion)
+    if block is None:
+        return "there is no answer block"
+    if not block.strip():
+        return "the answer block is empty"
+    return f"the answer block says “{_line(block)}”, which does not state one number"
+
+
+def _line(text: str) -> str:
+    """The beginning of any text on one printable line."""
+    line = " ".join(text.lstrip()[: 2 * _SHOWN].split())
+    if len(line) > _SHOWN:
+        line = line[: _SHOWN - 1] + "…"
+    return line if line.isprintable() else "".join(c if c.isprintable() else "�" for c in line)
