@@ -193,8 +193,8 @@ def _not_one_answer(completion: str) -> str | None:
     if opened > 1 or closed > 1:
         return f"of several answers none is paid: {_count(ANSWER_OPEN, opened)}, {_count(ANSWER_CLOSE, closed)}"
     before, _, after = completion.partition(ANSWER_OPEN)
-    if before.rfind(REASONING_OPEN) > before.rfind(REASONING_CLOSE) and REASONING_CLOSE in after:
-        return "the answer block stands inside the reasoning"
+    if REASONING_OPEN in before and REASONING_CLOSE in after:
+        return "the answer block stands in the middle of the reasoning"
     return None
 
 

@@ -1,14 +1,15 @@
-"""Figures say what the data says, the live plot is one picture, and no completion can break out of the page."""
+"""The page holds every answer, no completion can break out of it, and the headline is honest about noise."""
 
+import html
 import json
-import math
 import re
-import shutil
 from html.parser import HTMLParser
 
 import pytest
 
-from grpo_lib import report
+from grpo_lib import answers, inspector, report, rewards
+from grpo_lib.comparison import Comparison
+from grpo_lib.environment import repo_root
 from grpo_lib.errors import CourseError
 from grpo_lib.evaluation import EvalRun, evaluate, summarize
 from grpo_lib.files import append_jsonl, write_json_atomic
@@ -24,7 +25,7 @@ HOSTILE = [
     "",
     "<answer>" * 500,
 ]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RECIPE = repo_root() / "recipes" / "tiny-cpu.yaml"
 
 
 def say(answer):
@@ -59,10 +60,6 @@ ROWS = [
 ]
 
 
-def lines(axes):
-    return [line for line in axes.get_lines() if len(line.get_xdata())]
-
-
 @pytest.fixture
 def run_dir(tmp_path):
     folder = tmp_path / "demo"
@@ -71,7 +68,7 @@ def run_dir(tmp_path):
     for row in ROWS:
         append_jsonl(folder / "metrics.jsonl", row)
     write_json_atomic(folder / "summary.json", summarize(BEFORE, AFTER, train_seconds=130.0, steps=30))
-    (folder / "recipe.yaml").write_text("name: demo # </pre><script>1</script>\n")
+    (folder / "recipe.yaml").write_text(RECIPE.read_text() + "# </pre><script>1</script>\n")
     return folder
 
 
@@ -101,128 +98,6 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self._inside:
             self.scripts[-1][1] += data
-
-
-# --- figures ---
-
-
-def test_curves_have_a_panel_per_metric_with_labelled_axes():
-    figure = report.training_curves(ROWS)
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles == [
-        *("Reward", "Accuracy", "Exact format", "Completion length"),
-        *("Groups without a signal", "Gradient norm", "Loss"),
-    ]
-    assert all(axes.get_ylabel() for axes in figure.axes)
-    assert sum(axes.get_xlabel() == "training step" for axes in figure.axes) == 4
-    assert figure._repr_png_().startswith(b"\x89PNG")
-
-
-def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():
-    rows = [
-        {"step": 2, "reward": 9.0},
-        {"step": 1, "reward": 1.0},
-        {"step": 2, "reward": 2.0, "loss": math.nan, "kl": None},
-        {"step": 3, "reward": math.inf},
-        {"step": 4, "reward": 4.0},
-    ]
-    (axes,) = report.training_curves(rows, total_steps=60).axes
-    (line,) = lines(axes)
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 4], [1.0, 2.0, 4.0])
-    assert axes.get_xlim()[1] >= 60
-
-
-def test_the_thick_line_is_the_mean_of_the_last_steps():
-    axes = report.training_curves([{"step": i, "reward": float(i)} for i in range(1, 31)]).axes[0]
-    thin, thick = lines(axes)
-    assert list(thin.get_ydata()) == list(range(1, 31))
-    assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
-
-
-def test_no_rows_and_no_evaluation_are_said():
-    assert "No training step" in report.training_curves([]).texts[0].get_text()
-    assert "No evaluation" in report.before_after({}).texts[0].get_text()
-    report.training_curves([{"step": 1, "reward": 0.0}])._repr_png_()
-
-
-def test_bars_are_the_rates_with_their_intervals():
-    summary = summarize(BEFORE, AFTER)
-    axes = report.before_after(summary).axes[0]
-    heights = [round(bar.get_height(), 6) for bar in axes.patches]
-    assert heights == [
-        *(summary["before"]["accuracy"], summary["before"]["lenient_accuracy"]),
-        *(summary["after"]["accuracy"], summary["after"]["lenient_accuracy"]),
-    ]
-    low, high = summary["after"]["interval"]
-    bars = [box.lines[2][0].get_segments()[0][:, 1] for box in axes.containers if hasattr(box, "has_yerr")]
-    assert sorted(bars[2]) == pytest.approx([low, high])
-    assert len(report.before_after({"before": summary["before"]}).axes[0].patches) == 2
-
-
-def test_flips():
-    counts = report.flip_counts(BEFORE, AFTER)
-    assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
-    axes = report.flips(BEFORE, AFTER).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [5, 22]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["right, then wrong", "wrong, then right"]
-    with pytest.raises(CourseError, match="different problems"):
-        report.flips(BEFORE, EvalRun(AFTER.records[:-1]))
-    report.flips(BEFORE, BEFORE)._repr_png_()  # nothing changed
-
-
-# --- the live plot ---
-
-
-def test_the_live_plot_does_nothing_outside_a_notebook(capsys, monkeypatch):
-    monkeypatch.setattr(report, "training_curves", lambda *_: pytest.fail("drew a figure"))
-    live = report.LivePlot(total_steps=3)
-    for row in ROWS[:3]:
-        live(row)
-    live.finish()
-    assert capsys.readouterr().out == ""
-    assert live.rows == ROWS[:3]
-
-
-def test_the_live_plot_redraws_seldom_and_always_draws_the_last_step(monkeypatch):
-    drawn, clock = [], [0.0]
-    live = report.LivePlot(total_steps=20)
-
-    def draw():
-        drawn.append(len(live.rows))
-        live._undrawn, live._next = False, clock[0] + live.SECONDS_BETWEEN
-
-    monkeypatch.setattr(live, "_draw", draw)
-    monkeypatch.setattr(report.time, "monotonic", lambda: clock[0])
-    for row in ROWS[:20]:
-        clock[0] += 0.2
-        live(row)
-    assert drawn == [1, 4, 7, 10, 13, 16, 19, 20]
-    live.finish()
-    assert len(drawn) == 8
-    live({"step": None})
-    live.finish()
-    assert drawn[-1] == 21
-
-
-def test_in_a_notebook_the_cell_keeps_one_picture(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    source = """
-import warnings; warnings.simplefilter("error", ResourceWarning)
-from grpo_lib import report
-report.LivePlot.SECONDS_BETWEEN = report.LivePlot.LARGEST_SHARE = 0.01
-report.LivePlot.LARGEST_SHARE = 1.0
-live = report.LivePlot(total_steps=3)
-for step in range(1, 4):
-    live({"step": step, "reward": step})
-"""
-    cells = [nbformat.v4.new_code_cell(text) for text in (source, "report.training_curves(live.rows)", "1")]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    for cell in notebook.cells[:2]:
-        (output,) = cell.outputs
-        assert "image/png" in output["data"]
-    assert len(notebook.cells[2].outputs) == 1  # no picture is flushed late
 
 
 # --- words ---
@@ -262,6 +137,30 @@ def test_numbers_in_words():
     assert [report.points(x) for x in (0.031, -0.031, -0.0001)] == ["+3.1", "−3.1", "0.0"]
 
 
+# --- before beside after ---
+
+
+def test_flips_are_counted_by_problem():
+    counts = report.flip_counts(BEFORE, AFTER)
+    assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
+    with pytest.raises(CourseError, match="different problems"):
+        report.flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
+
+
+def test_categories_and_parts_of_the_reward_as_tables():
+    rows = report.category_counts(BEFORE, AFTER)
+    assert [list(row) for row in rows] == [["category", "before", "after", "meaning"]] * len(rows)
+    assert sum(row["before"] for row in rows) == sum(row["after"] for row in rows) == 40
+    assert {row["category"]: (row["before"], row["after"]) for row in rows}["right"] == (10, 27)
+    assert list(report.category_counts(BEFORE, None)[0]) == ["category", "before", "meaning"]
+    assert report.category_counts(None, None) == report.reward_means(None, None) == []
+
+    means = report.reward_means(BEFORE, AFTER)
+    assert [row["part"] for row in means] == [f.__name__ for f in rewards.REFERENCE_REWARDS] + ["sum"]
+    assert means[3]["before"] == pytest.approx(1.5 * 10 / 40) and means[3]["after"] == pytest.approx(1.5 * 27 / 40)
+    assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
+
+
 # --- the page ---
 
 
@@ -270,15 +169,19 @@ def embedded(path):
     return page, json.loads(next(text for kind, text in page.scripts if kind == "application/json"))
 
 
+def completions(data, phase):
+    return [problem[6][phase][0] for problem in data["problems"]]
+
+
 def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
     page, data = embedded(report.write_report(run_dir))
-    assert [entry["id"] for entry in data] == [problem.id for problem in PROBLEMS]
-    assert [entry["before"]["completion"] for entry in data] == [r["completion"] for r in BEFORE.records]
-    assert [entry["after"]["completion"] for entry in data[-len(HOSTILE) :]] == HOSTILE
+    assert [problem[0] for problem in data["problems"]] == [problem.id for problem in PROBLEMS]
+    assert completions(data, 0) == [record["completion"] for record in BEFORE.records]
+    assert completions(data, 1)[-len(HOSTILE) :] == HOSTILE
     assert len(page.scripts) == 2  # the data and the page's own
     assert page.loads == []
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert page.tags.count("svg") == 2 + 7
+    assert page.tags.count("svg") == 4 + 7
     text = (run_dir / "report.html").read_text(encoding="utf-8")
     assert "url(http" not in text and "@import" not in text
     assert "30 training steps · 2 min of training" in text
@@ -299,9 +202,60 @@ def test_the_same_run_gives_the_same_page(run_dir):
 
 def test_the_data_block_has_no_character_that_html_reads(run_dir):
     text = report.write_report(run_dir).read_text(encoding="utf-8")
-    block = text.partition('id="answers">')[2].partition("</script>")[0]
+    block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
     assert json.loads(block)
     assert not set("<>&\u2028\u2029") & set(block)
+
+
+def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
+    _, data = embedded(report.write_report(run_dir))
+    assert data["parts"] == ["correct_answer", "tidy_format"]  # those of the recipe
+    functions = rewards.get_rewards(data["parts"])
+    for problem, record in zip(data["problems"], AFTER.records, strict=True):
+        told = [data["notes"][number] for number in problem[6][1][5]]
+        parts = rewards.explain(record["completion"], record["gold"], functions=functions)
+        assert told == [[part.points, part.why] for part in parts]
+    (run_dir / "recipe.yaml").unlink()
+    _, data = embedded(report.write_report(run_dir))
+    assert data["parts"] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
+
+
+def test_the_graded_block_is_where_a_script_finds_it():
+    text = "<answer>1</answer> \U0001f600\ud800 <answer> <answer>22</answer>3</answer>"
+    begin, end = inspector._block(text)
+    units = text.encode("utf-16-le", errors="surrogatepass")
+    assert units[2 * begin : 2 * end].decode("utf-16-le") == answers.answer_block(text)
+    assert inspector._block("no tags") is None
+
+
+def test_prompts_are_kept_once():
+    long = "system prompt " * 100
+    run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS, render=lambda q: f"{long}{q}!", progress=False)
+    run.records[3] = run.records[3] | {"prompt": "another"}
+    data = inspector.page_data(Comparison(run, AFTER))
+    assert data["prompts"] == [(long, "!"), ("another",)]
+    assert [problem[5] for problem in data["problems"]] == [0, 0, 0, 1] + [0] * 36
+    assert data["problems"][0][6][1][9] == PROBLEMS[0].question  # the prompt of after, which is another
+    assert data["problems"][0][6][0][9] is None
+
+
+def test_sampled_completions_stand_beside_the_greedy_one(tmp_path, monkeypatch):
+    def sampled(prompts):
+        return [say(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
+
+    run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS[:3], sampled=sampled, samples=2, progress=False)
+    data = inspector.page_data(Comparison(run, None))
+    assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
+    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[say(2), "2"]] * 2
+    monkeypatch.setattr(inspector, "SAMPLED_TEXT", 10)
+    data = inspector.page_data(Comparison(run, None))
+    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[None, "2"]] * 2
+    run.save(tmp_path / "evals" / "before.jsonl")
+    text = report.write_report(tmp_path).read_text(encoding="utf-8")
+    assert "pass@2: at least one of 2 sampled answers" in text
+    run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
+    data = inspector.page_data(Comparison(run, None))
+    assert completions(data, 0) == [say(0), say(1), say(2)] and len(data["problems"][0][6][0][10]) == 2
 
 
 def test_a_run_without_after_says_so(run_dir):
@@ -309,7 +263,7 @@ def test_a_run_without_after_says_so(run_dir):
     (run_dir / "metrics.jsonl").unlink()
     path = report.write_report(run_dir)
     _, data = embedded(path)
-    assert data[0]["after"] is None and data[0]["before"]["strict"] is True
+    assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
     text = path.read_text(encoding="utf-8")
     assert "There is no evaluation after training yet" in text
     assert "no step has finished" in text and "Only one evaluation is there yet" in text
@@ -325,51 +279,49 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
     with pytest.raises(CourseError, match="no such run directory"):
         report.write_report(run_dir / "nowhere")
     EvalRun(AFTER.records[:-1]).save(run_dir / "evals" / "after.jsonl")
-    with pytest.raises(CourseError, match="same problems"):
+    with pytest.raises(CourseError, match="different problems"):
         report.write_report(run_dir)
-    assert not (run_dir / "report.html").exists()
+    AFTER.save(run_dir / "evals" / "after.jsonl")
     (run_dir / "summary.json").write_text("{")
     with pytest.raises(CourseError, match=r"summary\.json: not JSON"):
         report.write_report(run_dir)
+    assert not (run_dir / "report.html").exists()
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("width", [1200, 390])
-def test_in_a_browser(run_dir, width):
-    playwright = pytest.importorskip("playwright.sync_api")
-    address = report.write_report(run_dir).as_uri()
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        troubles, requests = [], []
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(address)
-        assert page.locator("#rows tr.row").count() == 40
+def test_records_of_an_earlier_version_are_shown(root, tmp_path):
+    old = [json.loads(line) for line in (root / "assets/reference/course/evals/before.jsonl").open(encoding="utf-8")]
+    for record in old:
+        for name in ("solution", "greedy", "model"):
+            record.pop(name, None)
+    EvalRun(old).save(tmp_path / "evals" / "before.jsonl")
+    _, data = embedded(report.write_report(tmp_path))
+    assert len(data["problems"]) == len(old) and data["models"] == [None]
 
-        page.get_by_role("button", name="right → wrong").click()
-        assert page.locator("#rows .open").all_inner_texts() == [f"p{i}" for i in range(5)]
-        page.get_by_role("button", name="wrong → right").click()
-        assert page.locator("#rows tr.row").count() == 22
-        page.get_by_role("button", name="all (40)").click()
-        page.get_by_label("Search").fill("document.title")
-        playwright.expect(page.locator("#count")).to_have_text("2 shown.")
 
-        page.locator("#rows .open").first.click()
-        panes = page.locator(".detail .pane pre")
-        assert panes.all_text_contents() == [HOSTILE[0], HOSTILE[0]]
-        assert page.locator("#rows .open").first.get_attribute("aria-expanded") == "true"
-        page.locator("#rows .open").first.click()
-        assert page.locator(".detail").count() == 0
+# --- inside a notebook ---
 
-        page.get_by_label("Search").fill("")
-        playwright.expect(page.locator("#count")).to_have_text("40 shown.")
-        for button in page.locator("#rows .open").all()[-len(HOSTILE) :]:
-            button.click()
-        assert page.title() == "demo: before and after"
-        assert page.locator("img").count() == 0
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert requests == [address] and troubles == []
-        browser.close()
+
+def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
+    frame = report.inspector(run_dir)
+    shown = frame._repr_html_()
+    (tag, *others) = Page(shown).tags
+    assert tag == "iframe" and "script" not in others  # all of it is inside the frame
+    assert "sandbox='allow-scripts allow-downloads'" in shown  # and no allow-same-origin
+    document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
+    assert document == frame.document
+    page = Page(document)
+    assert page.loads == [] and len(page.scripts) == 2
+    _, data = embedded(report.write_report(run_dir))
+    assert json.loads(page.scripts[0][1]) == data  # the page's own
+    assert page.scripts[1] == Page((run_dir / "report.html").read_text(encoding="utf-8")).scripts[1]
+    assert repr(frame).count("\n") == 0 and len(repr(frame)) < 100
+
+
+def test_a_thousand_tiny_problems_fit_into_a_notebook(root):
+    shown = report.inspector(root / "assets" / "reference" / "course")._repr_html_()
+    assert len(json.dumps(shown)) < 700_000
+
+
+def test_no_evaluation_no_inspector(tmp_path):
+    with pytest.raises(CourseError, match="no evaluation yet"):
+        report.inspector(tmp_path)

@@ -1,0 +1,80 @@
+"""HTML that stands alone: templates, data that cannot become markup, and frames that run inside a notebook.
+
+A frame is an iframe whose whole document is its `srcdoc`: it needs no kernel, no file beside it and no network, and
+its sandbox gives it an origin of its own, so that nothing in it can reach the notebook.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A document that a notebook shows in a frame of its own. `height` is in pixels, and a reader can drag it."""
+
+    document: str
+    title: str
+    height: int
+    note: str = ""
+
+    def _repr_html_(self) -> str:
+        # Single quotes outside: the document holds far more double ones, and each would take six characters.
+        document = self.document.replace("&", "&amp;").replace("'", "&#39;")
+        return (
+            f"<iframe title='{html.escape(self.title)}' sandbox='allow-scripts allow-downloads' "
+            f"style='width:100%;height:{self.height}px;border:1px solid #8c959f;border-radius:6px;resize:vertical' "
+            f"srcdoc='{document}'></iframe>"
+            + (f"<p style='font-size:85%'>{html.escape(self.note)}</p>" if self.note else "")
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.title} (shown by a notebook)"
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of templates/, filled in; what is not marked as HTML is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def asset(name: str) -> Any:
+    """A script or a style sheet of templates/ as it is, to stand inside a page."""
+    return trusted((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def trusted(text: str) -> Any:
+    """Text that is HTML already."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def data(value: Any) -> Any:
+    r"""JSON that cannot end the script element it stands in: "<" is written \u003c, which JSON reads as "<"."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return trusted(text)
+
+
+def digest(script: str) -> str:
+    """The source expression with which a Content-Security-Policy allows exactly this script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()

@@ -1,0 +1,214 @@
+"""Figures say what the data says, the live plot is one picture, and the slider works without a kernel."""
+
+import html
+import math
+import re
+
+import pytest
+
+from grpo_lib import figures, live, rewards
+from grpo_lib.errors import CourseError
+from grpo_lib.evaluation import EvalRun, evaluate, summarize
+from grpo_lib.metrics import REWARD_PART
+from grpo_lib.problems.types import Problem
+
+PROBLEMS = [Problem(f"p{i}", f"What is {i} + 0?", f"{i}+0={i}", str(i), "test", 1) for i in range(40)]
+
+
+def run_with(right, wrong="<reasoning>r</reasoning><answer>99</answer>"):
+    """An evaluation with the given set of right answers."""
+    texts = {p.question: wrong for p in PROBLEMS}
+    texts |= {PROBLEMS[i].question: f"<reasoning>r</reasoning><answer>{i}</answer>" for i in right}
+    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
+
+
+BEFORE = run_with(range(10))
+AFTER = run_with(range(5, 32), wrong="no tags")
+ROWS = [
+    {
+        "step": step,
+        "reward": step / 30,
+        "accuracy": step / 40,
+        "lenient_accuracy": step / 35,
+        "format": 0.9,
+        "completion_length": 20.0,
+        "zero_variance_groups": 0.5,
+        "grad_norm": 1.0,
+        "loss": 1e-8 * step,
+    }
+    for step in range(1, 31)
+]
+
+
+def lines(axes):
+    return [line for line in axes.get_lines() if len(line.get_xdata())]
+
+
+# --- figures ---
+
+
+def test_curves_have_a_panel_per_metric_with_labelled_axes():
+    figure = figures.training_curves(ROWS)
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles == [
+        *("Reward", "Accuracy", "Exact format", "Completion length"),
+        *("Groups without a signal", "Gradient norm", "Loss"),
+    ]
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert sum(axes.get_xlabel() == "training step" for axes in figure.axes) == 4
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():
+    rows = [
+        {"step": 2, "reward": 9.0},
+        {"step": 1, "reward": 1.0},
+        {"step": 2, "reward": 2.0, "loss": math.nan, "kl": None},
+        {"step": 3, "reward": math.inf},
+        {"step": 4, "reward": 4.0},
+    ]
+    (axes,) = figures.training_curves(rows, total_steps=60).axes
+    (line,) = lines(axes)
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 4], [1.0, 2.0, 4.0])
+    assert axes.get_xlim()[1] >= 60
+
+
+def test_the_thick_line_is_the_mean_of_the_last_steps():
+    axes = figures.training_curves([{"step": i, "reward": float(i)} for i in range(1, 31)]).axes[0]
+    thin, thick = lines(axes)
+    assert list(thin.get_ydata()) == list(range(1, 31))
+    assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
+
+
+def test_no_rows_and_no_evaluation_are_said():
+    assert "No training step" in figures.training_curves([]).texts[0].get_text()
+    assert "No evaluation" in figures.before_after({}).texts[0].get_text()
+    figures.training_curves([{"step": 1, "reward": 0.0}])._repr_png_()
+
+
+def test_bars_are_the_rates_with_their_intervals():
+    summary = summarize(BEFORE, AFTER)
+    axes = figures.before_after(summary).axes[0]
+    heights = [round(bar.get_height(), 6) for bar in axes.patches]
+    assert heights == [
+        *(summary["before"]["accuracy"], summary["before"]["lenient_accuracy"]),
+        *(summary["after"]["accuracy"], summary["after"]["lenient_accuracy"]),
+    ]
+    low, high = summary["after"]["interval"]
+    bars = [box.lines[2][0].get_segments()[0][:, 1] for box in axes.containers if hasattr(box, "has_yerr")]
+    assert sorted(bars[2]) == pytest.approx([low, high])
+    assert len(figures.before_after({"before": summary["before"]}).axes[0].patches) == 2
+
+
+def test_flips():
+    axes = figures.flips(BEFORE, AFTER).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [5, 22]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["right, then wrong", "wrong, then right"]
+    with pytest.raises(CourseError, match="different problems"):
+        figures.flips(BEFORE, EvalRun(AFTER.records[:-1]))
+    figures.flips(BEFORE, BEFORE)._repr_png_()  # nothing changed
+
+
+def test_the_parts_of_the_reward_are_lines_of_one_panel():
+    parts = ("one", "two", "three", "four")
+    rows = [{"step": step, "reward": 1.0} | {REWARD_PART + name: step for name in parts} for step in range(1, 4)]
+    _, by_part = figures.training_curves(rows).axes
+    assert by_part.get_title("left") == "Reward by part"
+    assert [text.get_text() for text in by_part.get_legend().get_texts()] == list(parts)
+    assert len({line.get_color() for line in lines(by_part)}) == 4
+
+
+def test_categories_before_and_after():
+    axes = figures.categories(BEFORE, AFTER).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["right", "no answer", "other"]
+    assert [bar.get_width() for bar in axes.patches] == [10, 0, 30, 27, 13, 0]
+    assert len(figures.categories(BEFORE, None).axes[0].patches) == 2
+    assert "No evaluation" in figures.categories(None, None).texts[0].get_text()
+
+
+def test_parts_of_the_reward_before_and_after():
+    functions = rewards.get_rewards(["correct_answer", "tidy_format"])
+    axes = figures.reward_parts(BEFORE, AFTER, functions).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["correct_answer", "tidy_format", "sum"]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == pytest.approx([0.25, 0.1, 0.35, 0.675, 0.0675, 0.7425])
+    figures.reward_parts(run_with((), wrong="no tags"), AFTER)._repr_png_()  # the reference reward is below zero here
+
+
+# --- the slider ---
+
+
+def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
+    frames = [(f"n = {n} <b>", figures.training_curves([{"step": 1, "reward": n}])) for n in (50, 100, 200)]
+    slider = figures.slider(frames, start=1)
+    shown = slider._repr_html_()
+    assert shown.startswith("<iframe") and "sandbox='allow-scripts" in shown and "http-equiv" in shown
+    document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
+    assert document == slider.document
+    assert document.count("<figure") == document.count("<svg") == 3
+    assert re.findall(r'<figure data-label="n = ([0-9]+) &lt;b&gt;"( hidden)?>', document) == [
+        ("50", " hidden"),
+        ("100", ""),
+        ("200", " hidden"),
+    ]
+    ids = re.findall(r'\sid="([^"]+)"', document)
+    assert len(ids) == len(set(ids))
+    with pytest.raises(ValueError, match="3 frames"):
+        figures.slider(frames, start=3)
+    with pytest.raises(ValueError, match="0 frames"):
+        figures.slider([])
+
+
+# --- the live plot ---
+
+
+def test_the_live_plot_does_nothing_outside_a_notebook(capsys, monkeypatch):
+    monkeypatch.setattr(live, "training_curves", lambda *_: pytest.fail("drew a figure"))
+    plot = live.LivePlot(total_steps=3)
+    for row in ROWS[:3]:
+        plot(row)
+    plot.finish()
+    assert capsys.readouterr().out == ""
+    assert plot.rows == ROWS[:3]
+
+
+def test_the_live_plot_redraws_seldom_and_always_draws_the_last_step(monkeypatch):
+    drawn, clock = [], [0.0]
+    plot = live.LivePlot(total_steps=20)
+
+    def draw():
+        drawn.append(len(plot.rows))
+        plot._undrawn, plot._next = False, clock[0] + plot.SECONDS_BETWEEN
+
+    monkeypatch.setattr(plot, "_draw", draw)
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    for row in ROWS[:20]:
+        clock[0] += 0.2
+        plot(row)
+    assert drawn == [1, 4, 7, 10, 13, 16, 19, 20]
+    plot.finish()
+    assert len(drawn) == 8
+    plot({"step": None})
+    plot.finish()
+    assert drawn[-1] == 21
+
+
+def test_in_a_notebook_the_cell_keeps_one_picture(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    source = """
+import warnings; warnings.simplefilter("error", ResourceWarning)
+from grpo_lib import figures, live
+live.LivePlot.SECONDS_BETWEEN = live.LivePlot.LARGEST_SHARE = 0.01
+live.LivePlot.LARGEST_SHARE = 1.0
+plot = live.LivePlot(total_steps=3)
+for step in range(1, 4):
+    plot({"step": step, "reward": step})
+"""
+    cells = [nbformat.v4.new_code_cell(text) for text in (source, "figures.training_curves(plot.rows)", "1")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    for cell in notebook.cells[:2]:
+        (output,) = cell.outputs
+        assert "image/png" in output["data"]
+    assert len(notebook.cells[2].outputs) == 1  # no picture is flushed late
