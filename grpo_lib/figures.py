@@ -23,6 +23,7 @@ from typing import Any
 from grpo_lib import comparison, environment, pages, rewards, statistics
 from grpo_lib.evaluation import EvalRun
 from grpo_lib.metrics import REWARD_PART
+from grpo_lib.palette import AFTER, BEFORE, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 from grpo_lib.wording import MINUS, NBSP, percent
 
 environment.prepare()
@@ -33,10 +34,6 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
 
 Row = dict[str, float | None]
-
-INK, SKY, BLUE, GREEN, VERMILLION = "#1b1f24", "#56b4e9", "#0072b2", "#009e73", "#d55e00"
-ORANGE, PURPLE = "#e69f00", "#cc79a7"
-BEFORE, AFTER = SKY, BLUE
 
 
 @dataclass(frozen=True)

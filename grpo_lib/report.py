@@ -20,11 +20,6 @@ from grpo_lib.errors import CourseError
 from grpo_lib.evaluation import EvalRun, summarize
 from grpo_lib.export import export_table
 from grpo_lib.figures import (
-    AFTER,
-    BEFORE,
-    BLUE,
-    GREEN,
-    INK,
     before_after,
     categories,
     flips,
@@ -35,6 +30,7 @@ from grpo_lib.figures import (
 from grpo_lib.files import read_jsonl, write_text_atomic
 from grpo_lib.inspector import inspector, page_values
 from grpo_lib.live import LivePlot
+from grpo_lib.palette import AFTER, BEFORE, BLUE, GREEN, INK
 from grpo_lib.wording import NBSP, duration, headline, p_value, percent, points, rate_range
 
 __all__ = [

@@ -12,11 +12,13 @@ from typing import Any
 
 from IPython.display import HTML, Markdown
 
-# Okabe and Ito, "Color universal design" (2008): they hold for the common kinds of colour blindness.
-INK, SKY, BLUE, GREEN, ORANGE, VERMILLION, PURPLE = (
-    "#1b1f24", "#56b4e9", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7",
-)  # fmt: skip
-GREY = "#8c959f"
+from grpo_lib.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
+
+__all__ = [
+    "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "SKY", "VERMILLION",
+    "completions", "source", "style", "table", "text", "tokens",
+]  # fmt: skip
+
 TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
 
 _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #d0d7de"

@@ -1,19 +1,6 @@
 """Which number a short text states as its answer, where it holds more than a number.
 
-What counts, where careful graders differ:
-
-    18 eggs, $18, 18%, 18 m², **18**, \\boxed{18}   18: units, currency, percent and markup are dressing ("50%" is 50)
-    1.5 million, 20k, 1.5万, 1.08 × 10^3            the value that is meant
-    1/2, \\frac{1}{2}, 3½, 36/2                     a fraction has a value, reduced or not
-    9 * 2 = 18; 3 + 15 is 18                       18: a calculation states what it ends in
-    After 3 days he has 18.                        18: so does a sentence
-    9 * 2; 10^3; √324                              none: not worked out
-    18 or 19; 17, 18; 17-19; 18 eggs and 2 hens    none: several different numbers
-    about 18, ~18                                  18: the number is stated, with a hedge
-    at least 18, more than 18, > 18, almost 18     none: a range, or some other number is meant
-    eighteen, 十八, XVIII                           none: numbers in words are not read
-    1.080,50; 1,0,8; 18,5                          none: commas group thousands or nothing; the point is decimal
-    <answer>17</answer> … <answer>18</answer>      18: the last whole block counts
+Careful graders differ in places. What this one takes for an answer is in DECISIONS, an example and a reason each.
 
 A completion that a policy is rewarded for is hostile text: nothing here raises, and no pattern sees more than the
 last `LONGEST` characters.
@@ -27,11 +14,40 @@ from fractions import Fraction
 
 from grpo_lib.numerals import LONGEST, Number, find_numbers, plain, plain_characters, simple, spelling
 
+# (the text, what is read, why); for people to look up, and for the tests.
+DECISIONS: tuple[tuple[str, str | None, str], ...] = (
+    ("$18.00", "18", "currency, percent, units and markup are dressing"),
+    ("50%", "50", "a percentage is compared with a gold in percent"),
+    ("2 dozen", "2", "a dozen is a unit"),
+    ("1.5 million", "1500000", "a scale word changes the value; so do 20k, 1.5万 and 1.5 × 10^6"),
+    ("36/2", "18", "a fraction has a value, reduced or not"),
+    ("9 * 2 = 18", "18", "a calculation states what it ends in"),
+    ("18 = 9 * 2", "18", "also when it is turned round"),
+    ("9 * 2", None, "a calculation that is not worked out states nothing; nor do √324 and 10^3"),
+    ("After 3 days he has 18.", "18", "a sentence states what it ends in"),
+    ("18, because 9 * 2 is 18", "18", "a reason after the answer is no second answer"),
+    ("not 17 but 18", "18", "neither is what is rejected"),
+    ("18 or 19", None, "alternatives are no answer"),
+    ("17, 18", None, "a list is no answer"),
+    ("17-19", None, "a range is no answer"),
+    ("at least 18", None, "half a range is a range; so are more than 18, > 18 and 18+"),
+    ("18 eggs and 2 hens", None, "several different numbers are no answer"),
+    ("about 18", "18", "the number is stated, with a hedge; so is ~18"),
+    ("not 18", None, "some other number is meant"),
+    ("eighteen", None, "numbers in words are not read, in no language"),
+    ("1,080", "1080", "a comma groups thousands"),
+    ("1,0,80", None, "or it makes no number; nor is 18,5 a decimal"),
+    ("1.080", "1.08", "the point is decimal"),
+    ("1 080", "1080", "a space may group thousands where the groups are whole"),
+    ("- 18", "-18", "a line before the number is a minus sign, also with a space"),
+    ("18 18 18", None, "the same number again and again is a list too"),
+)
+
 # How a text with several numbers says which one is the answer.
 _CONCLUSION = re.compile(
-    r"\b(?:so|thus|therefore|hence|answer|total|altogether|together|in all|result|resulting in|equals?|sum|finally"
-    r"|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|remain(?:s|ing)?|rest is|for a total of|now"
-    r"|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b"
+    r"\b(?:so|thus|therefore|hence|answer|total|altogether|together|in all|result|resulting in|equals?|sum"
+    r"|finally|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|remain(?:s|ing)?|rest is"
+    r"|for a total of|now|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b"
     r"|,\s*(?:giving|leaving)\b|i\.e\.|(?-i:\bA:)|→|->|#{2,}"
     r"|答案|所以|因此|总共|總共|一共|共有|等于|等於|即|最终|最終|結果|结果|合计|合計|还剩|還剩|剩下|每人|平均",
     re.I,
@@ -125,8 +141,8 @@ _NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{
 def canonical(text: str) -> str | None:
     """The one spelling of the number that a text states as its answer: "$1,080.00" -> "1080", "9 * 2 = 18" -> "18".
 
-    None unless it states exactly one: for "", "?", "18 or 19", "18-19", "1,0,8", "9 * 2". The head of this
-    module says what counts.
+    None unless it states exactly one: for "", "?", "18 or 19", "18-19", "1,0,8", "9 * 2". DECISIONS says
+    what counts.
     """
     text = text.strip()
     if found := simple(text):
@@ -211,7 +227,7 @@ def _one_number(text: str, depth: int = 0) -> Fraction | None:
         return _one_number(part, depth + 1)
     if _GUESSES.search(text):
         return None
-    kept = [number for number in numbers if not _REJECTED.search(text[: number.start])]
+    kept = [number for number in numbers if not _REJECTED.search(text[max(0, number.start - 20) : number.start])]
     if kept and len(kept) < len(numbers) and len({number.value for number in kept}) == 1:
         return _meant(text, kept[-1])  # not 17 but 18
     return _meant(text, numbers[-1]) if _ends_in_answer(text, *numbers[-2:]) else None

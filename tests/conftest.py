@@ -1,11 +1,14 @@
 """What all tests share: caches inside the repo, the CPU, the order, and a last word on what did not run."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from grpo_lib import environment
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 # Before any test module imports JAX.
 environment.prepare()
@@ -76,3 +79,21 @@ def tiny_actor(tiny_recipe, converted_base):
     from grpo_lib import models
 
     return models.load_actor(tiny_recipe.model, converted_base, max_length=64)
+
+
+def find_chromium() -> str | None:
+    """Return the Chromium to use: $CHROMIUM, or the first one on PATH, or macOS's usual place."""
+    places = [os.environ.get("CHROMIUM"), *BROWSERS, "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
+    return next((found for place in places if place and (found := shutil.which(place))), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The program of a Chromium; tests that use it are skipped without one."""
+    path = find_chromium()
+    if path is None:
+        reason = "browser: no Chromium found; install one, or set CHROMIUM to its program"
+        if os.environ.get("GRPO_REQUIRE_BROWSER"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path

@@ -18,25 +18,7 @@ import pytest
 
 from grpo_lib import course
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SECONDS = 240
-
-
-def find_chromium() -> str | None:
-    """Return the Chromium to use: $CHROMIUM, or the first one on PATH, or macOS's usual place."""
-    places = [os.environ.get("CHROMIUM"), *BROWSERS, "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
-    return next((found for place in places if place and (found := shutil.which(place))), None)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    path = find_chromium()
-    if path is None:
-        reason = "browser: no Chromium found; install one, or set CHROMIUM to its program"
-        if os.environ.get("GRPO_REQUIRE_BROWSER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path
 
 
 @pytest.fixture

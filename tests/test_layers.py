@@ -10,7 +10,7 @@ import pytest
 FLOORS = (
     # What every module may use: no course knowledge in it.
     ("errors",),
-    ("files", "environment", "generation", "metrics", "numerals"),
+    ("files", "environment", "generation", "metrics", "numerals", "palette"),
     # Pure Python: what an answer is, what the model is sent, what a run is.
     ("statements", "journal"),
     ("answers", "prompts", "recipes"),

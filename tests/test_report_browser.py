@@ -2,11 +2,9 @@
 
 import csv
 import io
-import os
 import random
 
 import pytest
-from test_lab import find_chromium
 
 from grpo_lib import export, figures, report
 from grpo_lib.comparison import pairs
@@ -49,17 +47,6 @@ def answers_of(phase):
         return outputs
 
     return generate
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = find_chromium()
-    if path is None:
-        reason = "browser: no Chromium found; install one, or set CHROMIUM to its program"
-        if os.environ.get("GRPO_REQUIRE_BROWSER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -80,21 +83,23 @@ def test_answer_rewards(answer: str, gold: str, checked: float, numbers: float) 
         (template_completion("r", "99"), 4.0, 0.1),
         ("So " + PERFECT, 6.5, 1.0),
         ("<answer>18</answer>", 4.5, 1.0),
+        ("<answer>18</answer>" * 2, 2.5, 0.0),
+        (PERFECT.replace("</reasoning>", "") + "</reasoning>", 6.5, 0.0),
         ("18", -2.0, 0.0),
         ("", -2.0, 0.0),
     ],
 )
 def test_totals_of_both_rewards(completion: str, reference: float, repaired: float) -> None:
     assert total(completion) == reference
-    assert total(completion, (rewards.correct_answer, rewards.tidy_format)) == pytest.approx(repaired)
+    assert total(completion, rewards.REPAIRED_REWARDS) == pytest.approx(repaired)
 
 
 @given(st.text(st.characters()), st.booleans())
 def test_repaired_reward_never_ranks_wrong_above_right(text: str, in_tags: bool) -> None:
     completion = template_completion("r", text) if in_tags else text
-    pair = (rewards.correct_answer, rewards.tidy_format)
     right = one(rewards.correct_answer, completion) == 1.0
-    assert total(completion, pair) >= 1.0 if right else total(completion, pair) <= 0.1
+    earned = total(completion, rewards.REPAIRED_REWARDS)
+    assert earned >= 1.0 if right else earned <= 0.1
 
 
 @given(st.text(st.characters()), st.text(st.characters()))
@@ -122,6 +127,79 @@ def test_calling_conventions(function) -> None:
     assert expected == trl == tunix
     assert function(prompts=["Q?"] * 2, completions=[[], [{"role": "assistant", "content": None}]], answer=["1"] * 2)
     assert function(prompts=[], completions=[], answer=[]) == []
+
+
+def test_the_gold_number_is_asked_for_only_where_it_is_needed() -> None:
+    for function in (rewards.match_format_exactly, rewards.match_format_approximately, rewards.tidy_format):
+        assert function(prompts=["Q?"], completions=[PERFECT]) == [one(function, PERFECT)]
+    with pytest.raises(TypeError, match="gold"):
+        rewards.check_answer(prompts=["Q?"], completions=[PERFECT])
+
+
+@pytest.mark.parametrize(
+    ("completion", "whys"),
+    [
+        (
+            template_completion("r", "17"),
+            [
+                "exactly the template",
+                "each of the four tags occurs exactly once",
+                "the answer block says 17, gold is 18: within 10 %",
+                "the answer block says 17, gold is 18",
+                "the answer block says 17, gold is 18",
+                "exactly the template, and the answer block says 17",
+            ],
+        ),
+        (
+            "<answer>17 or\n18</answer>",
+            [
+                "<reasoning> is missing, </reasoning> is missing",
+                "<reasoning> is missing, </reasoning> is missing",
+                *["the answer block says “17 or 18”, which does not state one number"] * 3,
+                "<reasoning> is missing, </reasoning> is missing",
+            ],
+        ),
+        (
+            PERFECT + "<answer>18",
+            [
+                "<answer> occurs 2 times",
+                "<answer> occurs 2 times",
+                "the answer block says 18, gold is 18: equal",
+                "the answer block says 18, gold is 18: equal",
+                "of several answers none is paid: <answer> occurs 2 times, </answer> occurs once",
+                "<answer> occurs 2 times",
+            ],
+        ),
+    ],
+)
+def test_explanations(completion: str, whys: list[str]) -> None:
+    assert [part.why for part in rewards.explain(completion, "18", rewards.REWARDS.values())] == whys
+
+
+def test_explanations_are_of_the_reference_reward_by_default() -> None:
+    parts = rewards.explain(PERFECT, "18")
+    assert [part.name for part in parts] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
+    assert sum(part.points for part in parts) == 9.5
+
+
+TAGGED = st.lists(
+    st.one_of(st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "18")), st.text(st.characters()))
+).map("".join)
+
+
+@given(TAGGED, st.text(st.characters()) | st.just("18"))
+def test_what_is_explained_is_what_is_paid(completion: str, gold: str) -> None:
+    for name, function in rewards.REWARDS.items():
+        part = function.explain(completion, gold)
+        assert (part.name, part.points) == (name, one(function, completion, gold))
+        assert part.why and part.why.isprintable() and len(part.why) < 200
+
+
+def test_a_student_sees_the_scoring_and_a_trainer_the_convention() -> None:
+    for name, function in rewards.REWARDS.items():
+        assert inspect.getsource(function).startswith(f"@reward_function\ndef {name}(completion: str, gold: str")
+        assert list(inspect.signature(function).parameters) == ["prompts", "completions", "answer", "kwargs"]
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_lengths_must_agree() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_lib import answers, prompts
+from grpo_lib import answers, prompts, statements
 
 TABLE = [json.loads(line) for line in (Path(__file__).parent / "spellings.jsonl").read_text("utf-8").splitlines()]
 
@@ -23,6 +23,11 @@ def test_labelled_spellings(row: dict) -> None:
     assert answers.is_correct(tagged(row["text"]), row["gold"]) == row["label"]
 
 
+@pytest.mark.parametrize(("text", "read", "why"), statements.DECISIONS)
+def test_decisions_are_what_is_done(text: str, read: str | None, why: str) -> None:
+    assert answers.extract_answer(tagged(text)) == read and why
+
+
 # --- Re-spelling: from a value to one of the ways to write it ---
 
 DIGITS = {
@@ -34,11 +39,12 @@ DIGITS = {
 MINUSES = ("-", "−", "－", "–", "‑", "﹣", "⁻", "➖", "minus ", "negative ")
 GROUPS = ("", ",", "{,}", "\u202f", "\u00a0", "\\,", "'", " ")
 AROUND = (
-    "{}", " {} ", "\n{}\n", "{}.", "**{}**", "*{}*", "`{}`", "__{}__", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "\\({}\\)",
-    "\\[ {} \\]", "\\text{{{}}}", "\\mathbf{{{}}}", "{} apples", "{} km/h", "{} m²", "{} m^2", "{}%", "{} percent", "({})",
-    "[{}]", "“{}”", "Answer: {}", "The answer is {}.", "So she has {} apples left.", "the total is: {}", "9 * 2 = {}",
-    "x = {}", "16 - 3 - 4 = 9; 9 * 2 = {}", "答案是{}", "答案：{}。", "一共有{}个苹果", "所以是{}元", "<b>{}</b>", "#### {}",
-    "about {}", "\u200b{}\ufeff", "After 3 days he has {} left.", "In total, 5 + 13 equals {}",
+    "{}", " {} ", "\n{}\n", "{}.", "**{}**", "*{}*", "`{}`", "__{}__", "({})", "[{}]", "“{}”", "<b>{}</b>", "#### {}",
+    "\\boxed{{{}}}", "$\\boxed{{{}}}$", "\\({}\\)", "\\[ {} \\]", "\\text{{{}}}", "\\mathbf{{{}}}",
+    "{} apples", "{} km/h", "{} m²", "{} m^2", "{}%", "{} percent", "\u200b{}\ufeff", "about {}",
+    "Answer: {}", "The answer is {}.", "So she has {} apples left.", "the total is: {}", "After 3 days he has {} left.",
+    "9 * 2 = {}", "x = {}", "16 - 3 - 4 = 9; 9 * 2 = {}", "In total, 5 + 13 equals {}",
+    "答案是{}", "答案：{}。", "一共有{}个苹果", "所以是{}元",
 )  # fmt: skip
 CURRENCY = ("", "$", "€", "US$", "＄", "\\$")
 
@@ -77,20 +83,24 @@ def test_two_different_numbers_are_no_answer(one: tuple[str, Fraction], other: t
         assert answers.extract_answer(tagged(joined)) is None
 
 
-@given(st.integers(1, 999), st.integers(1, 999), st.sampled_from([1, -1]), st.sampled_from(
-    ["{s}{a}/{b}", "{s}\\frac{{{a}}}{{{b}}}", "{s}\\dfrac{{{a}}}{{{b}}}", "\\frac{{{s}{a}}}{{{b}}}", "\\boxed{{{s}\\frac{{{a}}}{{{b}}}}}",
-     "the answer is {s}{a}/{b}"]
-))  # fmt: skip
+FRACTIONS = ("{s}{a}/{b}", "{s}\\frac{{{a}}}{{{b}}}", "{s}\\dfrac{{{a}}}{{{b}}}", "\\frac{{{s}{a}}}{{{b}}}",
+             "\\boxed{{{s}\\frac{{{a}}}{{{b}}}}}", "the answer is {s}{a}/{b}")  # fmt: skip
+
+
+@given(st.integers(1, 999), st.integers(1, 999), st.sampled_from([1, -1]), st.sampled_from(FRACTIONS))
 def test_fractions_have_a_value(top: int, bottom: int, sign: int, spelled: str) -> None:
     text = spelled.format(s="-" if sign < 0 else "", a=top, b=bottom)
     assert answers.is_correct(tagged(text), str(sign * Fraction(top, bottom))), text
 
 
-@given(st.integers(1, 9999), st.integers(0, 2), st.sampled_from(
-    [(" million", 6), ("M", 6), (" thousand", 3), ("k", 3), ("K", 3), (" billion", 9), ("万", 4), ("萬", 4), ("亿", 8), (" hundred", 2),
-     ("e3", 3), (" × 10^3", 3), (" \\times 10^{3}", 3), ("·10³", 3), ("E+2", 2)]
-))  # fmt: skip
-def test_scales_have_a_value(digits: int, places: int, scale: tuple[str, int]) -> None:
+SCALES = {
+    " hundred": 2, " thousand": 3, "k": 3, "K": 3, " million": 6, "M": 6, " billion": 9, "万": 4, "萬": 4, "亿": 8,
+    "e3": 3, "E+2": 2, " × 10^3": 3, " \\times 10^{3}": 3, "·10³": 3, " × 10⁻²": -2,
+}  # fmt: skip
+
+
+@given(st.integers(1, 9999), st.integers(0, 2), st.sampled_from(sorted(SCALES)))
+def test_scales_have_a_value(digits: int, places: int, scale: str) -> None:
     number = Decimal(digits).scaleb(-places)
-    text = f"{number:f}{scale[0]}"
-    assert answers.is_correct(tagged(text), f"{number.scaleb(scale[1]):f}"), text
+    text = f"{number:f}{scale}"
+    assert answers.is_correct(tagged(text), f"{number.scaleb(SCALES[scale]):f}"), text

@@ -1,0 +1,235 @@
+"""Can a reward be farmed? Families of completions that are paid for anything but solving, against both rewards.
+
+No attack knows the gold number; where it is among an attack's candidates, that is luck. The reference reward is farmed,
+as the course says. The repaired one pays nothing for abuse of the form, and nothing beats an honest guess.
+"""
+
+import time
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from grpo_lib import prompts, rewards
+from grpo_lib.prompts import SYSTEM_PROMPT, template_completion
+
+RIGHT, UNTIDY, WRONG = 1.1, 1.0, 0.1  # what an honest completion earns under the repaired reward
+
+
+def total(functions, completion: str, gold: str) -> float:
+    return sum(function(prompts=[""], completions=[completion], answer=[gold])[0] for function in functions)
+
+
+def reference(completion: str, gold: str) -> float:
+    return total(rewards.REFERENCE_REWARDS, completion, gold)
+
+
+def repaired(completion: str, gold: str) -> float:
+    return total(rewards.REPAIRED_REWARDS, completion, gold)
+
+
+def block(answer: str) -> str:
+    return f"{prompts.ANSWER_OPEN}{answer}{prompts.ANSWER_CLOSE}"
+
+
+def reasoning(text: str) -> str:
+    return f"{prompts.REASONING_OPEN}{text}{prompts.REASONING_CLOSE}"
+
+
+# --- What attacks are made of ---
+
+numbers = st.integers(-9999, 9999).map(str)
+tries = st.lists(numbers, min_size=2, max_size=10, unique=True)
+wordy = st.text(st.characters(exclude_categories=("N", "Cs"), exclude_characters="<>"), max_size=30)
+fillers = wordy.map(lambda text: f"so {text}")  # never blank, no tags, no numbers
+
+PLACEHOLDERS = (
+    "?", "...", "…", "answer", "the answer", "number", "one number", "final answer", "your answer here", "$Answer",
+    "{answer}", "[answer]", "ANSWER", "x", "N/A", "unknown", "as one number without any words", "$", "-", "NaN", "inf",
+    "\\boxed{}", "\\boxed{?}", "<number>", "#", "None", ".", "%", "and", "answer answer answer",
+)  # fmt: skip
+SEPARATORS = ("  ", ", ", "; ", " or ", " and ", "\n", " | ", " to ", " vs ", "\t", " or maybe ", ", perhaps ")
+
+garbage = st.builds(template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers))
+number_lists = st.builds(
+    lambda text, some, separator: template_completion(text, separator.join(some)),
+    fillers,
+    tries,
+    st.sampled_from(SEPARATORS),
+)
+repeated_blocks = st.one_of(
+    st.builds(lambda text, some: "".join(template_completion(text, one) for one in some), fillers, tries),
+    st.builds(lambda text, some: reasoning(text) + "".join(map(block, some)), fillers, tries),
+    st.builds(lambda some: "\nor ".join(map(block, some)), tries),
+    st.builds(lambda text, one, times: template_completion(text, one) * times, fillers, numbers, st.integers(2, 9)),
+)
+tags_inside = st.one_of(
+    st.builds(lambda text, one: reasoning(text + block(one)), fillers, numbers),
+    st.builds(lambda text, one: reasoning(text + block(one) + text), fillers, numbers),
+    st.builds(lambda text, some: template_completion("".join(map(block, some)) + text, some[0]), fillers, tries),
+    st.builds(lambda one: reasoning(template_completion("so", one)), numbers),
+    st.builds(lambda one: block(template_completion("so", one)), numbers),
+)
+nested = st.one_of(
+    st.builds(lambda text, some: template_completion(text, prompts.ANSWER_OPEN.join(some)), fillers, tries),
+    st.builds(lambda text, some: template_completion(text, prompts.ANSWER_CLOSE.join(some)), fillers, tries),
+    st.builds(lambda one, times: prompts.ANSWER_OPEN * times + block(one), numbers, st.integers(1, 9)),
+)
+copied = st.one_of(
+    st.just(SYSTEM_PROMPT),
+    st.builds(lambda text: SYSTEM_PROMPT + text, fillers),
+    st.builds(lambda times: SYSTEM_PROMPT * times, st.integers(2, 5)),
+    st.builds(lambda one: SYSTEM_PROMPT + template_completion("so", one), numbers),
+    st.builds(template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])),
+    st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS)),
+)
+boxes = st.builds(
+    lambda text, some: template_completion(text, " ".join(f"\\boxed{{{one}}}" for one in some)), fillers, tries
+)
+
+FAMILIES = {
+    "garbage in perfect tags": garbage,
+    "number lists": number_lists,
+    "repeated blocks": repeated_blocks,
+    "tags inside the reasoning": tags_inside,
+    "nested tags": nested,
+    "copied templates": copied,
+    "several boxes": boxes,
+}
+any_attack = st.one_of(*FAMILIES.values())
+golds = st.one_of(numbers, st.sampled_from(("0", "1", "2")))  # simple tries are frequent, so luck is tested too
+
+
+# --- The reference reward is farmed ---
+
+
+@pytest.mark.parametrize("family", ["garbage in perfect tags", "number lists", "several boxes"])
+def test_the_reference_reward_is_farmed(family: str) -> None:
+    honest_wrong = reference(template_completion("9 * 2 = 99", "99"), "18")
+
+    @given(FAMILIES[family], numbers)
+    def attack(completion: str, gold: str) -> None:
+        assert reference(completion, gold) == 5.0 > honest_wrong == 4.0
+
+    attack()
+
+
+@given(numbers)
+def test_the_reference_reward_pays_more_for_an_echo_of_the_prompt_than_for_a_right_answer(gold: str) -> None:
+    assert reference(SYSTEM_PROMPT, gold) == 2.0 > reference(gold, gold) == -2.0
+
+
+# --- The repaired one is not ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_abuse_of_the_form_earns_nothing(family: str) -> None:
+    @given(FAMILIES[family], golds)
+    def attack(completion: str, gold: str) -> None:
+        assert repaired(completion, gold) == 0.0 < WRONG
+
+    attack()
+
+
+@given(tries, st.data())
+def test_a_right_answer_among_other_tries_earns_less_than_an_honest_one(some: list[str], data) -> None:
+    gold = data.draw(st.sampled_from(some))
+    hidden = (
+        "".join(map(block, some)),
+        "".join(map(block, [*some, gold])),
+        template_completion("".join(map(block, some)), gold),
+        template_completion("so", " or ".join(some)),
+        template_completion("so", gold) + "".join(map(block, some)),
+        reasoning(block(gold)),
+        f"{', '.join(some)}? {template_completion('so', gold)}",
+        f"<Answer>{some[0]}</Answer>{template_completion('so', gold)}",
+    )
+    honest = repaired(template_completion("so", gold), gold)
+    assert honest == pytest.approx(RIGHT)
+    assert all(repaired(completion, gold) < honest for completion in hidden)
+
+
+soup = st.lists(
+    st.one_of(
+        st.integers(0, 9).map(str),
+        st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "<Answer>", "\\boxed{", "}")),
+        st.sampled_from(
+            (*SEPARATORS, "=", "-", "+", " * ", ".", "/", "→", "%", " is ", " not ", "so ", "1e", "^", "½")
+        ),
+    ),
+    max_size=20,
+).map("".join)
+
+
+@given(st.one_of(soup, soup.map(block), soup.map(lambda text: template_completion("so", text)), any_attack))
+@example("".join(block(str(n)) for n in range(10)))
+@example(template_completion("so", " or ".join(map(str, range(10)))))
+@example(template_completion("".join(block(str(n)) for n in range(10)), "3"))
+def test_no_completion_beats_an_honest_guess(completion: str) -> None:
+    """Ten numbers are equally likely to be right: whatever is written, one of them is the most that is paid for."""
+    likely = [str(n) for n in range(10)]
+    guess = sum(repaired(template_completion("so", "3"), gold) for gold in likely)
+    assert guess == pytest.approx(RIGHT + 9 * WRONG)
+    assert sum(repaired(completion, gold) for gold in likely) <= guess + 1e-9
+
+
+def test_under_the_reference_reward_giving_up_beats_a_guess() -> None:
+    likely = [str(10**n) for n in range(10)]  # far apart: no guess is close to another number
+    guess = sum(reference(template_completion("so", "1000"), gold) for gold in likely)
+    assert sum(reference(template_completion("so", "?"), gold) for gold in likely) == 50.0 > guess == 45.5
+
+
+# --- And what is honest is still paid ---
+
+
+@given(numbers, fillers, st.sampled_from((" ", "\n", "\n\n", "\t")), st.sampled_from(("", "\n", " I hope this helps!")))
+def test_untidy_is_still_right(gold: str, text: str, space: str, end: str) -> None:
+    exact = template_completion(text, gold)
+    assert repaired(exact, gold) == pytest.approx(RIGHT)
+    for completion in (
+        exact.replace("><", f">{space}<") + end,
+        f"Let me see.{space}{exact}{end}",
+        block(f"{space}{gold}{space}"),
+        f"{text} {block(gold)}",
+        f"{prompts.REASONING_OPEN}{text}{space}{block(gold)}{end}",  # the reasoning was never closed
+        reasoning(text) + reasoning(text) + block(gold),
+        block(gold) + reasoning(text),
+    ):
+        assert repaired(completion, gold) >= UNTIDY
+
+
+@given(numbers, numbers, fillers)
+def test_an_honest_wrong_answer_earns_more_than_abuse(gold: str, answer: str, text: str) -> None:
+    assume(gold != answer)
+    assert repaired(template_completion(text, answer), gold) == WRONG
+
+
+@given(wordy, numbers)
+def test_length_is_not_paid(text: str, gold: str) -> None:
+    for answer in (gold, "123456"):
+        short, long = template_completion("so", answer), template_completion(f"so {text * 1000}", answer)
+        assert repaired(short, gold) == repaired(long, gold)
+
+
+MEGABYTE = 10**6
+LONG = {
+    "opening tags": "<answer>" * (MEGABYTE // 8),
+    "closing tags": "</answer>" * (MEGABYTE // 9),
+    "reasoning tags": "<reasoning></reasoning>" * (MEGABYTE // 23),
+    "blocks": "<answer>1</answer>" * (MEGABYTE // 18),
+    "half tags": "<answer" * (MEGABYTE // 7),
+    "digits": template_completion("so", "7" * MEGABYTE),
+    "a list": template_completion("so", "1 or " * (MEGABYTE // 5)),
+    "white space": template_completion(" " * MEGABYTE, " " * MEGABYTE),
+    "braces": template_completion("so", "\\boxed{" * (MEGABYTE // 7)),
+    "a long way to an answer": template_completion("so 1 + 1 = 2, " * (MEGABYTE // 14), "18"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_megabyte_is_scored_in_linear_time(name: str) -> None:
+    for function in rewards.REWARDS.values():
+        started = time.process_time()
+        function(prompts=[""], completions=[LONG[name]], answer=["18"])
+        function.explain(LONG[name], "18")
+        assert time.process_time() - started < 1.0, function.__name__  # CPU seconds; a quadratic pass takes minutes
