@@ -39,7 +39,8 @@ lock: setup ## for maintainers: compile requirements/*.in to the locks
 tiny-base: setup ## for authors: train the tiny base model again
 	@$(PY) assets/make_tiny_base.py
 
-bench: setup ## seconds per GRPO step against a hand-written loop and TRL
+bench: setup ## a GRPO step against a hand-written loop and TRL; grading against math-verify
+	@$(PY) benchmarks/grading.py
 	@$(PY) benchmarks/step_time.py --json
 
 clean: ## delete the environments and the caches; runs/ stays

@@ -28,7 +28,9 @@ checks = {
     "all cells of five notebooks executed": all(cell.execution_count for cell in cells if cell.source.strip()),
     "no cell ended in an error": all(course.failed_cell(notebook) == 0 for notebook in notebooks),
     "a metrics row per step": len((run_dir / "metrics.jsonl").read_text().splitlines()) == summary["steps"],
-    "report.html is there": (run_dir / "report.html").stat().st_size > 10_000,
+    "report.html holds every answer, in less than 6 MB": 100_000 < (run_dir / "report.html").stat().st_size < 6_000_000,
+    "the tables are there": all((run_dir / "evals" / f"answers.{kind}").exists() for kind in ("csv", "parquet")),
+    "no evaluation is left half done": not list((run_dir / "evals").glob("*.partial")),
     "the last lines say so": [line.split()[0] for line in printed[-5:]]
     == ["before", "after", "interval", "p", "report"],
 }

@@ -1,7 +1,8 @@
 """The run directory: the only thing that passes from one notebook, or one command, to the next.
 
 runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
-            evals/before.jsonl  evals/after.jsonl  export/  summary.json  report.html
+            evals/before.jsonl  evals/after.jsonl  evals/answers.csv  evals/answers.parquet
+            export/  summary.json  report.html
 """
 
 from __future__ import annotations

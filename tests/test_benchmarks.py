@@ -227,7 +227,15 @@ def test_parity_counts_both_graders_and_texts(benchmarks) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    ["step_time.py", "hand_jitted.py", "course_grpo.py", "trl_grpo.py", "trl_environment.py", "export_parity.py"],
+    [
+        "step_time.py",
+        "hand_jitted.py",
+        "course_grpo.py",
+        "trl_grpo.py",
+        "trl_environment.py",
+        "export_parity.py",
+        "grading.py",
+    ],
 )
 def test_help(program: str) -> None:
     done = subprocess.run([sys.executable, str(BENCHMARKS / program), "--help"], capture_output=True, text=True)
