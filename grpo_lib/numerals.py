@@ -106,7 +106,7 @@ _LATEX_FACE = re.compile(
 _LATEX_COMMAND = re.compile(r"\\([A-Za-z]+)")
 _HTML_TAG = re.compile(r"</?[A-Za-z][^<>]{0,99}>")
 _SUPERSCRIPT = re.compile(r"<sup>\s*([0-9]+)\s*</sup>", re.I)
-_ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's own calculations, "<<9*2=18>>18"
+_ANNOTATION = re.compile(r"<<[^<>]*?=([^<>=]*)>>(\s*\1)?")  # GSM8K's own calculations, "<<9*2=18>>18"
 _STRUCK = re.compile(r"~~[^~]*~~|<(?:del|s|strike)>[^<]*<", re.I)
 _MARKED = re.compile(r"==(?=\S)([^=\n]+)(?<=\S)==")
 _RAISED = re.compile(r"(−?)((?:\^[0-9])+)")  # of "10⁻¹²", one character at a time
@@ -139,7 +139,7 @@ def plain(text: str) -> str:
         text = _RAISED.sub(lambda match: f"^{match[1]}{match[2].replace('^', '')}", text).replace("^°", "°")
     if "<" in text:
         text = _STRUCK.sub(" ", _SUPERSCRIPT.sub(r"^\1", text))
-        text = _HTML_TAG.sub(" ", _ANNOTATION.sub("", text))
+        text = _HTML_TAG.sub(" ", _ANNOTATION.sub(r"\1 ", text))
     if "*" in text or "_" in text or "`" in text or "~" in text:
         text = _UNDERSCORES.sub("", _STARS.sub("", _STRUCK.sub(" ", text.replace("`", " "))))
     if "==" in text:

@@ -67,7 +67,7 @@ _GUESSES = re.compile(
 )
 _JOINED = re.compile(
     r"[;|/~→–−+*×÷^&?-]|\n"
-    r"|\b(?:and|to|through|till|until|up|but|then|plus|minus|times|over|by|of|from|per|than|at|each|every|away|added"
+    r"|\b(?:and|to(?=\W*\Z)|through|till|until|up|but|then|plus|minus|times|over|by|of|from|per|than|at|each|every|away|added"
     r"|subtracted|divided|multiplied|in|on|for|with|out|y|et|und|if|after|before|against|while|whereas)\b"
     r"|[和与與及到至、从從每]",
     re.I,
@@ -132,6 +132,7 @@ _VERB = re.compile(
 _DIGIT = re.compile(r"[0-9]")
 _VARIABLE = re.compile(r"\s*[a-z]\s*", re.I)
 _MULTIPLE = re.compile(r"[0-9]\s?[xyzabnpq]\b")
+_LABEL = re.compile(r"\A(?=[^:]*[^\W\d_])[^:,;\n]*:\W*\Z")
 _OR = re.compile(r"\bor\b|或|还是|還是", re.I)
 _NOT_EQUAL = re.compile(r"[<>!≠]=")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
@@ -163,8 +164,18 @@ def _stated(text: str) -> Fraction | None:
         return None  # hexadecimal and the like
     if _REFUSES.search(text) or _ASKS.match(text) or _CONDITION.match(text):
         return None
-    text = _result(_without_aside(text))
+    text = _result(_without_aside(_without_reason(text)))
     return None if text is None else _one_number(text)
+
+
+def _without_reason(text: str) -> str:
+    """`text` up to a reason that follows the number: "18, because 9 * 2 = 18"."""
+    reason = _BECAUSE.search(text)
+    if not reason or not _DIGIT.search(text[: reason.start()]) or _CONCLUSION.search(text, reason.start()):
+        return text
+    if text.count("=", reason.start()) > 1:  # the reason goes on, to a result of its own
+        return text
+    return text[: reason.start()]
 
 
 def _without_aside(text: str) -> str:
@@ -238,9 +249,6 @@ def _concluding_part(text: str, numbers: list[Number]) -> str | None:
     between = _BETWEEN.sub(" ", text)
     if between != text and _DIGIT.search(between):
         return between  # the difference between 30 and 12 is 18
-    reason = _BECAUSE.search(text)
-    if reason and _DIGIT.search(text[: reason.start()]) and not _CONCLUSION.search(text, reason.start()):
-        return text[: reason.start()]  # 18, because ...
     for cue in reversed(list(_CONCLUSION.finditer(text))):
         tail = text[cue.end() :]
         if _DIGIT.search(tail) and not _OPENS_CLAUSE.match(tail):
@@ -260,6 +268,8 @@ def _ends_in_answer(text: str, previous: Number, last: Number) -> bool:
     gap = text[previous.end : last.start]
     if _STATES.search(gap) and _CALCULATED.search(text, 0, previous.end):
         return True  # 3 + 15 is 18
+    if text.count(":") == 1 and _LABEL.search(gap):
+        return True  # total for 5 days: $990
     if "," in gap:
         sentence = re.split(r"[.!?\n]\s", text[: previous.start])[-1]
         if _VERB.search(sentence) and not _OPENS_CLAUSE.match(sentence):
