@@ -188,7 +188,7 @@ _NUMBER = re.compile(
     r"|(?: ?/ ?(?P<bottom>[0-9][0-9.,]*)))?"
     r"(?:[ -]?(?P<scale>hundred|thousand|million|billion|trillion|lakh|crore)s?\b"
     r"|(?P<letter>[kKMB]|[mb](?=\b)|mil|mn|bn)(?![A-Za-z0-9])"
-    r"|(?P<han>[百千万萬亿億]+)(?![分克米瓦卡帕焦赫伏]))?",
+    r"|(?P<han>[百千万萬亿億]{1,3})(?![分克米瓦卡帕焦赫伏]))?",
     re.I,
 )
 _SCALES = {
@@ -281,6 +281,7 @@ def _scale(match: re.Match[str], left: str) -> int:
         return _SCALES[match["scale"].lower()]
     if letter := match["letter"]:
         money = left.rstrip()[-1:] in _CURRENCY_SIGNS and left.strip() != ""
+        letter = letter if len(letter) == 1 else letter.lower()  # "5m" is no "5M", but "5Bn" is "5bn"
         return _SCALES.get(letter) or (_MONEY_SCALES.get(letter) if money else None) or 1
     scale = 1
     for sign in match["han"] or "":
@@ -332,8 +333,8 @@ def simple(text: str) -> str | None:
 
 def spelling(value: Fraction | None) -> str | None:
     """The one spelling of a value: a decimal if it ends ("1080", "-0.5"), else a reduced fraction ("1/3")."""
-    if value is None:
-        return None
+    if value is None or max(value.numerator.bit_length(), value.denominator.bit_length()) > 6 * LONGEST:
+        return None  # Python refuses to spell integers of more than 4,300 digits
     if value.denominator == 1:
         return str(value.numerator)
     rest, twos, fives = value.denominator, 0, 0
@@ -343,8 +344,9 @@ def spelling(value: Fraction | None) -> str | None:
         rest, fives = rest // 5, fives + 1
     if rest != 1:
         text = str(value)
+    elif (places := max(twos, fives)) > 2 * LONGEST:
+        return None
     else:
-        places = max(twos, fives)
         digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
         text = f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
     return text if len(text) <= 2 * LONGEST else None

@@ -52,6 +52,9 @@ _CONCLUSION = re.compile(
     r"|答案|所以|因此|总共|總共|一共|共有|等于|等於|即|最终|最終|結果|结果|合计|合計|还剩|還剩|剩下|每人|平均",
     re.I,
 )
+_CLOSING = re.compile(r"total|altogether|together|in all|remain(?:s|ing)?|now", re.I)
+_AFTER_NUMBER = re.compile(r"[0-9][^0-9,.;:=\n]*\Z")
+_GOES_ON = re.compile(r"\s*(?:[,;/()−–-]|(?:of|before|after|in|for|per|from|and)\b)", re.I)
 _CALCULATED = re.compile(
     r"[-+*/×÷−^]|\b(?:plus|minus|times|over|(?:add|subtract|divid|multipl)\w*)\b|\A\s*[xX]\s*\Z|加|减|減|乘|除", re.I
 )
@@ -251,6 +254,9 @@ def _concluding_part(text: str, numbers: list[Number]) -> str | None:
         return between  # the difference between 30 and 12 is 18
     for cue in reversed(list(_CONCLUSION.finditer(text))):
         tail = text[cue.end() :]
+        closes = _CLOSING.fullmatch(cue[0]) and _AFTER_NUMBER.search(text, 0, cue.start())
+        if closes and _GOES_ON.match(tail) and not _VERB.search(tail):
+            return text[: cue.start()]  # 18 in all, 6 each
         if _DIGIT.search(tail) and not _OPENS_CLAUSE.match(tail):
             return tail
     previous, last = numbers[-2:]
