@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -109,6 +110,12 @@ def evaluate(
     completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Ask a vLLM or OpenAI-compatible server.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on that server.")] = None,
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="The environment variable with the server's key.")
+    ] = "OPENAI_API_KEY",
+    extra: Annotated[
+        str | None, typer.Option(metavar="JSON", help='More for each request, such as {"repetition_penalty": 1}.')
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the recipe's model (model.path=… for another) on all problems of a split, greedily.
@@ -124,6 +131,8 @@ def evaluate(
         raise CourseError("--endpoint needs --model NAME, the model's name on that server")
     if model and not endpoint:
         raise CourseError("--model is the name on a server and needs --endpoint; here, choose with model.path=…")
+    if extra is not None and not endpoint:
+        raise CourseError("--extra is sent to a server and needs --endpoint")
     if temperature is not None and (completions or not samples or temperature <= 0):
         raise CourseError("--temperature is above 0 and needs --samples N: the greedy answer has none")
     if output and output.exists() and not overwrite:
@@ -136,14 +145,12 @@ def evaluate(
     if completions:
         source = _from_file(completions, problems, samples)
     elif endpoint:
-        source = _from_server(resolved, endpoint, model, samples, temperature)
+        source = _from_server(resolved, endpoint, model, samples, temperature, api_key_env, extra)
     else:
         source = _from_recipe(resolved, samples, temperature)
-    if output and overwrite:
-        output.unlink(missing_ok=True)
     result = evaluation.evaluate(
         problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
-        progress=sys.stderr.isatty(), samples=samples or 1, **source,
+        progress=sys.stderr.isatty(), samples=samples or 1, overwrite=overwrite, **source,
     )  # fmt: skip
     failures = [record["error"] for record in result.records if record["error"]]
     summary = result.summary() | {"failures": len(failures)}
@@ -179,17 +186,25 @@ def main() -> None:
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; what was finished is kept: go on with train --resume, or evaluate again", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # typer's, after Ctrl-C
+            print(
+                "interrupted; what a run or an --output has finished is kept: give the same command again "
+                "(train: with --resume)",
+                file=sys.stderr,
+            )
+        raise
 
 
 def _from_recipe(recipe: Recipe, samples: int | None, temperature: float | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate that say what answers: the recipe's own model."""
-    from grpo_lib import pipeline
+    from grpo_lib import models, pipeline
 
+    settings: dict[str, Any] = {
+        "max_completion_length": recipe.evaluation_completion_length,
+        "weights": _digest(models.model_directory(recipe.model)),  # a path may hold other weights tomorrow
+    }
     generate, render = pipeline.standalone_generate(recipe)
-    settings: dict[str, Any] = {"max_completion_length": recipe.evaluation_completion_length}
     sampled = None
     if samples:
         settings["temperature"] = temperature or recipe.rollout.temperature
@@ -199,8 +214,21 @@ def _from_recipe(recipe: Recipe, samples: int | None, temperature: float | None)
     }  # fmt: skip
 
 
+def _digest(directory: Path) -> str:
+    """Changes with the files of a Hugging Face directory: their names, sizes and times, since weights are long."""
+    files = [path for path in sorted(directory.iterdir()) if path.suffix in (".safetensors", ".json", ".jinja")]
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
 def _from_server(
-    recipe: Recipe, url: str, model: str, samples: int | None, temperature: float | None
+    recipe: Recipe,
+    url: str,
+    model: str,
+    samples: int | None,
+    temperature: float | None,
+    api_key_env: str,
+    extra: str | None,
 ) -> dict[str, Any]:
     """The same for a server; its address may change while an evaluation is interrupted, and is no setting."""
     from grpo_lib import prompts, sources
@@ -209,12 +237,24 @@ def _from_server(
         "system": prompts.SYSTEM_PROMPT if recipe.prompts.system == "default" else recipe.prompts.system,
         "max_tokens": recipe.evaluation_completion_length,
     }
-    generate, sampled = sources.endpoint(url, model, **settings), None
+    if extra is not None:
+        settings["extra"] = _json_object(extra)
+    generate, sampled = sources.endpoint(url, model, api_key_env=api_key_env, **settings), None
     if samples:
-        heat = temperature or recipe.rollout.temperature
-        sampled = sources.endpoint(url, model, temperature=heat, **settings)
-        settings["temperature"] = heat
+        settings["temperature"] = temperature or recipe.rollout.temperature
+        heat = {"temperature": settings["temperature"]}
+        sampled = dataclasses.replace(generate, options=generate.options | heat)
     return {"generate": generate, "sampled": sampled, "model": model, "settings": settings}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CourseError(f"--extra is not JSON ({error}); write it like '{{\"top_k\": -1}}'") from None
+    if not isinstance(value, dict):
+        raise CourseError("--extra is not a JSON object; write it like '{\"top_k\": -1}'")
+    return value
 
 
 def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any]:

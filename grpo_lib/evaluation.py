@@ -5,8 +5,9 @@
     summary = summarize(before, after, steps=60)
 
 Every problem counts, whatever the model did with it: a completion that is empty, cut short, or makes the
-grader raise is a wrong answer, never a missing one. A finished file is read, not recomputed: the model that
-made before.jsonl no longer exists once training has begun. An evaluation that was stopped goes on where it was.
+grader raise is a wrong answer, never a missing one. A finished file is read, and nothing is asked again: the model
+that made before.jsonl no longer exists once training has begun. (Its verdicts are those of today's grader: see
+records.) An evaluation that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,18 +24,16 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from grpo_lib import answers, statistics
+from grpo_lib import statistics
 from grpo_lib.errors import CourseError
 from grpo_lib.generation import Generation
 from grpo_lib.journal import Journal
 from grpo_lib.problems.types import Problem
-from grpo_lib.records import VERDICTS, EvalRun, Record, summarize
+from grpo_lib.records import CLOSE, VERDICTS, EvalRun, Record, grade, graded_again, summarize, wrong
 
 __all__ = ["CLOSE", "VERDICTS", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
 
 Generate = Callable[..., Sequence[Generation | str]]
-
-CLOSE = 0.1  # partial credit: within 10 % of the gold number
 
 
 def evaluate(
@@ -50,6 +49,7 @@ def evaluate(
     label: str = "",
     model: str | None = None,
     settings: dict[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> EvalRun:
     """Ask for completions of all problems and grade them.
 
@@ -64,21 +64,25 @@ def evaluate(
         greedy answer, and samples 1 … `samples` are drawn with this one: greedy accuracy, pass@k and maj@k in one pass.
       samples: completions per problem by `sampled`, or by `generate` where that is all there is. Several by
         `generate` make sense only if it samples, and are recorded as sampled; a single one is recorded as greedy.
-      render: turns a question into the prompt; without it the question itself is sent.
+      render: turns a question into the prompt; without it the question itself is sent. A `generate` that sends more
+        than its prompts has a method `sent(prompt, task)`, which says what: that is what the record keeps.
       path: where the records go when all are there. If that file exists it is loaded and nothing is asked. Until
         then finished batches are kept in `<path>.partial`: an evaluation that was stopped, in whatever way,
         asks only for the batches that it has not finished.
       label: shown on the progress bar.
       model: what answers, such as "step 30"; kept in every record, and a file of another model is refused.
-      settings: whatever else decides the completions (a temperature, a limit), as JSON; an evaluation that was
-        stopped goes on only with the same settings.
+      settings: whatever else decides the completions (a temperature, a limit, the weights), as JSON. Where they are
+        given, their digest is kept in every record, an evaluation that was stopped goes on only with the same
+        settings, and a file of others is refused; one that does not say is not.
+      overwrite: evaluate anew although the file exists, which stays until the new one is whole.
 
     Returns:
       EvalRun, in the order of `problems`: `samples` records of each, after the greedy one if there is `sampled`.
 
     Raises:
-      CourseError: no problems, two with one id, files that were made for other problems or another model, or a
-        `generate` that returns another number of completions than it was given prompts.
+      CourseError: no problems, two with one id, settings that are no JSON, files that were made for other problems,
+        another model or other settings, or a `generate` that returns another number of completions than it was
+        given prompts.
     """
     if batch_size < 1 or samples < 1:
         raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
@@ -88,20 +92,21 @@ def evaluate(
         raise CourseError("two problems have the same id; before and after could not be paired")
     kinds = [True] + [False] * samples if sampled else [samples == 1] * samples  # sample number -> greedy?
     tasks = [
-        _Task(problem, render(problem.question) if render else problem.question, sample, greedy)
+        _task(problem, sample, greedy, sampled if sampled and not greedy else generate, render)
         for problem in problems
         for sample, greedy in enumerate(kinds)
     ]
+    settings, digest = _settled(settings)
     journal = None
     if path is not None:
         journal = Journal(Path(f"{path}.partial"), _job(tasks, batch_size, model, settings))
-        if Path(path).exists():
-            run = _load_for(path, tasks, model)
+        if Path(path).exists() and not overwrite:
+            run = _load_for(path, tasks, model, digest)
             journal.remove()  # the process may have ended between the last two lines of this function
             return run
 
     batches = _plan(tasks, batch_size)
-    done = _finished(journal, batches) if journal else {}
+    done = _finished(journal, batches, overwrite) if journal else {}
     records = {task.key: record for number in done for task, record in zip(batches[number], done[number], strict=True)}
     running = _Running(kinds[0])
     running.add(records.values())
@@ -113,7 +118,7 @@ def evaluate(
             if number in done:
                 continue
             outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
-            fresh = [_record(task, model, output) for task, output in zip(batch, outputs, strict=True)]
+            fresh = [_record(task, model, digest, output) for task, output in zip(batch, outputs, strict=True)]
             if journal:
                 journal.add(number, fresh)
             records |= {task.key: record for task, record in zip(batch, fresh, strict=True)}
@@ -127,39 +132,38 @@ def evaluate(
     return run
 
 
-def grade(completion: str, gold: str) -> Record:
-    """Verdicts on one completion.
-
-    Returns:
-      extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader
-      raised. With an error every verdict is False, so that the denominator is the same for all of them.
-    """
-    try:
-        extracted = answers.extract_answer(completion)
-        return {
-            "extracted": extracted,
-            "strict": bool(answers.same_value(extracted, gold)),
-            "lenient": bool(answers.is_correct_leniently(completion, gold)),
-            "partial": bool(answers.near_value(extracted, gold, CLOSE)),
-            "format": bool(answers.format_is_exact(completion)),
-            "error": None,
-        }
-    except Exception as error:  # a grader's bug must not shrink the denominator
-        return _wrong(f"{type(error).__name__}: {error}")
-
-
 @dataclass(frozen=True)
 class _Task:
     """One completion to ask for."""
 
     problem: Problem
-    prompt: str
+    prompt: str  # what `generate` receives
+    sent: str  # what the model is sent
     sample: int
     greedy: bool
 
     @property
     def key(self) -> tuple[str, int]:
         return self.problem.id, self.sample
+
+
+def _task(
+    problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[[str], str] | None
+) -> _Task:
+    prompt = render(problem.question) if render else problem.question
+    sent = generate.sent(prompt, (problem.id, sample)) if hasattr(generate, "sent") else prompt
+    return _Task(problem, prompt, _storable(sent), sample, greedy)
+
+
+def _settled(settings: dict[str, Any] | None) -> tuple[dict[str, Any] | None, str | None]:
+    """Settings as they come back from a file, where a tuple is a list, and a short digest of them; None for None."""
+    if settings is None:
+        return None, None
+    try:
+        settings = json.loads(json.dumps(settings, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise CourseError(f"settings must be what JSON can hold, numbers and texts: {error}") from None
+    return settings, hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -207,13 +211,13 @@ def _job(tasks: list[_Task], batch_size: int, model: str | None, settings: Any) 
     }
 
 
-def _finished(journal: Journal, batches: list[list[_Task]]) -> dict[int, list[Record]]:
-    done = journal.read()
+def _finished(journal: Journal, batches: list[list[_Task]], replace: bool) -> dict[int, list[Record]]:
+    done = journal.read(replace)
     for number, records in done.items():
         wanted = [task.key for task in batches[number]] if 0 <= number < len(batches) else None
         if [(record.get("id"), record.get("sample")) for record in records] != wanted:
             raise CourseError(f"{journal.path}: batch {number} holds other problems; remove the file to begin anew")
-    return done
+    return {number: [graded_again(record) for record in records] for number, records in done.items()}
 
 
 def _ask(generate: Generate, batch: list[_Task]) -> list[Any]:
@@ -238,7 +242,7 @@ def _keywords(function: Callable) -> set[str]:
     return {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
-def _record(task: _Task, model: str | None, output: Any) -> Record:
+def _record(task: _Task, model: str | None, digest: str | None, output: Any) -> Record:
     """One line of the evaluation file; what is no completion at all counts as an empty, wrong one."""
     text, tokens, truncated, failure = "", None, False, None
     if isinstance(output, str):
@@ -248,7 +252,7 @@ def _record(task: _Task, model: str | None, output: Any) -> Record:
     else:
         failure = f"generate returned {type(output).__name__} in place of a completion"
     text = _storable(text)  # what is graded is what is stored
-    grades = grade(text, task.problem.answer) if failure is None else _wrong(_storable(str(failure)))
+    grades = grade(text, task.problem.answer) if failure is None else wrong(_storable(str(failure)))
     return {
         "id": task.problem.id,
         "sample": task.sample,
@@ -256,7 +260,7 @@ def _record(task: _Task, model: str | None, output: Any) -> Record:
         "model": model,
         "question": task.problem.question,
         "solution": task.problem.solution,
-        "prompt": task.prompt,
+        "prompt": task.sent,
         "completion": text,
         "extracted": grades["extracted"],
         "gold": task.problem.answer,
@@ -265,11 +269,8 @@ def _record(task: _Task, model: str | None, output: Any) -> Record:
         "tokens": None if tokens is None else int(tokens),  # None: generate did not count
         "error": grades["error"],
         "steps": task.problem.steps,
+        **({"settings": digest} if digest else {}),
     }
-
-
-def _wrong(error: str) -> Record:
-    return {"extracted": None, **dict.fromkeys(VERDICTS, False), "error": error}
 
 
 def _storable(text: str) -> str:
@@ -277,7 +278,7 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode()
 
 
-def _load_for(path: str | os.PathLike, tasks: list[_Task], model: str | None) -> EvalRun:
+def _load_for(path: str | os.PathLike, tasks: list[_Task], model: str | None, digest: str | None) -> EvalRun:
     """The finished evaluation in `path`, in the order of `tasks`, if it is of exactly these."""
     records = {(record["id"], record["sample"]): record for record in EvalRun.load(path).records}
     remedy = "move or remove the file to evaluate anew, or use the recipe it was made with"
@@ -292,11 +293,13 @@ def _load_for(path: str | os.PathLike, tasks: list[_Task], model: str | None) ->
         for what, old, new in (
             ("gold answer", record["gold"], task.problem.answer),
             ("question", record["question"], task.problem.question),
-            ("prompt", record["prompt"], task.prompt),
+            ("prompt", record["prompt"], task.sent),
             ("way of sampling", record["greedy"], task.greedy),
         ):
             if old != new:
                 raise CourseError(f"{path}: another {what} for problem {task.problem.id}; {remedy}")
         if None not in (model, record["model"]) and record["model"] != model:
             raise CourseError(f"{path}: holds the answers of {record['model']}, not of {model}; {remedy}")
+        if digest and record.get("settings", digest) != digest:
+            raise CourseError(f"{path}: made with other settings (a temperature, a limit, other weights); {remedy}")
     return EvalRun([records[key] for key in wanted])

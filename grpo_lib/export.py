@@ -2,9 +2,10 @@
 
     export.export_table("runs/course")      # evals/answers.csv and evals/answers.parquet
 
-Parquet holds every value as it is. CSV is for spreadsheets, which calculate any cell that begins like a formula
-(=, +, -, @; "CSV injection"), and a completion may begin in any way: such a cell gets an apostrophe in front, unless it
-is a plain number. It begins with a byte order mark, without which Excel does not read it as UTF-8.
+Parquet holds every value as it is. CSV is for spreadsheets, which calculate any cell that begins like a formula ("CSV
+injection": =, +, -, @, their full-width forms, or a tab or line break before them), and a completion may begin in any
+way: such a cell gets an apostrophe in front, unless it is a plain number. It begins with a byte order mark, without
+which Excel does not read it as UTF-8.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import csv
 import io
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from grpo_lib import comparison, rewards, taxonomy
-from grpo_lib.comparison import Comparison, Record
+from grpo_lib.comparison import Comparison
 from grpo_lib.errors import CourseError
-from grpo_lib.files import write_text_atomic
+from grpo_lib.files import write_bytes_atomic, write_text_atomic
+from grpo_lib.records import Record
 
 TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", "format", "truncated")
-_FORMULA = re.compile(r"[=+@\t\r]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
+_FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
 
 
 def export_table(run_dir: str | os.PathLike) -> tuple[Path, Path]:
@@ -114,13 +115,6 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
     clean = [{name: storable(value) for name, value in row.items()} for row in rows]
     schema = pyarrow.schema([column(name) for name in rows[0]])
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(clean, schema), temporary, compression="zstd")
-        os.chmod(temporary, (path.parent / "answers.csv").stat().st_mode & 0o777)  # mkstemp's are for their owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(clean, schema), buffer, compression="zstd")
+    return write_bytes_atomic(path, buffer.getvalue())

@@ -15,18 +15,23 @@ from grpo_lib.errors import CourseError
 
 
 def write_text_atomic(path: str | os.PathLike, text: str) -> Path:
-    """Write `text` to `path` (UTF-8) so that a reader sees the old file or the new one, nothing between.
+    """Write `text` to `path` as UTF-8, line breaks as they are; see `write_bytes_atomic`."""
+    # A lone surrogate has no UTF-8 form, so it becomes "?".
+    return write_bytes_atomic(path, text.encode("utf-8", errors="replace"))
 
-    The text goes to a temporary file in the same folder (`os.replace` is atomic only within one file system),
-    is flushed to disk, and takes the name of `path` at the end. Missing folders are made.
+
+def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> Path:
+    """Write `data` to `path` so that a reader sees the old file or the new one, nothing between.
+
+    The data go to a temporary file in the same folder (`os.replace` is atomic only within one file system),
+    are flushed to disk, and take the name of `path` at the end. Missing folders are made.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        # newline="" keeps line breaks as they are; a lone surrogate has no UTF-8 form, so it becomes "?".
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read

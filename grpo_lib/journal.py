@@ -20,10 +20,12 @@ class Journal:
     path: Path
     job: dict[str, Any]
 
-    def read(self) -> dict[int, list[dict[str, Any]]]:
-        """Records of the finished batches, by number; a new file is begun where there is none.
+    def read(self, replace: bool = False) -> dict[int, list[dict[str, Any]]]:
+        """Records of the finished batches, by number.
 
-        A line that was being written when the process ended is not there: its batch was never finished.
+        A line that was being written when the process ended is not there: its batch was never finished. A file
+        without a finished batch holds nothing back: it is removed, whatever job began it. With `replace` a file of
+        another job is removed, too.
 
         Raises:
           CourseError: the file belongs to another job, or was not written by `add`.
@@ -32,10 +34,11 @@ class Journal:
             lines = read_jsonl(self.path)
         except FileNotFoundError:
             lines = []
-        if not lines:  # also when the process ended within the first line
-            append_jsonl(self.path, {"job": self.job})
+        found = lines[0].get("job") if lines else {}
+        if (len(lines) < 2 and isinstance(found, dict)) or (replace and found != self.job):
+            self.remove()
             return {}
-        self._check_job(lines[0].get("job"))
+        self._check_job(found)
         batches: dict[int, list[dict[str, Any]]] = {}
         for number, line in enumerate(lines[1:], start=2):
             if not isinstance(line.get("batch"), int) or not isinstance(line.get("records"), list):
@@ -45,6 +48,8 @@ class Journal:
 
     def add(self, batch: int, records: list[dict[str, Any]]) -> None:
         """Write down one finished batch and wait until the disk has it."""
+        if not self.path.exists():
+            append_jsonl(self.path, {"job": self.job})
         append_jsonl(self.path, {"batch": batch, "records": records})
 
     def remove(self) -> None:

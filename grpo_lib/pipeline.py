@@ -7,7 +7,6 @@ Every step keeps what is there already, so a run that was interrupted goes on wh
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,10 +122,10 @@ def run(
     return write_summary(recipe, directory, time.perf_counter() - started)
 
 
-def standalone_generate(recipe: Recipe, temperature: float | None = None) -> tuple[Callable, Callable[[str], str]]:
+def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
     """(generate, render) for the recipe's Hugging Face directory, by Tunix's own loader, without MaxText.
 
-    `generate` is greedy without a temperature, and samples with one (see rollout.greedy_generate).
+    `generate` is greedy; with its keyword `temperature` it samples (see rollout.greedy_generate).
     """
     from flax import nnx
 
@@ -142,6 +141,4 @@ def standalone_generate(recipe: Recipe, temperature: float | None = None) -> tup
         max_completion_length=recipe.evaluation_completion_length,
         batch_size=recipe.evaluation.batch_size,
     )
-    if temperature is not None:
-        generate = functools.partial(generate, temperature=temperature)
     return generate, lambda question: training.render_with(recipe, tokenizer, question)

@@ -1,4 +1,8 @@
-"""What an evaluation leaves behind: one record per problem and sample, and the statistics over them."""
+"""What an evaluation leaves behind: one record per problem and sample, their verdicts, and the statistics over them.
+
+Records keep the completion, so verdicts are never taken from a file: who reads it has its completions graded by the
+grader of today, and before and after are compared by one grader, however old their files are.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,44 @@ from grpo_lib.files import read_jsonl, write_text_atomic
 Record = dict[str, Any]
 
 VERDICTS = ("strict", "lenient", "partial", "format")
+CLOSE = 0.1  # partial credit: within 10 % of the gold number
+_GRADER = "the grader raised "  # an error that begins so is not the model's, nor the server's
 # What a record must hold for the statistics and the report; the rest is allowed to be absent in older files.
 REQUIRED = ("id", "sample", "question", "prompt", "completion", "extracted", "gold", *VERDICTS, "truncated")
+
+
+def grade(completion: str, gold: str) -> Record:
+    """Verdicts on one completion.
+
+    Returns:
+      extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader
+      raised. With an error every verdict is False, so that the denominator is the same for all of them.
+    """
+    try:
+        extracted = answers.extract_answer(completion)
+        return {
+            "extracted": extracted,
+            "strict": bool(answers.same_value(extracted, gold)),
+            "lenient": bool(answers.is_correct_leniently(completion, gold)),
+            "partial": bool(answers.near_value(extracted, gold, CLOSE)),
+            "format": bool(answers.format_is_exact(completion)),
+            "error": None,
+        }
+    except Exception as error:  # a grader's bug must not shrink the denominator
+        return wrong(f"{_GRADER}{type(error).__name__}: {error}")
+
+
+def wrong(error: str) -> Record:
+    """The verdicts where there is nothing to grade."""
+    return {"extracted": None, **dict.fromkeys(VERDICTS, False), "error": error}
+
+
+def graded_again(record: Record) -> Record:
+    """`record` with the verdicts of this version's `grade`; where `generate` had failed it stays wrong."""
+    error = record.get("error")
+    if error and not str(error).startswith(_GRADER):
+        return record
+    return record | grade(record["completion"], record["gold"])
 
 
 @dataclass(frozen=True)
@@ -69,7 +109,7 @@ class EvalRun:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> EvalRun:
-        """Read what `save` wrote.
+        """Read what `save` wrote, and grade its completions again (80,000 a second); the file stays as it is.
 
         Raises:
           CourseError: there is no such file, it is empty, or a record lacks a field.
@@ -88,7 +128,7 @@ class EvalRun:
                 )
         # Files from before these fields existed: a single completion per problem was greedy, several were sampled.
         older = {"greedy": not any(record["sample"] for record in records), "model": None, "solution": ""}
-        return cls([older | record for record in records])
+        return cls([graded_again(older | record) for record in records])
 
     def _mean(self, verdict: str) -> float:
         return sum(bool(record[verdict]) for record in self.counted) / len(self.counted)
@@ -106,10 +146,11 @@ def summarize(
 
     `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose
     samples stay together. `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a
-    problem has several samples, for which the test is not made.
+    problem has several samples, for which the test is not made. pass@k may be compared at the same k, however many
+    samples were drawn; maj_at_k only where both have equally many (`samples`).
 
     Raises:
-      CourseError: the two were not run on the same problems.
+      CourseError: the two were not run on the same problems, or one is greedy and the other sampled.
     """
     _check_same_problems(before, after)
     verdicts = after.verdicts("strict")
@@ -155,6 +196,14 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
 
 
 def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
+    kinds = [{record.get("greedy") for record in run.counted} - {None} for run in (before, after)]
+    if {True} in kinds and {False} in kinds:
+        names = ["greedy" if kind == {True} else "sampled" for kind in kinds]
+        raise CourseError(
+            f"before is {names[0]} and after {names[1]}: their difference would be one of temperature, too; "
+            "evaluate both in the same way"
+        )
+
     def golds(run: EvalRun) -> dict[str, str]:
         return {record["id"]: record["gold"] for record in run.counted}
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -105,6 +106,7 @@ def test_evaluate_answers_for_every_problem_and_keeps_an_existing_file(grpo, tmp
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["sample"] for record in records] == [0, 1, 2] * 60
     assert {record["model"] for record in records} == {"assets/tiny-base"}
+    assert len({record["settings"] for record in records}) == 1
     assert_one_line_error(grpo(*arguments, "--output", tmp_path / "out.jsonl"), tmp_path / "out.jsonl", "--overwrite")
     again = grpo(*arguments, "--completions", tmp_path / "out.jsonl")
     assert json.loads(again.stdout.splitlines()[-1]) == summary
@@ -126,6 +128,10 @@ WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.ba
         (["--endpoint", "http://localhost:1", "--model", "a", "--completions", "b"], ["--completions", "choose one"]),
         (["--completions", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["--endpoint", "localhost:1", "--model", "a"], ["the address must read like"]),
+        (["--extra", "{}"], ["--extra", "--endpoint"]),
+        (["--endpoint", "http://localhost:1", "--model", "a", "--extra", "{top_k: 1}"], ["--extra is not JSON"]),
+        (["--endpoint", "http://localhost:1", "--model", "a", "--extra", "[1]"], ["--extra is not a JSON object"]),
+        (["--endpoint", "http://localhost:1", "--model", "a", "--extra", '{"n": 2}'], ["extra must not hold n,"]),
     ],
 )
 def test_arguments_that_do_not_go_together_are_one_line(grpo, arguments, words):
@@ -163,13 +169,16 @@ def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, m
 
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
     output = tmp_path / "served.jsonl"
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.slow = 0.02
         arguments = [
             *WORDS, "evaluation.max_completion_length=99", "--endpoint", server.url, "--model", "tiny",
-            "--samples", "2", "--temperature", "0.5", "--output", output,
+            "--samples", "2", "--temperature", "0.5", "--output", output, "--extra", '{"top_k": -1}',
+            "--api-key-env", "MY_KEY",
         ]  # fmt: skip
         command = [sys.executable, "-m", "grpo_lib.cli", *map(str, arguments)]
         child = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -181,19 +190,63 @@ def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, m
         partial = tmp_path / "served.jsonl.partial"
         kept = 5 * (len(partial.read_text().splitlines()) - 1)
         assert 30 <= kept < 90 and not output.exists()
-        changed = grpo(*[argument if argument != "0.5" else "0.6" for argument in arguments])
-        assert_one_line_error(changed, partial, "settings differ", "remove it")
+        for old, new in (("0.5", "0.6"), ('{"top_k": -1}', '{"top_k": 5}')):
+            changed = grpo(*[new if argument == old else argument for argument in arguments])
+            assert_one_line_error(changed, partial, "settings differ", "remove it")
         before = len(server.seen)
         done = grpo(*arguments)
         assert done.returncode == 0, done.stderr
         assert "0.0% of all 30 problems solved" in done.stdout and "pass@2 0.0%" in done.stdout  # it always says 2
         assert len(server.seen) - before == 90 - kept
-        assert {body["max_tokens"] for body, _, _ in server.seen} == {99}
+        assert {(body["max_tokens"], body["top_k"]) for body, _, _ in server.seen} == {(99, -1)}
+        assert {headers["Authorization"] for _, _, headers in server.seen} == {"Bearer sk-mine"}
         assert sum(body["temperature"] == 0.5 for body, _, _ in server.seen[before:]) == 60 - max(0, kept - 30)
         server.shutdown()
-    assert len(output.read_text().splitlines()) == 90 and not partial.exists()
+    finished = output.read_bytes()
+    assert finished.count(b"\n") == 90 and not partial.exists()
     done = grpo(*arguments, "--overwrite")
     assert_one_line_error(done, server.url, "start it")
+    assert output.read_bytes() == finished and not partial.exists()
+
+
+def test_ctrl_c_says_on_one_line_how_to_go_on(tmp_path, root, monkeypatch):
+    from test_sources import Server
+
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.slow = 25.0
+        command = [sys.executable, "-m", "grpo_lib.cli", *WORDS, "--endpoint", server.url, "--model", "tiny"]
+        child = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while len(server.seen) < 5 and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        started = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        try:
+            said = child.communicate(timeout=10)[1]
+        finally:
+            child.kill()
+        assert time.monotonic() - started < 3 and child.returncode == 130
+        assert said.startswith("interrupted; what") and len(said.splitlines()) == 1
+        server.shutdown()
+
+
+def test_other_files_of_a_model_have_another_digest(tmp_path):
+    from grpo_lib import cli
+
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"1" * 9)
+    os.utime(weights, ns=(1, 1))
+    digests = [cli._digest(tmp_path)]
+    (tmp_path / ".DS_Store").write_text("nothing")
+    assert cli._digest(tmp_path) == digests[0]
+    os.utime(weights, ns=(1, 2))  # as many other bytes
+    digests.append(cli._digest(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    digests.append(cli._digest(tmp_path))
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.slow

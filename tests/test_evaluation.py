@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +78,21 @@ def test_batches_come_longest_first_and_no_larger_than_asked():
     assert lengths == sorted(lengths, reverse=True)
 
 
+def test_the_record_keeps_what_was_sent(tmp_path):
+    class Chat:
+        def __call__(self, prompts):
+            return double(prompts)
+
+        def sent(self, prompt, task):
+            return f"{task} {prompt}\ud83d"
+
+    run = quiet(Chat(), path=tmp_path / "a.jsonl")
+    assert run.records[1]["prompt"] == "('p1', 0) What is 1 plus 1? Take your time.?"
+    assert quiet(Chat(), path=tmp_path / "a.jsonl") == run
+    with pytest.raises(CourseError, match="another prompt"):
+        quiet(refuse, path=tmp_path / "a.jsonl")
+
+
 def test_render_makes_the_prompt():
     run = quiet(lambda prompts: [prompt.upper() for prompt in prompts], render=lambda q: f"<user>{q}")
     assert run.records[0]["prompt"] == "<user>What is 0 plus 0?"
@@ -121,7 +135,7 @@ def test_a_completion_that_breaks_the_grader_counts_as_wrong(monkeypatch):
     run = quiet(double)
     assert len(run.records) == 20
     broken = run.records[3]
-    assert broken["error"] == "RecursionError: too deep"
+    assert broken["error"] == "the grader raised RecursionError: too deep"
     assert not any(broken[name] for name in evaluation.VERDICTS)
     summary = run.summary()
     assert [summary[key] for key in summary if key.endswith("accuracy")] == [0.95] * 4
@@ -322,6 +336,69 @@ def test_a_file_for_other_problems_is_refused(tmp_path, change, message):
     assert len(EvalRun.load(path).records) == 20
 
 
+def test_a_file_made_with_other_settings_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    run = quiet(double, path=path, settings={"max_tokens": 16, "stop": ("a", "b")})
+    assert len({record["settings"] for record in run.records}) == 1
+    for same in (None, {"stop": ["a", "b"], "max_tokens": 16}):
+        assert quiet(refuse, path=path, settings=same) == run
+    with pytest.raises(CourseError, match=r"a\.jsonl: made with other settings .*remove"):
+        quiet(refuse, path=path, settings={"max_tokens": 512})
+    EvalRun([{key: record[key] for key in KEYS} for record in run.records]).save(path)  # it does not say
+    assert len(quiet(refuse, path=path, settings={"max_tokens": 512}).records) == 20
+
+
+@pytest.mark.parametrize("bad", [{"temperature": float("nan")}, {"stop": {1}}, {(1, 2): 3}])
+def test_settings_that_no_file_can_hold(bad):
+    with pytest.raises(CourseError, match="settings must be what JSON can hold"):
+        quiet(refuse, settings=bad)
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    quiet(double, path=path, model="step 0")
+    old = path.read_bytes()
+    for batches in (0, 2):
+        interrupt(path, batches, batch_size=6, overwrite=True, model="step 1")
+        assert path.read_bytes() == old and partial.exists() == bool(batches)
+    asked = []
+
+    def rest(prompts):
+        asked.append(len(prompts))
+        return double(prompts)
+
+    run = quiet(rest, path=path, batch_size=6, overwrite=True, model="step 1")
+    assert asked == [6, 2] and EvalRun.load(path) == run and {r["model"] for r in run.records} == {"step 1"}
+    interrupt(path, 1, overwrite=True, batch_size=6, model="step 2")  # what another job left does not matter
+    assert quiet(double, path=path, overwrite=True, model="step 3").records[0]["model"] == "step 3"
+    assert not partial.exists()
+
+
+def test_every_reader_sees_the_verdicts_of_one_grader(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+
+    def mostly(prompts):
+        return [Generation("", 0, False, error="HTTP 500") if " 7 " in p else double([p])[0] for p in prompts]
+
+    def broken(*_):
+        raise RecursionError("too deep")
+
+    for grader in (lambda answer, gold: answer == "18", broken):
+        with monkeypatch.context() as patch:  # a file and a journal by an older grader
+            patch.setattr(answers, "same_value", grader)
+            old = quiet(mostly, path=path)
+            interrupt(tmp_path / "b.jsonl", 2, mostly, batch_size=6)
+            assert old.summary()["accuracy"] <= 0.05
+        stored = path.read_bytes()
+        run = EvalRun.load(path)
+        assert run == quiet(refuse, path=path) == quiet(mostly)
+        assert run.summary()["accuracy"] == 0.95 and run.records[7]["error"] == "HTTP 500"
+        assert path.read_bytes() == stored
+        assert quiet(mostly, path=tmp_path / "b.jsonl", batch_size=6) == run
+        path.unlink()
+        (tmp_path / "b.jsonl").unlink()
+
+
 def test_a_torn_file_is_not_a_finished_one(tmp_path):
     path = tmp_path / "before.jsonl"
     quiet(double, path=path)
@@ -375,7 +452,7 @@ def test_an_interrupted_evaluation_asks_only_for_what_is_missing(tmp_path, batch
     path, clean = tmp_path / "after.jsonl", tmp_path / "clean.jsonl"
     quiet(mixed, path=clean, batch_size=6, samples=3)
     interrupt(path, batches, mixed, batch_size=6, samples=3)
-    assert not path.exists() and (tmp_path / "after.jsonl.partial").exists()
+    assert not path.exists() and (tmp_path / "after.jsonl.partial").exists() == bool(batches)
     asked = []
 
     def rest(prompts, *, seed):
@@ -387,21 +464,6 @@ def test_an_interrupted_evaluation_asks_only_for_what_is_missing(tmp_path, batch
     assert path.read_bytes() == clean.read_bytes()
     assert run == EvalRun.load(clean)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["after.jsonl", "clean.jsonl"]
-
-
-def test_a_batch_that_is_finished_is_not_graded_again(tmp_path, monkeypatch):
-    graded = Counter()
-    grade = evaluation.grade
-
-    def counting(completion, gold):
-        graded[completion] += 1
-        return grade(completion, gold)
-
-    monkeypatch.setattr(evaluation, "grade", counting)
-    for batches in (2, 0, 1):
-        interrupt(tmp_path / "a.jsonl", batches, batch_size=4)
-    quiet(double, path=tmp_path / "a.jsonl", batch_size=4)
-    assert len(graded) == 20 and set(graded.values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -427,6 +489,23 @@ def test_a_journal_of_something_else_is_refused(tmp_path, change, field):
     assert "\n" not in str(caught.value)
     assert (tmp_path / "a.jsonl.partial").read_bytes() == before
     assert len(quiet(double, path=path, **options).records) == 20
+
+
+def test_settings_may_hold_tuples_and_the_evaluation_goes_on(tmp_path):
+    options = {"batch_size": 6, "settings": {"stop": ("a", "b"), 1: None}}
+    interrupt(tmp_path / "a.jsonl", 2, **options)
+    assert len(quiet(double, path=tmp_path / "a.jsonl", **options).records) == 20
+
+
+def test_what_finished_no_batch_does_not_hold_up_a_corrected_retry(tmp_path):
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    interrupt(path, 1, batch_size=6, model="wrong")
+    whole = partial.read_bytes()
+    for cut in (0, 9, whole.index(b"\n"), whole.index(b"\n") + 1, len(whole) - 2):  # killed within the first batch
+        partial.write_bytes(whole[:cut])
+        interrupt(path, 2, batch_size=3, model="right")
+        assert len(quiet(double, path=path, batch_size=3, model="right").records) == 20
+        path.unlink()
 
 
 def test_what_was_never_a_journal_is_refused(tmp_path):
@@ -634,6 +713,18 @@ def test_summarize_refuses_other_problems():
         summarize(quiet(double), quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")]))
 
 
+def test_summarize_refuses_greedy_against_sampled():
+    greedy, drawn, both = quiet(double), quiet(double, samples=4), quiet(double, sampled=double, samples=4)
+    for before, after, message in (
+        (greedy, drawn, "before is greedy and after sampled"),
+        (drawn, greedy, "before is sampled and after greedy"),
+        (drawn, both, "before is sampled and after greedy"),
+    ):
+        with pytest.raises(CourseError, match=message):
+            summarize(before, after)
+    assert summarize(greedy, both)["difference"] == summarize(drawn, drawn)["difference"] == 0
+
+
 def test_the_bar_shows_the_running_accuracy(capsys):
     evaluate(double, PROBLEMS, label="before", batch_size=5)
     shown = capsys.readouterr().err
@@ -658,8 +749,8 @@ def test_tunix_samples_what_the_seed_says_and_stays_greedy_without_a_temperature
     from grpo_lib.problems import load_problems
 
     problems = load_problems(tiny_recipe.problems, "test", 12)
-    sampled, render = pipeline.standalone_generate(tiny_recipe, temperature=1.0)
-    greedy = sampled.func
+    greedy, render = pipeline.standalone_generate(tiny_recipe)
+    sampled = functools.partial(greedy, temperature=1.0)
     prompts = [render(problem.question) for problem in problems]
     first = sampled(prompts, seed=1)
     assert sampled(prompts, seed=1) == first != sampled(prompts, seed=2)

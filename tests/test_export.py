@@ -16,7 +16,18 @@ from grpo_lib.errors import CourseError
 from grpo_lib.evaluation import EvalRun, evaluate
 from grpo_lib.problems.types import Problem
 
-WILD = ['=HYPERLINK("x")', "-2+3+cmd|' /C calc'!A0", "@SUM(1)", "+1", "\t=1", '"a",b\r\nc\nd', "中文 \U0001f600", ""]
+WILD = [
+    '=HYPERLINK("x")',
+    "-2+3+cmd|' /C calc'!A0",
+    "@SUM(1)",
+    "+1",
+    "\t=1",
+    "\n=1",
+    "＝1",
+    '"a",b\r\nc\nd',
+    "中文 \U0001f600",
+    "",
+]
 PROBLEMS = [Problem(f"p{i}", text or "empty?", "1+1=2", str(i - 3), "test", 1) for i, text in enumerate(WILD)]
 
 
@@ -68,18 +79,18 @@ def test_csv_opens_in_a_spreadsheet_and_calculates_nothing(run_dir):
         assert row["after_strict"] == "true" and row["after_reward"] == "9.5" and row["before_tokens"] == ""
         assert row["gold"] == row["after_extracted"] == problem.answer  # -3 stays a number
         for value in row.values():
-            assert value[:1] not in tuple("=+@\t\r") and (value[:1] != "-" or value[1:].isdigit())
+            assert value[:1] not in tuple("=+@\t\r\n＝＋－＠") and (value[:1] != "-" or value[1:].isdigit())
 
 
-@given(st.text(alphabet=st.sampled_from("=+-@\t\r\n0123456789.,aé'\""), max_size=8))
+@given(st.text(alphabet=st.sampled_from("=+-@＝＋－＠\t\r\n0123456789.,aé'\""), max_size=8))
 def test_only_what_begins_like_a_formula_is_changed(text):
     cell = export._cell(text)
     assert cell in (text, f"'{text}")
     number = text.removeprefix("-").replace(".", "0", 1).isdecimal() and text.removeprefix("-")[0] != "."
     if cell == text:
-        assert text[:1] not in tuple("=+@\t\r") and (text[:1] != "-" or number)
+        assert text[:1] not in tuple("=+@\t\r\n＝＋－＠") and (text[:1] != "-" or number)
     else:
-        assert text[0] in "=+-@\t\r"
+        assert text[0] in "=+-@\t\r\n＝＋－＠"
 
 
 def test_samples_have_rows_of_their_own():

@@ -20,6 +20,12 @@ def test_text_is_written_whole_and_leaves_no_temporary_file(tmp_path):
     assert names(tmp_path / "new") == ["a.txt"]
 
 
+def test_bytes_are_written_as_they_are(tmp_path):
+    path = files.write_bytes_atomic(tmp_path / "new" / "a.bin", b"\r\n\xff\x00")
+    assert path.read_bytes() == b"\r\n\xff\x00" and names(path.parent) == ["a.bin"]
+    assert files.write_text_atomic(tmp_path / "a.txt", "a\ud83d").read_bytes() == b"a?"
+
+
 def test_a_failure_keeps_the_old_file(tmp_path, monkeypatch):
     path = files.write_text_atomic(tmp_path / "a.txt", "old")
 

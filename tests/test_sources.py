@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,16 +60,18 @@ def test_rows_are_matched_by_id_question_or_prompt_in_any_order(tmp_path, row):
     assert run.summary()["accuracy"] == 1 and [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
 
 
-def test_a_rendered_prompt_needs_its_render(tmp_path):
-    def render(question):
-        return f"<user>{question}<model>"
-
-    path = write(tmp_path / "c.jsonl", [{"prompt": render(p.question), "completion": say(0)} for p in PROBLEMS])
-    with pytest.raises(CourseError, match=r"c\.jsonl: none of its 12 rows belongs to one of the 12 problems"):
-        saved_completions(path, PROBLEMS)
-    assert graded(saved_completions(path, PROBLEMS, render), render=render).summary()["accuracy"] == pytest.approx(
-        1 / 12
-    )
+def test_a_rendered_prompt_alone_names_no_problem_and_beside_an_id_it_is_kept(tmp_path):
+    rows = [{"prompt": f"<user>{p.question}<model>", "completion": say(0)} for p in PROBLEMS]
+    with pytest.raises(CourseError, match=r"c\.jsonl: none of its 12 rows .*if that is the bare question"):
+        saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS)
+    rows = [row | {"id": p.id} for row, p in zip(rows, PROBLEMS, strict=True)]
+    del rows[3]["prompt"], rows[4]
+    path = tmp_path / "graded.jsonl"
+    run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), path=path)
+    assert [r["prompt"] for r in run.records[2:6]] == [
+        *("<user>What is 2 plus 2?<model>", "What is 3 plus 3?", "What is 4 plus 4?", "<user>What is 5 plus 5?<model>"),
+    ]
+    assert graded(saved_completions(tmp_path / "c.jsonl", PROBLEMS), path=path) == run
 
 
 def test_what_is_missing_counts_as_wrong(tmp_path):
@@ -104,10 +109,14 @@ def test_samples_stand_in_their_order_or_by_number(tmp_path):
         assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
 
 
-def test_two_problems_with_one_question_share_its_completions(tmp_path):
+def test_rows_of_two_problems_with_one_question_need_an_id(tmp_path):
     twins = [Problem("a", "Why?", "", "1", "test"), Problem("b", "Why?", "", "2", "test")]
-    path = write(tmp_path / "c.jsonl", [{"question": "Why?", "completion": say(2)}])
-    assert [r["strict"] for r in graded(saved_completions(path, twins), twins).records] == [False, True]
+    rows = [{"question": "Why?", "completion": say(1)}, {"question": "Why?", "completion": say(2)}]
+    with pytest.raises(CourseError, match=r"row 1 may belong to problem a or b, .*give every row its id"):
+        saved_completions(write(tmp_path / "c.jsonl", rows), twins)
+    path = write(tmp_path / "c.jsonl", [row | {"id": p.id} for row, p in zip(rows, twins, strict=True)])
+    saved = saved_completions(path, twins)
+    assert saved.most == 1 and all(r["strict"] for r in graded(saved, twins).records)
 
 
 def test_records_of_an_evaluation_are_completions(tmp_path):
@@ -184,6 +193,9 @@ class Server(ThreadingHTTPServer):
         self.most, self.now = 0, 0
         self.url = f"http://127.0.0.1:{self.server_port}"
 
+    def handle_error(self, *_):
+        pass  # a client has gone: that is what some tests are about
+
     def reply(self, prompt):
         for word, replies in self.script.items():
             if word in prompt.split():
@@ -254,9 +266,8 @@ def ask(server, **options):
 def test_chat_sends_messages_and_the_server_renders(server):
     run = graded(ask(server, system="Be brief.", max_tokens=77), batch_size=5)
     assert run.summary()["accuracy"] == 1
-    assert {r["tokens"] for r in run.records} == {11} and {r["prompt"] for r in run.records} == {
-        p.question for p in PROBLEMS
-    }
+    assert {r["tokens"] for r in run.records} == {11}
+    assert [r["prompt"] for r in run.records] == [f"system: Be brief.\n\nuser: {p.question}" for p in PROBLEMS]
     body, path, headers = server.seen[0]
     assert path == "/v1/chat/completions" and "Authorization" not in headers
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
@@ -274,6 +285,9 @@ def test_without_chat_the_prompt_is_sent_as_it_is(server):
     assert run.summary()["accuracy"] == 1
     body, path, _ = server.seen[0]
     assert path == "/v1/completions" and body["prompt"].startswith("What is") and body["top_k"] == -1
+    assert body["prompt"] in {r["prompt"] for r in run.records}
+    with pytest.raises(CourseError, match="extra must not hold temperature, n, "):
+        ask(server, extra={"n": 2, "temperature": 1})
 
 
 def test_every_request_of_a_batch_has_a_seed_of_its_own(server):
@@ -433,12 +447,35 @@ def test_the_key_is_sent_and_stands_nowhere(server, monkeypatch, tmp_path):
         graded(generate)
     assert KEY not in str(caught.value)
     monkeypatch.delenv("MY_KEY")
-    with pytest.raises(CourseError, match="MY_KEY is not set, and it wants a key"):
+    with pytest.raises(CourseError, match=r"MY_KEY is not set, .* and it wants a key"):
         graded(ask(server, api_key_env="MY_KEY"))
     monkeypatch.setenv("MY_KEY", "two\nlines")
     with pytest.raises(CourseError, match="MY_KEY holds characters") as caught:
         ask(server, api_key_env="MY_KEY")
     assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://api.example.org/v1", True),
+        ("http://localhost:8000", True),
+        ("http://127.0.0.2:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://10.0.0.7:8000", False),
+        ("http://localhost.example.org", False),
+        ("http://127.0.0.1.example.org", False),
+    ],
+)
+def test_the_key_goes_over_https_or_to_this_machine(monkeypatch, capsys, url, sent):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    generate = endpoint(url, "tiny")
+    said = capsys.readouterr().err
+    assert generate.key == (KEY if sent else "") and KEY not in repr(generate) + said
+    assert (said == "") if sent else (said.count("\n") == 1 and "OPENAI_API_KEY is not sent to http://" in said)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    endpoint(url, "tiny")
+    assert capsys.readouterr().err == ""
 
 
 def test_odd_text_goes_there_and_comes_back(server):
@@ -469,10 +506,41 @@ def test_an_interruption_does_not_wait_for_all_requests(server):
     assert len(server.seen) < 8  # the rest was never sent
 
 
-def test_importing_sources_is_light():
-    import subprocess
-    import sys
+def test_a_fatal_error_does_not_wait_for_requests_under_way(server):
+    server.script = {"3": [401], "4": [("sleep", 5.0, {})], "5": [("sleep", 5.0, {})]}
+    started = time.monotonic()
+    with pytest.raises(CourseError, match="lets nobody in"):
+        graded(ask(server, timeout=20))
+    assert time.monotonic() - started < 2
 
+
+ASK = """
+import sys
+from grpo_lib.evaluation import evaluate
+from grpo_lib.problems.types import Problem
+from grpo_lib.sources import endpoint
+
+problems = [Problem(f"p{i}", f"What is {i} plus {i}?", "", str(2 * i), "test") for i in range(12)]
+evaluate(endpoint(sys.argv[1], "tiny"), problems, progress=False)
+"""
+
+
+def test_ctrl_c_ends_the_process_while_the_server_thinks(server):
+    server.slow = 25.0
+    child = subprocess.Popen([sys.executable, "-c", ASK, server.url], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(server.seen) < 12 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    try:
+        said = child.communicate(timeout=10)[1]
+    finally:
+        child.kill()
+    assert time.monotonic() - started < 3 and "KeyboardInterrupt" in said and len(server.seen) == 12
+
+
+def test_importing_sources_is_light():
     code = "import sys, grpo_lib.sources; print(*sorted(sys.modules.keys() & {'httpx', 'numpy', 'jax'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == ""
