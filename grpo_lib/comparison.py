@@ -11,10 +11,9 @@ from typing import Any
 
 from grpo_lib import rewards, taxonomy
 from grpo_lib.errors import CourseError
-from grpo_lib.evaluation import EvalRun
-from grpo_lib.recipes import load_recipe
+from grpo_lib.recipes import Recipe, load_recipe
+from grpo_lib.records import EvalRun, Record
 
-Record = dict[str, Any]
 RewardFunction = rewards.RewardFunction
 
 PHASES = ("before", "after")
@@ -22,11 +21,12 @@ PHASES = ("before", "after")
 
 @dataclass(frozen=True)
 class Comparison:
-    """The evaluations that a run directory holds, and the reward functions of its recipe."""
+    """The evaluations that a run directory holds, its recipe, and the reward functions of that."""
 
     before: EvalRun | None
     after: EvalRun | None
     functions: tuple[RewardFunction, ...] = rewards.REFERENCE_REWARDS
+    recipe: Recipe | None = None
 
     @property
     def runs(self) -> dict[str, EvalRun]:
@@ -53,11 +53,12 @@ def load(run_dir: str | os.PathLike) -> Comparison:
         raise CourseError(f"{run_dir}: no such run directory; train first, or correct the path")
     paths = [run_dir / "evals" / f"{phase}.jsonl" for phase in PHASES]
     runs = [EvalRun.load(path) if path.exists() else None for path in paths]
-    recipe = run_dir / "recipe.yaml"
-    functions = rewards.get_rewards(load_recipe(recipe).rewards) if recipe.exists() else rewards.REFERENCE_REWARDS
+    path = run_dir / "recipe.yaml"
+    recipe = load_recipe(path) if path.exists() else None
+    functions = rewards.get_rewards(recipe.rewards) if recipe else rewards.REFERENCE_REWARDS
     if all(runs):
         _check_same(*runs)
-    return Comparison(*runs, tuple(functions))
+    return Comparison(*runs, tuple(functions), recipe)
 
 
 def by_problem(run: EvalRun) -> dict[str, Answers]:
@@ -104,6 +105,22 @@ def category_counts(before: EvalRun | None, after: EvalRun | None) -> list[dict[
         for name in taxonomy.CATEGORIES
         if any(count[name] for count in counts.values())
     ]
+
+
+def calculation_rates(before: EvalRun | None, after: EvalRun | None) -> list[dict[str, Any]]:
+    """Strict accuracy by the number of calculations in the worked solution: calculations, problems, before, after.
+
+    Empty unless the records know of at least two such numbers; a phase without an evaluation has no column.
+    """
+    runs = Comparison(before, after).runs
+    steps = {record["id"]: record.get("steps") for run in runs.values() for record in run.records}
+    rates = {phase: run.rates("strict") for phase, run in runs.items()}
+    rows = []
+    for number in sorted(set(steps.values()) - {None}):
+        group = [key for key, value in steps.items() if value == number]
+        row = {"calculations": number, "problems": len(group)}
+        rows.append(row | {phase: sum(rates[phase][key] for key in group) / len(group) for phase in rates})
+    return rows if len(rows) > 1 else []
 
 
 def reward_means(

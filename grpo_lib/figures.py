@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_lib import comparison, environment, pages, rewards, statistics
-from grpo_lib.evaluation import EvalRun
 from grpo_lib.metrics import REWARD_PART
 from grpo_lib.palette import AFTER, BEFORE, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from grpo_lib.records import EvalRun
 from grpo_lib.wording import MINUS, NBSP, percent
 
 environment.prepare()
@@ -45,6 +45,7 @@ class Panel:
     series: tuple[tuple[str, str], ...]
     share: bool = False  # from 0 to 1, shown in percent
     from_zero: bool = False
+    smallest_span: float = 1e-3  # of the vertical axis: rounding noise should look like it
 
 
 PANELS = (
@@ -64,10 +65,9 @@ PANELS = (
     Panel("Groups without a signal", "share of groups", (("zero_variance_groups", "groups"),), share=True),
     Panel("Gradient norm", "L2 norm", (("grad_norm", "norm"),), from_zero=True),
     Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
-    Panel("Loss", "policy loss", (("loss", "loss"),)),
+    Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
 )
-SMALLEST_SPAN = 1e-3  # of a vertical axis: on-policy the loss is rounding noise, and should look like it
 LINES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 
 
@@ -130,7 +130,7 @@ def before_after(summary: dict[str, Any]) -> Figure:
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 1.12)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
     axes.set_ylabel("accuracy")
     axes.set_title(f"{summary[phases[0][0]]['n']:,} problems, 95{NBSP}% intervals", loc="left", color=INK, fontsize=10)
     _tidy(axes)
@@ -201,7 +201,7 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> pages.Frame:
         script=script,
         digest=pages.digest(script),
     )
-    return pages.Frame(document, "figures behind a slider", round(100 * height) + 60)
+    return pages.Frame(document, "figures behind a slider", 60, picture=(round(100 * width), round(100 * height)))
 
 
 # --- how they are drawn ---
@@ -265,7 +265,9 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int | None = None) -> None:
     present = [(key, label) for key, label in panel.series if _points(rows, key)[0]]
-    for (key, label), colour in zip(present, itertools.cycle(LINES), strict=False):
+    for (key, label), colour in zip(panel.series, itertools.cycle(LINES), strict=False):
+        if (key, label) not in present:
+            continue
         steps, values = _points(rows, key)
         if key.startswith("validation"):  # measured now and then, on many problems: points, not smoothed
             axes.plot(steps, values, "o-", color=colour, label=label, linewidth=1, markersize=4)
@@ -279,15 +281,18 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int 
     if panel.share:
         axes.set_ylim(-0.04, 1.04)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
+        axes.ticklabel_format(axis="y", scilimits=(-5, 6), useOffset=False)  # a factor above would hit the title
         if panel.from_zero:
             axes.set_ylim(bottom=0)
-        low, high = axes.get_ylim()
-        if high - low < SMALLEST_SPAN:
-            axes.set_ylim((low + high - SMALLEST_SPAN) / 2, (low + high + SMALLEST_SPAN) / 2)
+        (low, high), span = axes.get_ylim(), panel.smallest_span
+        if high - low < span:
+            middle = span / 2 if panel.from_zero else (low + high) / 2
+            if abs(middle) < span / 100:
+                middle = 0
+            axes.set_ylim(middle - span / 2, middle + span / 2)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     last = max([row["step"] for row in rows] + ([total_steps] if total_steps else []))
     axes.set_xlim(0, max(1, last) * 1.02)

@@ -51,6 +51,7 @@ def page_values(compared: Comparison) -> dict[str, Any]:
         "digest": pages.digest(script),
         "data": pages.data(page_data(compared)),
         "phases": list(compared.runs),
+        "calculations": bool(comparison.calculation_rates(compared.before, compared.after)),
     }
 
 

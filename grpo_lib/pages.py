@@ -19,20 +19,30 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Frame:
-    """A document that a notebook shows in a frame of its own. `height` is in pixels, and a reader can drag it."""
+    """A document that a notebook shows in a frame of its own.
+
+    `height` is in pixels, and a reader can drag it. With `picture`, the size of a picture that shrinks with the page,
+    the frame is never wider than that, and `height` is what stands around the picture.
+    """
 
     document: str
     title: str
     height: int
     note: str = ""
+    picture: tuple[int, int] | None = None
 
     def _repr_html_(self) -> str:
         # Single quotes outside: the document holds far more double ones, and each would take six characters.
         document = self.document.replace("&", "&amp;").replace("'", "&#39;")
+        size = f"height:{self.height}px;resize:vertical"
+        if self.picture:
+            width, height = self.picture
+            size = f"height:calc({self.height}px + {height / width:.4f} * min(100cqw, {width}px));max-width:{width}px"
         return (
-            f"<iframe title='{html.escape(self.title)}' sandbox='allow-scripts allow-downloads' "
-            f"style='width:100%;height:{self.height}px;border:1px solid #8c959f;border-radius:6px;resize:vertical' "
-            f"srcdoc='{document}'></iframe>"
+            f"<div style='container-type:inline-size'><iframe title='{html.escape(self.title)}' "
+            f"sandbox='allow-scripts allow-downloads' "
+            f"style='box-sizing:border-box;width:100%;border:1px solid #8c959f;border-radius:6px;{size}' "
+            f"srcdoc='{document}'></iframe></div>"
             + (f"<p style='font-size:85%'>{html.escape(self.note)}</p>" if self.note else "")
         )
 

@@ -8,6 +8,7 @@ live = report.LivePlot(total_steps)   # live(row) after each training step
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from collections.abc import Sequence
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import comparison, figures, pages, statistics
-from grpo_lib.comparison import category_counts, flip_counts, reward_means
+from grpo_lib.comparison import Comparison, calculation_rates, category_counts, flip_counts, reward_means
 from grpo_lib.errors import CourseError
-from grpo_lib.evaluation import EvalRun, summarize
 from grpo_lib.export import export_table
 from grpo_lib.figures import (
     before_after,
@@ -31,21 +31,24 @@ from grpo_lib.files import read_jsonl, write_text_atomic
 from grpo_lib.inspector import inspector, page_values
 from grpo_lib.live import LivePlot
 from grpo_lib.palette import AFTER, BEFORE, BLUE, GREEN, INK
+from grpo_lib.records import EvalRun, summarize
 from grpo_lib.wording import NBSP, duration, headline, p_value, percent, points, rate_range
 
 __all__ = [
-    "AFTER", "BEFORE", "BLUE", "GREEN", "INK", "NBSP", "LivePlot", "before_after", "categories", "category_counts",
-    "export_table", "flip_counts", "flips", "headline", "inspector", "p_value", "percent", "points", "reward_means",
-    "reward_parts", "slider", "training_curves", "write_report",
+    "AFTER", "BEFORE", "BLUE", "GREEN", "INK", "NBSP", "LivePlot", "before_after", "calculation_rates", "categories",
+    "category_counts", "export_table", "flip_counts", "flips", "headline", "inspector", "p_value", "percent", "points",
+    "reward_means", "reward_parts", "slider", "training_curves", "write_report",
 ]  # fmt: skip
 
 RATES = {
     "strict": "strict (the number in the answer tags)",
     "lenient": "lenient (the last number anywhere)",
-    "partial": "within 10 % of the gold number",
+    "partial": f"within 10{NBSP}% of the gold number",
     "format": "format exactly as asked",
     "truncated": "cut short by the length limit",
 }
+MACHINE = {"processor": "", "cores": " cores"}
+SOURCES = {"words": "generated word problems", "gsm8k": "GSM8K"}
 
 
 def write_report(run_dir: str | os.PathLike) -> Path:
@@ -71,8 +74,9 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         title=run_dir.resolve().name,
         headline=headline(summary),
         rates=_rate_table(summary, before, after),
-        facts=_facts(summary, rows),
+        facts=[_facts(summary, rows), _setup(run_dir, compared)],
         result_figures=[_picture(figure, label) for figure, label in result],
+        calculation_rates=_calculation_table(before, after),
         categories=category_counts(before, after),
         category_figure=_picture(categories(before, after), "answers by kind, before and after"),
         reward_means=reward_means(before, after, compared.functions),
@@ -81,6 +85,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         ),
         curves=[pages.trusted(figures.panel_svg(panel, rows)) for panel in figures.panels(rows)],
         smoothed=figures.smoothing(len(rows)),
+        validated=any(row.get("validation_accuracy") is not None for row in rows),
         files=_text_files(run_dir),
         **page_values(compared),
     )
@@ -91,14 +96,19 @@ def _picture(figure: figures.Figure, label: str) -> Any:
     return pages.trusted(figures.svg(figure, label))
 
 
+def _json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as error:
+        raise CourseError(f"{path}: not JSON ({error.msg}); remove the file") from None
+
+
 def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
     """From the records where there are both, so that the page cannot disagree with itself; else summary.json."""
-    try:
-        saved = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        saved = {}
-    except json.JSONDecodeError as error:
-        raise CourseError(f"{run_dir / 'summary.json'}: not JSON ({error.msg}); remove the file") from None
+    saved = _json(run_dir / "summary.json")
     if before and after:
         times = {key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
         return summarize(before, after, **times)
@@ -145,6 +155,48 @@ def _sampled_table(summary: dict[str, Any]) -> list[dict[str, str]]:
             line["change"] = points(rates["after"] - rates["before"])
         table.append(line)
     return table if phases else []
+
+
+def _calculation_table(before: EvalRun | None, after: EvalRun | None) -> list[dict[str, str]]:
+    table = []
+    for row in calculation_rates(before, after):
+        rates = {phase: percent(row[phase]) for phase in comparison.PHASES if phase in row}
+        change = points(row["after"] - row["before"]) if len(rates) == 2 else ""
+        table.append(
+            {"calculations": row["calculations"], "problems": f"{row['problems']:,}", **rates, "change": change}
+        )
+    return table
+
+
+def _setup(run_dir: Path, compared: Comparison) -> list[str]:
+    """What was trained and evaluated, on what, and where; of that what the run directory knows."""
+    facts, recipe = [], compared.recipe
+    if recipe:
+        facts.append(f"model {Path(recipe.model.path).name}")
+    for run in list(compared.runs.values())[-1:]:
+        n = len({record["id"] for record in run.records})
+        source = f" ({SOURCES[recipe.problems.source]})" if recipe else ""
+        facts.append(f"{n:,} test problems{source}")
+        samples = len(run.records) // n
+        greedy = any(record.get("greedy") for record in run.records)
+        sampled = f"{samples - greedy} sampled" if samples > greedy else ""
+        facts.append(" and ".join(filter(None, ["greedy" if greedy else "", sampled])) + " answers")
+    if recipe:
+        plan = f"{recipe.training.steps:,} steps × {recipe.training.prompts_per_step} prompts"
+        facts += [f"{plan} × {recipe.grpo.group_size} completions", f"seed {recipe.seed}"]
+    facts.append(_machine(_json(run_dir / "environment.json")))
+    for phase in list(compared.runs)[-1:]:
+        written = (run_dir / "evals" / f"{phase}.jsonl").stat().st_mtime
+        facts.append(f"evaluation of {datetime.date.fromtimestamp(written)}")
+    return [fact for fact in facts if fact]
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    """The accelerators; of a machine without any, its processor."""
+    devices = [device for device in environment.get("devices", []) if not device.startswith("cpu")]
+    if devices:
+        return f"{len(devices)} × {devices[0].partition(': ')[2]}"
+    return ", ".join(f"{environment[key]}{text}" for key, text in MACHINE.items() if environment.get(key))
 
 
 def _facts(summary: dict[str, Any], rows: Sequence[figures.Row]) -> list[str]:

@@ -38,7 +38,9 @@ def text(content: str, language: str = "") -> Markdown:
 def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str = "") -> HTML:
     """Rows of one shape as a table, their keys as its head.  Floats are rounded to `digits` significant digits."""
     rows = list(rows)
-    head = "".join(f'<th style="{_CELL}">{_escaped(key)}</th>' for key in (rows[0] if rows else ()))
+    if not rows:
+        return HTML("<p>none</p>")
+    head = "".join(f'<th style="{_CELL}">{_escaped(key)}</th>' for key in rows[0])
     body = "".join(
         "<tr>"
         + "".join(f'<td style="{_CELL};{cell_style}">{_cell(value, digits)}</td>' for value in row.values())

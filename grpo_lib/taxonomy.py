@@ -32,16 +32,17 @@ from typing import Any
 
 from grpo_lib import answers
 
-CATEGORIES = ("right", "no answer", "truncated", "stopped early", "arithmetic slip", "wrong operation", "other")
+# In the order of the rules, which every table and figure keeps.
 MEANINGS = {
     "right": "the number in the tags is the gold number",
-    "no answer": "no number in the answer tags",
     "truncated": "cut short by the length limit",
-    "stopped early": "ends on the result of a step before the last",
+    "no answer": "no number in the answer tags",
     "arithmetic slip": "writes a calculation that is false",
+    "stopped early": "ends on the result of a step before the last",
     "wrong operation": "calculates rightly, but not what was asked",
     "other": "nothing to judge by",
 }
+CATEGORIES = tuple(MEANINGS)
 
 LONGEST_TEXT = 20_000  # characters of a completion that are read
 LONGEST_NUMERAL = 20  # characters

@@ -52,7 +52,7 @@ def test_curves_have_a_panel_per_metric_with_labelled_axes():
     titles = [axes.get_title("left") for axes in figure.axes]
     assert titles == [
         *("Reward", "Accuracy", "Exact format", "Completion length"),
-        *("Groups without a signal", "Gradient norm", "Loss"),
+        *("Groups without a signal", "Gradient norm", "Loss (about 0 on-policy)"),
     ]
     assert all(axes.get_ylabel() for axes in figure.axes)
     assert sum(axes.get_xlabel() == "training step" for axes in figure.axes) == 4
@@ -78,6 +78,22 @@ def test_the_thick_line_is_the_mean_of_the_last_steps():
     thin, thick = lines(axes)
     assert list(thin.get_ydata()) == list(range(1, 31))
     assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
+
+
+def test_rounding_noise_looks_like_zero_and_no_factor_stands_above_a_panel():
+    rows = [{"step": step, "loss": 1e-9 * step, "entropy": 1e-5, "completion_length": 12_000.0} for step in (1, 2, 3)]
+    figure = figures.training_curves(rows)
+    figure._repr_png_()
+    assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == [""] * 3
+    limits = {axes.get_title("left").partition(" (")[0]: axes.get_ylim() for axes in figure.axes}
+    assert limits["Loss"] == (-0.01, 0.01) and limits["Entropy"] == (0, 0.001)
+    (axes,) = figures.training_curves([{"step": step, "loss": step} for step in (1, 2)]).axes
+    assert axes.get_ylim()[1] > 2
+
+
+def test_a_line_keeps_its_colour_where_another_is_missing():
+    (axes,) = figures.training_curves([{"step": 1, "accuracy": 0.5, "validation_accuracy": 0.5}]).axes
+    assert [line.get_color() for line in lines(axes)] == [figures.BLUE, figures.GREEN]  # as the report says
 
 
 def test_no_rows_and_no_evaluation_are_said():
@@ -142,9 +158,9 @@ def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
     frames = [(f"n = {n} <b>", figures.training_curves([{"step": 1, "reward": n}])) for n in (50, 100, 200)]
     slider = figures.slider(frames, start=1)
     shown = slider._repr_html_()
-    assert shown.startswith("<iframe") and "sandbox='allow-scripts" in shown and "http-equiv" in shown
+    assert shown.count("<iframe") == 1 and "sandbox='allow-scripts" in shown and "http-equiv" in shown
     document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
-    assert document == slider.document
+    assert document == slider.document and slider.picture == (300, 230)
     assert document.count("<figure") == document.count("<svg") == 3
     assert re.findall(r'<figure data-label="n = ([0-9]+) &lt;b&gt;"( hidden)?>', document) == [
         ("50", " hidden"),

@@ -1,5 +1,6 @@
 """The house: the Python finder, setup, the locks, the Makefile, and the two READMEs."""
 
+import json
 import os
 import re
 import shutil
@@ -239,3 +240,15 @@ def test_readme_names_only_targets_that_exist(root: Path) -> None:
     for line in commands((root / "README.md").read_text(encoding="utf-8")):
         if found := re.match(r"make ([a-z-]+)", line):
             assert found.group(1) in targets, line
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) -> None:
+    text, reference = (root / name).read_text(encoding="utf-8"), root / "assets" / "reference"
+    assert not re.search(r"(?<!\S)@\w", text), "a placeholder was left"
+    for folder in ("course", "seed1", "seed2"):
+        summary = json.loads((reference / folder / "summary.json").read_text(encoding="utf-8"))
+        for key in ("accuracy", "lenient_accuracy"):
+            assert f"{summary['before'][key]:.1%} → {summary['after'][key]:.1%}" in text
+        low, high = (f"{100 * end:+.1f}" for end in summary["difference_interval"])
+        assert low in text and high in text and f"{summary['mcnemar_p']:.0e}" in text

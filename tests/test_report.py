@@ -161,6 +161,19 @@ def test_categories_and_parts_of_the_reward_as_tables():
     assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
 
 
+def test_rates_by_the_number_of_calculations():
+    assert report.calculation_rates(BEFORE, AFTER) == []  # one kind
+    before, after = (
+        EvalRun([r | {"steps": 1 + (i >= 10)} for i, r in enumerate(run.records)]) for run in (BEFORE, AFTER)
+    )
+    assert report.calculation_rates(before, after) == [
+        {"calculations": 1, "problems": 10, "before": 1.0, "after": 0.5},
+        {"calculations": 2, "problems": 30, "before": 0.0, "after": pytest.approx(22 / 30)},
+    ]
+    unknown = EvalRun([r | {"steps": None} for r in before.records[:10]] + before.records[10:])
+    assert report.calculation_rates(unknown, None) == report.calculation_rates(None, None) == []
+
+
 # --- the page ---
 
 
@@ -186,6 +199,24 @@ def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
     assert "url(http" not in text and "@import" not in text
     assert "30 training steps · 2 min of training" in text
     assert "innerHTML" not in text and "document.write" not in text
+
+
+def test_the_page_says_what_was_evaluated_and_where(run_dir):
+    text = report.write_report(run_dir).read_text(encoding="utf-8")
+    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 30 steps × 16 prompts × 8"
+    assert setup in text and "seed 0 · evaluation of 20" in text
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "cores": 2, "devices": ["cpu: cpu"]})
+    assert "· Some CPU, 2 cores ·" in report.write_report(run_dir).read_text(encoding="utf-8")
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "devices": ["tpu: TPU v6 lite"] * 4})
+    assert "· 4 × TPU v6 lite ·" in report.write_report(run_dir).read_text(encoding="utf-8")
+    (run_dir / "recipe.yaml").unlink()
+    assert "40 test problems · greedy answers · 4 ×" in report.write_report(run_dir).read_text(encoding="utf-8")
+
+
+def test_the_note_on_the_curves_speaks_of_validation_where_there_is_one(run_dir):
+    assert "Green:" not in report.write_report(run_dir).read_text(encoding="utf-8")
+    append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"validation_accuracy": 0.5})
+    assert "Green: greedy answers to validation" in report.write_report(run_dir).read_text(encoding="utf-8")
 
 
 def test_ids_in_the_figures_are_unique(run_dir):
@@ -305,7 +336,7 @@ def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
     frame = report.inspector(run_dir)
     shown = frame._repr_html_()
     (tag, *others) = Page(shown).tags
-    assert tag == "iframe" and "script" not in others  # all of it is inside the frame
+    assert (tag, others[0]) == ("div", "iframe") and "script" not in others  # all of it is inside the frame
     assert "sandbox='allow-scripts allow-downloads'" in shown  # and no allow-same-origin
     document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
     assert document == frame.document

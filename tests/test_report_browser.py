@@ -55,6 +55,7 @@ def run_dir(tmp_path_factory):
     for phase in ("before", "after"):
         path = folder / "evals" / f"{phase}.jsonl"
         evaluate(answers_of(phase), PROBLEMS, render="Q: {}".format, path=path, progress=False, model=f"model {phase}")
+    (folder / "recipe.yaml").write_text("name: demo\nmodel: {path: a/model, maxtext_name: qwen3-0.6b}\n")
     for step in range(1, 31):
         append_jsonl(folder / "metrics.jsonl", {"step": step, "reward": step / 30, "accuracy": step / 40})
     report.write_report(folder)
@@ -108,7 +109,7 @@ def test_it_is_small_and_ready_at_once(run_dir, new_page):
     page = new_page(path.as_uri())
     assert int(page.locator("html").get_attribute("data-ready")) < 2000  # milliseconds
     assert page.evaluate("performance.getEntriesByName('answers-drawn').length") == 1
-    expect_count(page, f"Showing 100 of {N}.")
+    expect_count(page, f"Showing 100 of {N:,}.")
     page.get_by_role("button", name="Show more").click()
     assert len(ids(page)) == 600
 
@@ -128,15 +129,15 @@ def test_filters_search_and_categories_combine(run_dir, new_page):
     assert ids(page) == boxes
     page.get_by_label("Kind of answer before").select_option("other")
     few = len(ids(page))
-    assert page.locator("#category-before option:checked").inner_text() == f"other ({few})"
+    assert page.locator("#choice-before option:checked").inner_text() == f"other ({few})"
     page.get_by_role("button", name="all").click()
     assert len(ids(page)) > few
     page.get_by_label("Kind of answer before").select_option("")
     page.get_by_label("Search").fill("")
-    expect_count(page, f"Showing 100 of {N}.")
+    expect_count(page, f"Showing 100 of {N:,}.")
 
     tests = {
-        "format only": lambda r: r["format"] and not r["strict"],
+        "form right, answer wrong": lambda r: r["format"] and not r["strict"],
         "truncated": lambda r: r["truncated"],
         "strict ≠ lenient": lambda r: r["strict"] != r["lenient"],
     }
@@ -146,7 +147,16 @@ def test_filters_search_and_categories_combine(run_dir, new_page):
         button.click()
         assert ids(page) == expected[:100] and expected
 
-    page.get_by_role("button", name="all").click()
+    assert "before or after" in page.get_by_role("button", name="form right").get_attribute("title")
+
+    page.get_by_label("Calculations").select_option("2")
+    page.get_by_role("button", name="Clear filters").click()
+    expect_count(page, f"Showing 100 of {N:,}.")
+    assert not page.get_by_role("button", name="Clear filters").is_visible()
+    page.get_by_label("Calculations").select_option("1")
+    assert [PROBLEMS[0].steps, PROBLEMS[1].steps] == [1, 2]
+    assert ids(page) == [problem.id for problem in PROBLEMS if problem.steps == 1][:100]
+    page.get_by_label("Calculations").select_option("")
     page.locator("#moves summary").click()
     cell = page.get_by_role("button", name="from other to right")
     n = int(cell.inner_text())
@@ -205,9 +215,9 @@ def test_the_keyboard_is_enough(run_dir, new_page):
     assert page.locator(".detail").count() == 0 and focused() == PROBLEMS[1].id
     page.keyboard.press("/")
     page.keyboard.type("jk/ nothing like it")
-    expect_count(page, "Nothing matches.")
+    expect_count(page, "Nothing matches: “jk/ nothing like it”.")
     page.keyboard.press("Escape")
-    expect_count(page, f"Showing 100 of {N}.")
+    expect_count(page, f"Showing 100 of {N:,}.")
     for key in ("/", "j", "Escape"):  # a letter in the search is a letter
         page.keyboard.press(key)
     assert page.locator("#rows .open:focus").count() == 0
@@ -218,7 +228,7 @@ def test_the_address_names_what_is_seen(run_dir, new_page):
     page.get_by_role("button", name="still wrong").click()
     page.get_by_label("Kind of answer after").select_option("other")
     page.get_by_label("Search").fill("shells & eggs")
-    expect_count(page, "Nothing matches.")
+    expect_count(page, "Nothing matches: still wrong · “shells & eggs” · after: other.")
     page.get_by_label("Search").fill("shells")
     page.wait_for_url(lambda address: "q=shells&after" in address)
     seen = ids(page)
@@ -230,7 +240,35 @@ def test_the_address_names_what_is_seen(run_dir, new_page):
     far = new_page((run_dir / "report.html").as_uri() + f"#open={PROBLEMS[900].id}")  # behind "show more"
     assert PROBLEMS[900].question in far.locator(".detail").inner_text()
     for nonsense in ("#filter=x&before=y&open=z", "#%", "#open=" + "a" * 5000):
-        expect_count(new_page((run_dir / "report.html").as_uri() + nonsense), f"Showing 100 of {N}.")
+        expect_count(new_page((run_dir / "report.html").as_uri() + nonsense), f"Showing 100 of {N:,}.")
+
+
+def test_back_closes_a_problem_and_opening_again_adds_no_second_entry(run_dir, new_page):
+    page = new_page((run_dir / "report.html").as_uri())
+    entries = page.evaluate("history.length")
+    page.get_by_role("button", name="still wrong").click()
+    page.get_by_role("button", name="Show more").click()
+    for _ in range(3):
+        page.locator("#rows .open").nth(150).click()
+        page.get_by_role("button", name="next →").click()
+        page.get_by_role("button", name="close").click()
+    page.locator("#rows .open").nth(150).click()
+    assert page.evaluate("history.length") == entries + 1
+    page.evaluate("history.back()")
+    page.locator(".detail").wait_for(state="detached")
+    assert page.locator("#rows .open").nth(150).is_visible()  # and the list is as long as it was
+    assert page.get_by_role("button", name="still wrong").get_attribute("aria-pressed") == "true"
+    page.evaluate("history.forward()")
+    page.locator(".detail").wait_for()
+
+
+def test_a_link_opens_its_problem_even_where_its_filters_hide_it(run_dir, new_page):
+    page = new_page(
+        (run_dir / "report.html").as_uri() + f"#filter=truncated&q=nothing&before=other&open={PROBLEMS[0].id}"
+    )
+    assert PROBLEMS[0].question in page.locator(".detail").inner_text()
+    expect_count(page, f"Showing 100 of {N:,}.")
+    assert page.get_by_label("Search").input_value() == ""
 
 
 def test_the_download_is_the_exported_table(run_dir, new_page):
@@ -261,15 +299,22 @@ def test_on_a_phone(run_dir, new_page, scheme):
     assert (paper == "rgb(255, 255, 255)") is (scheme == "light")
 
 
-def test_on_paper_all_that_is_filtered_stands_and_no_control(run_dir, new_page):
+def test_on_paper_stand_the_rows_shown_and_no_control(run_dir, new_page):
     page = new_page((run_dir / "report.html").as_uri() + "#filter=gained")
     n = int(page.get_by_role("button", name="wrong → right").inner_text().partition("(")[2][:-1])
     assert len(ids(page)) == 100 < n
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("#rows tr.row").count() == n
+    assert page.locator("#rows tr.row").count() == 100
+    line = page.locator("#paper")
+    assert line.is_visible()
+    assert line.inner_text() == f"wrong → right: 100 of {n:,} answers; filter first to print others."
+    assert page.get_by_text("name: demo").is_visible()  # the recipe is unfolded
+    size = "(one => parseFloat(getComputedStyle(document.querySelector(one)).fontSize))"
+    note, rate, answer = (page.evaluate(f"{size}('{one}')") for one in (".note", ".rates th", ".answers td"))
+    assert note <= min(rate, answer)
     assert page.locator("svg").first.is_visible() and page.locator(".headline").is_visible()
-    for control in ("#search", "#filters", "#more", "#save"):
+    for control in ("#search", "#filters", "#more", "#save", "#count"):
         assert not page.locator(control).is_visible()
 
 
@@ -278,7 +323,7 @@ def test_inside_a_notebook(run_dir, new_page, tmp_path):
     saved.write_text(f"<!DOCTYPE html><title>notebook</title>{report.inspector(run_dir)._repr_html_()}", "utf-8")
     page = new_page(saved.as_uri())
     frame = page.frame_locator("iframe")
-    expect_count(frame, f"Showing 100 of {N}.")
+    expect_count(frame, f"Showing 100 of {N:,}.")
     frame.get_by_role("button", name="truncated").click()
     expect_count(frame, "14 shown.")
     frame.get_by_role("button", name="all").click()
@@ -300,5 +345,12 @@ def test_the_slider(new_page, browser, tmp_path):
     frame.get_by_role("slider").press("ArrowRight")
     assert frame.locator("output").inner_text() == "100 problems"
     assert [figure.is_visible() for figure in frame.locator("figure").all()] == [False, True, False]
+    for width in (340, 600, 1200):
+        page = new_page(saved.as_uri(), viewport={"width": width, "height": 900})
+        inside = page.frames[1]
+        shown = "document.querySelector('figure:not([hidden])').getBoundingClientRect()"
+        shape = inside.evaluate(f"{shown}.height / {shown}.width")
+        assert inside.evaluate("document.documentElement.scrollHeight <= innerHeight")
+        assert 230 / 300 * 0.95 < shape < 230 / 300 * 1.2  # hardly any of it is empty
     frame = new_page(saved.as_uri(), java_script_enabled=False).frame_locator("iframe")
     assert [figure.is_visible() for figure in frame.locator("figure").all()] == [True, False, False]

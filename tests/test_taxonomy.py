@@ -69,8 +69,20 @@ def test_older_records_have_the_number_of_steps_instead_of_a_solution():
     assert taxonomy.classify(early | {"steps": None}) == "wrong operation"
 
 
-def test_every_category_has_its_meaning():
-    assert tuple(taxonomy.MEANINGS) == taxonomy.CATEGORIES
+def test_categories_stand_in_the_order_of_the_rules():
+    """From a record to which every rule applies, take away what the first one reads: the next one decides."""
+    everything = record(say("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)
+    strict = everything | {"strict": True, "extracted": None}
+    found = [
+        strict,
+        cut := strict | {"strict": False},
+        none := cut | {"truncated": False},
+        slip := none | {"extracted": "14"},
+        early := slip | {"completion": say("2*7=14", 14)},
+        wrong := early | {"solution": "", "gold": "3"},
+        wrong | {"completion": ""},
+    ]
+    assert tuple(map(taxonomy.classify, found)) == taxonomy.CATEGORIES == tuple(taxonomy.MEANINGS)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@
 
   const either = test => problem => problem.runs.some(test);
   const right = (problem, phase) => problem.runs[phase].strict;
-  const filters = [["all", "all", () => true]];
+  const when = both ? ", before or after" : "";
+  const filters = [["all", "all", () => true]]; // [name in the address, label, test, what it means]
   if (both) {
     filters.push(
       ["gained", "wrong → right", p => !right(p, 0) && right(p, 1)],
@@ -40,18 +41,31 @@
     filters.push(["right", "right", p => right(p, 0)], ["wrong", "wrong", p => !right(p, 0)]);
   }
   filters.push(
-    ["truncated", "truncated", either(run => run.truncated)],
-    ["format-only", "format only", either(run => run.format && !run.strict)],
-    ["graders-differ", "strict ≠ lenient", either(run => run.strict !== run.lenient)],
-    ["error", "grading error", either(run => run.error !== null)]);
+    ["truncated", "truncated", either(run => run.truncated), "cut short by the length limit" + when],
+    ["format-only", "form right, answer wrong", either(run => run.format && !run.strict),
+      "the format is exactly as asked, and the answer is wrong" + when],
+    ["graders-differ", "strict ≠ lenient", either(run => run.strict !== run.lenient), "the two graders disagree" + when],
+    ["error", "grading error", either(run => run.error !== null), "the answer could not be graded" + when]);
 
   const PAGE = 100;
   // The address names what is seen, so that it can be passed on; a frame inside a notebook has no address of its own.
   const addressed = window.parent === window;
-  const state = { filter: "all", q: "", open: "", before: "", after: "" };
-  let shown = PAGE, found = [], detail = null;
   const $ = id => document.getElementById(id);
   const search = $("search"), body = $("rows"), more = $("more"), count = $("count"), bar = $("filters"), moves = $("moves");
+  const choices = phases.map((name, phase) => choice(
+    name, "any answer", p => data.categories[p.runs[phase].category][0], data.categories.map(([known]) => known)));
+  if ($("choice-calculations")) {
+    const steps = problems.map(p => p.steps).sort((a, b) => a - b);
+    choices.push(choice("calculations", "any number", p => String(p.steps ?? ""), steps.filter(n => n !== null).map(String)));
+  }
+  const CLEAR = { filter: "all", q: "", ...Object.fromEntries(choices.map(({ name }) => [name, ""])) };
+  const state = { ...CLEAR, open: "" };
+  let found = [], detail = null;
+
+  function choice(name, any, of, order) {
+    const used = new Set(problems.map(of));
+    return { name, any, of, values: [...new Set(order)].filter(value => used.has(value)), select: $("choice-" + name) };
+  }
 
   // Completions are hostile text until shown otherwise: everything goes through textContent.
   function element(tag, className, text) {
@@ -124,7 +138,7 @@
     const facts = [
       "strict: " + (run.strict ? "right" : "wrong"),
       "lenient: " + (run.lenient ? "right" : "wrong") + (run.lenientAnswer !== null ? " (" + run.lenientAnswer + ")" : ""),
-      "within 10 %: " + (run.partial ? "yes" : "no"),
+      "within 10\u00a0%: " + (run.partial ? "yes" : "no"),
       "format: " + (run.format ? "exact" : "not exact"),
       "extracted: " + (run.extracted ?? "nothing")];
     if (run.tokens !== null) facts.push(run.tokens + " tokens");
@@ -178,21 +192,26 @@
     return row;
   }
 
-  function close(focus) {
-    if (!detail) return;
-    const row = detail.previousSibling;
+  function fold() {
+    if (!detail) return null;
+    const opener = detail.previousSibling.querySelector(".open");
     detail.remove();
     detail = null;
+    opener.setAttribute("aria-expanded", "false");
+    return opener;
+  }
+
+  function close(focus) {
+    const opener = fold();
     state.open = "";
-    row.querySelector(".open").setAttribute("aria-expanded", "false");
-    if (focus) row.querySelector(".open").focus();
+    if (focus) opener?.focus();
     remember();
   }
 
   function open(problem, focus) {
     const place = found.indexOf(problem);
-    close();
     if (place < 0) return;
+    fold();
     while (body.childElementCount <= place) append();
     const row = body.children[place], opener = row.querySelector(".open");
     detail = opened(problem);
@@ -253,10 +272,20 @@
   function append(n = PAGE) {
     const have = body.childElementCount - (detail ? 1 : 0);
     body.append(...found.slice(have, have + n).map(row));
-    shown = Math.min(have + n, found.length);
+    const shown = Math.min(have + n, found.length), [some, all] = [shown, found.length].map(n => n.toLocaleString("en"));
+    const names = active().join(" · ");
     more.hidden = shown >= found.length;
-    count.textContent = found.length === 0 ? "Nothing matches." :
-      shown < found.length ? "Showing " + shown + " of " + found.length + "." : found.length + " shown.";
+    count.textContent = found.length === 0 ? "Nothing matches" + (names && ": " + names) + "." :
+      shown < found.length ? "Showing " + some + " of " + all + "." : all + " shown.";
+    $("paper").textContent = (names && names + ": ") + (shown < found.length ?
+      some + " of " + all + " answers; filter first to print others." : all + (found.length === 1 ? " answer." : " answers."));
+  }
+
+  // What is filtered by, in words.
+  function active() {
+    const chosen = choices.filter(({ name }) => state[name]).map(({ name }) => name + ": " + state[name]);
+    const filter = state.filter === "all" ? [] : [filterOf(state.filter)[1]];
+    return [...filter, ...(state.q.trim() ? ["“" + state.q.trim() + "”"] : []), ...chosen];
   }
 
   let texts = null; // made at the first search
@@ -267,31 +296,30 @@
       run => [run.completion, run.extracted ?? "", ...run.sampled.map(values => values[0] ?? "")])].join("\n").toLowerCase()]));
     return problem => texts.get(problem).includes(words);
   }
-  const inCategory = phase => problem => {
-    const wanted = state[phases[phase]];
-    return !wanted || data.categories[problem.runs[phase].category][0] === wanted;
-  };
+  const filterOf = wanted => filters.find(([key]) => key === wanted);
+  const chosen = (problem, but) => choices.every(
+    one => one === but || !state[one.name] || one.of(problem) === state[one.name]);
 
   function draw() {
     const searched = problems.filter(matching());
-    const chosen = phases.map((_, phase) => inCategory(phase));
-    const test = filters.find(([key]) => key === state.filter)[2];
-    const sorted = searched.filter(problem => chosen.every(wanted => wanted(problem)));
+    const test = filterOf(state.filter)[2];
+    const sorted = searched.filter(problem => chosen(problem));
     found = sorted.filter(test);
     for (const node of bar.children) {
-      const [key, name, wanted] = filters.find(([key]) => key === node.dataset.filter);
+      const [key, name, wanted] = filterOf(node.dataset.filter);
       node.textContent = name + " (" + sorted.filter(wanted).length + ")";
       node.setAttribute("aria-pressed", String(key === state.filter));
     }
     const filtered = searched.filter(test);
-    phases.forEach((name, phase) => {
-      const others = filtered.filter(problem => chosen.every((wanted, i) => i === phase || wanted(problem)));
-      for (const option of $("category-" + name).options) {
-        const n = others.filter(p => !option.value || data.categories[p.runs[phase].category][0] === option.value).length;
-        option.textContent = (option.value || "any answer") + " (" + n + ")";
+    for (const one of choices) {
+      const others = filtered.filter(problem => chosen(problem, one));
+      for (const option of one.select.options) {
+        const n = others.filter(p => !option.value || one.of(p) === option.value).length;
+        option.textContent = (option.value || one.any) + " (" + n + ")";
       }
-      $("category-" + name).value = state[name];
-    });
+      one.select.value = state[one.name];
+    }
+    $("clear").hidden = active().length === 0;
     if (moves) drawMoves(filtered);
     detail = null;
     body.replaceChildren();
@@ -335,7 +363,7 @@
 
   function change(what) {
     Object.assign(state, what);
-    shown = PAGE;
+    search.value = what.q ?? search.value; // else it may hold what is being typed
     draw();
   }
 
@@ -343,20 +371,32 @@
     const filter = state.filter === "all" ? "" : state.filter;
     return "#" + new URLSearchParams(Object.entries({ ...state, filter, open: id }).filter(([, value]) => value));
   }
+  const parameters = () => new URLSearchParams(location.hash.slice(1));
+  // Opening a problem is an entry of the history, so that "back" closes it; unless the entry under this one is the same
+  // list already (after "close"). All else replaces the entry that there is.
   function remember() {
-    if (addressed && (location.hash || "#") !== address(state.open)) history.replaceState(null, "", address(state.open));
+    if (!addressed || (location.hash || "#") === address(state.open)) return;
+    const under = address("");
+    if (state.open && !parameters().get("open") && history.state?.under !== under) {
+      history.pushState({ under }, "", address(state.open));
+    } else {
+      history.replaceState(history.state, "", address(state.open));
+    }
   }
   function recall() {
-    const parameters = new URLSearchParams(location.hash.slice(1));
-    for (const key of Object.keys(state)) state[key] = parameters.get(key) ?? "";
-    if (!filters.some(([key]) => key === state.filter)) state.filter = "all";
-    for (const name of ["before", "after"]) {
-      if (!phases.includes(name) || !data.categories.some(([known]) => known === state[name])) state[name] = "";
-    }
+    const list = address("");
+    for (const key of Object.keys(state)) state[key] = parameters().get(key) ?? "";
+    if (!filterOf(state.filter)) state.filter = "all";
+    for (const { name, values } of choices) if (!values.includes(state[name])) state[name] = "";
+    const wanted = problems.find(problem => problem.id === state.open);
+    if (wanted && !(matching()(wanted) && chosen(wanted) && filterOf(state.filter)[2](wanted))) Object.assign(state, CLEAR);
     search.value = state.q;
-    const wanted = state.open;
+    if (found.length && list === address("")) { // back and forward: the rows stay where they are
+      if (wanted) open(wanted, true); else close(true);
+      return;
+    }
     draw();
-    if (wanted && detail) detail.previousSibling.scrollIntoView({ block: "start" });
+    if (detail) detail.previousSibling.scrollIntoView({ block: "start" });
   }
 
   // --- CSV of what is shown, with the columns of evals/answers.csv ---
@@ -375,7 +415,7 @@
   function field(value) {
     let text = value === null ? "" : String(value);
     // A spreadsheet would calculate a cell that begins like a formula; a plain number is left alone.
-    if (/^[=+\-@\t\r]/.test(text) && !/^-?[0-9]+(\.[0-9]+)?$/.test(text)) text = "'" + text;
+    if (/^[=+\-@\t\r\n＝＋－＠]/.test(text) && !/^-?[0-9]+(\.[0-9]+)?$/.test(text)) text = "'" + text;
     return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   }
   $("save").addEventListener("click", () => {
@@ -388,20 +428,23 @@
 
   // --- controls and keys ---
 
-  for (const [key, , test] of filters) {
+  for (const [key, , test, meaning] of filters) {
     if (key === "error" && !problems.some(test)) continue;
     const node = button("", () => change({ filter: key }));
     node.dataset.filter = key;
+    if (meaning) node.title = meaning;
     bar.append(node);
   }
-  phases.forEach((name, phase) => {
-    const select = $("category-" + name);
-    const used = new Set(problems.map(problem => problem.runs[phase].category));
-    for (const value of ["", ...data.categories.filter((_, i) => used.has(i)).map(([known]) => known)]) {
+  for (const { name, values, select } of choices) {
+    for (const value of ["", ...values]) {
       select.append(element("option", "", value));
       select.lastChild.value = value;
     }
     select.addEventListener("change", () => change({ [name]: select.value }));
+  }
+  $("clear").addEventListener("click", () => {
+    change(CLEAR);
+    bar.firstChild.focus();
   });
   let waiting = 0;
   search.addEventListener("input", () => {
@@ -410,7 +453,9 @@
   });
   more.addEventListener("click", () => append(5 * PAGE));
   addEventListener("hashchange", recall);
-  addEventListener("beforeprint", () => append(found.length));
+  addEventListener("beforeprint", () => {
+    for (const details of document.querySelectorAll("section > details:not([id])")) details.open = true;
+  });
 
   function step(by) {
     const focused = document.activeElement.closest?.("tr.row");
@@ -428,7 +473,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = event.target.matches?.("input, select, textarea");
     if (event.key === "Escape") {
-      if (detail) close(true); else if (typing && search.value) { search.value = ""; change({ q: "" }); }
+      if (detail) close(true); else if (typing && search.value) change({ q: "" });
     } else if (typing) {
       return;
     } else if (event.key === "/") {
