@@ -45,7 +45,8 @@ MEANINGS = {
 CATEGORIES = tuple(MEANINGS)
 
 LONGEST_TEXT = 20_000  # characters of a completion that are read
-LONGEST_NUMERAL = 20  # characters
+LONGEST_NUMERAL = 20  # characters, in a calculation
+LONGEST_ANSWER = 1_000
 LONGEST_EXPRESSION = 64  # tokens
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks repeat the calculation beside them
@@ -70,6 +71,30 @@ _WORDS_OF_CALCULATION = {
     "times", "multiplied", "over", "by", "divided", "frac", "mod", "remainder", "product", "plus", "added", "sum",
     "minus", "subtracted", "difference", "square", "squared", "cubed", "root", "sqrt",
 }  # fmt: skip
+_CLAUSE_END = re.compile(r"[\n;!?]|[.,:](?![0-9])")
+_UNIT = re.compile(r"[$¢]|[^\W\d_]+")
+_UNITS = (
+    {"second", "minute", "hour", "day", "week", "month", "year"},
+    {"$", "dollar", "¢", "cent"},
+    {
+        "mm",
+        "cm",
+        "m",
+        "km",
+        "meter",
+        "metre",
+        "kilometer",
+        "kilometre",
+        "inch",
+        "inche",
+        "foot",
+        "feet",
+        "yard",
+        "mile",
+    },
+    {"g", "gram", "kg", "kilogram", "ounce", "pound", "ton"},
+    {"ml", "l", "liter", "litre", "cup", "pint", "quart", "gallon"},
+)
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _RANK = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "negative": 3}
 
@@ -121,7 +146,8 @@ def calculations(text: str) -> Iterator[Calculation]:
     """The calculations that `text` writes out, in their order. Time is linear in its length; nothing is executed."""
     text = _ANNOTATION.sub("", text[:LONGEST_TEXT].translate(_SIGNS))
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], _BULLET.sub("", text))
-    for stretch in _stretches(text):
+    clauses = (clause for clause in _CLAUSE_END.split(text) if not _mixes_units(clause))
+    for stretch in itertools.chain.from_iterable(map(_stretches, clauses)):
         sides = [list(side) for equals, side in itertools.groupby(stretch, "=".__eq__) if not equals]
         for left, right in itertools.pairwise(sides):
             if calculation := _calculation(left, right):
@@ -157,6 +183,12 @@ def _stretches(text: str) -> Iterator[list[str]]:
             stretch = []
         unit = kind == "word"
     yield stretch
+
+
+def _mixes_units(clause: str) -> bool:
+    """Whether a clause has two units of one kind: "2 hours + 30 minutes = 150 minutes" is true, and not a sum."""
+    words = {word.lower().removesuffix("s") for word in _UNIT.findall(clause)}
+    return any(len(words & kind) > 1 for kind in _UNITS)
 
 
 def _is_plain(word: str) -> bool:
@@ -239,4 +271,6 @@ def _value(tokens: list[str]) -> Fraction | None:
 
 def _number(text: Any) -> Fraction | None:
     canonical = answers.canonical(text) if isinstance(text, str) else None
-    return None if canonical is None else Fraction(canonical)
+    if canonical is None or len(canonical) > LONGEST_ANSWER:  # Python refuses numerals of more than 4,300 digits
+        return None
+    return Fraction(canonical)

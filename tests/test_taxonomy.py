@@ -177,3 +177,21 @@ def test_reference_solutions_are_hardly_ever_accused(gsm8k_dir):
     accused = sum(not one.true for one in found)
     assert len(found) > 14_000  # of the 23,000 that the data mark; the rest is written in words, units or variables
     assert accused < 40  # most of them are mistakes of the data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 hours + 30 minutes = 150 minutes",
+        "10 * 25 cents = $2.50",
+        "3 weeks - 2 days = 19 days",
+        "1 m - 20 cm = 80 cm",
+    ],
+)
+def test_a_clause_that_changes_its_unit_is_not_judged(text):
+    assert list(taxonomy.calculations(text)) == []
+    assert [found.true for found in taxonomy.calculations(f"{text}.\n2 + 2 = 5")] == [False]
+
+
+def test_an_answer_too_long_for_arithmetic_does_not_raise():
+    assert taxonomy.classify(record(say("2+2=4", "1" * 5000), "11", "6*3=18 18-7=11")) != "right"
