@@ -77,6 +77,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         facts=[_facts(summary, rows), _setup(run_dir, compared)],
         result_figures=[_picture(figure, label) for figure, label in result],
         calculation_rates=_calculation_table(before, after),
+        first_of_many=any(_all_sampled(run) for run in compared.runs.values()),
         categories=category_counts(before, after),
         category_figure=_picture(categories(before, after), "answers by kind, before and after"),
         reward_means=reward_means(before, after, compared.functions),
@@ -90,6 +91,11 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         **page_values(compared),
     )
     return write_text_atomic(run_dir / "report.html", page)
+
+
+def _all_sampled(run: EvalRun) -> bool:
+    """Whether problems were answered several times, and never greedily."""
+    return any(record["sample"] for record in run.counted)
 
 
 def _picture(figure: figures.Figure, label: str) -> Any:

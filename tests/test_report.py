@@ -356,3 +356,13 @@ def test_a_thousand_tiny_problems_fit_into_a_notebook(root):
 def test_no_evaluation_no_inspector(tmp_path):
     with pytest.raises(CourseError, match="no evaluation yet"):
         report.inspector(tmp_path)
+
+
+def test_a_run_of_samples_alone_says_what_stands_for_a_problem(tmp_path):
+    problems = [Problem(str(n), f"Question {n}?", "", "1", "words") for n in range(4)]
+    for phase in ("before", "after"):
+        evaluate(
+            lambda prompts: ["<answer>1</answer>"] * len(prompts), problems, samples=3, progress=False,
+            path=tmp_path / "evals" / f"{phase}.jsonl",
+        )  # fmt: skip
+    assert "All answers were sampled" in report.write_report(tmp_path).read_text(encoding="utf-8")
