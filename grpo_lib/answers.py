@@ -81,8 +81,13 @@ def near_value(answer: str | None, gold: str, ratio: float) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _gold(gold: str) -> str | None:
+def _short_gold(gold: str) -> str | None:
     return canonical(gold)
+
+
+def _gold(gold: str) -> str | None:
+    """`canonical(gold)`, remembered: the same gold is compared with many completions."""
+    return _short_gold(gold) if len(gold) < 100 else canonical(gold)
 
 
 def lenient_answer(completion: str) -> str | None:

@@ -136,6 +136,7 @@ _DIGIT = re.compile(r"[0-9]")
 _VARIABLE = re.compile(r"\s*[a-z]\s*", re.I)
 _MULTIPLE = re.compile(r"[0-9]\s?[xyzabnpq]\b")
 _LABEL = re.compile(r"\A(?=[^:]*[^\W\d_])[^:,;\n]*:\W*\Z")
+_SPACES = re.compile(r"(\s)\1{2,}")
 _OR = re.compile(r"\bor\b|或|还是|還是", re.I)
 _NOT_EQUAL = re.compile(r"[<>!≠]=")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
@@ -152,7 +153,8 @@ def canonical(text: str) -> str | None:
     if found := simple(text):
         return found
     if len(text) > LONGEST:
-        text = text[-LONGEST:].partition(" ")[2] if " " in text[-LONGEST:] else ""
+        text = text[-LONGEST:].lstrip("0123456789.,")  # not the rest of a numeral
+        text = _SPACES.sub(r"\1\1", text)  # patterns that look for spaces before something would go over them again
     if not text:
         return None
     return spelling(_stated(text))

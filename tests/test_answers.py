@@ -382,6 +382,12 @@ def test_long_numerals_are_compared_digit_by_digit() -> None:
     assert answers.is_close(tagged(number), number, 0.1) and not answers.is_close(tagged(number), "7", 0.1)
 
 
+def test_the_end_of_a_long_block_is_read() -> None:
+    assert answers.is_correct(tagged("He thinks about it. " * 500 + "The answer is 18."), "18")
+    assert answers.is_correct(tagged("他想了很久，" * 500 + "所以答案是18元"), "18")
+    assert not answers.is_correct(tagged("9" * 1500 + " eggs"), "9" * 1000)
+
+
 def test_nothing_is_executed() -> None:
     assert answers.canonical("__import__('os').getpid()") is None
     assert answers.canonical("9**9**9**9") is None
