@@ -210,7 +210,7 @@ def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, m
 
 
 def test_ctrl_c_says_on_one_line_how_to_go_on(tmp_path, root, monkeypatch):
-    from test_sources import Server
+    from test_sources import Server, hear_ctrl_c
 
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
@@ -218,7 +218,9 @@ def test_ctrl_c_says_on_one_line_how_to_go_on(tmp_path, root, monkeypatch):
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.slow = 25.0
         command = [sys.executable, "-m", "grpo_lib.cli", *WORDS, "--endpoint", server.url, "--model", "tiny"]
-        child = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+        )
         deadline = time.monotonic() + 60
         while len(server.seen) < 5 and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)

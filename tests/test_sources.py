@@ -525,9 +525,15 @@ evaluate(endpoint(sys.argv[1], "tiny"), problems, progress=False)
 """
 
 
+def hear_ctrl_c():
+    """In a child: what a shell runs in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_the_process_while_the_server_thinks(server):
     server.slow = 25.0
-    child = subprocess.Popen([sys.executable, "-c", ASK, server.url], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ASK, server.url]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
     deadline = time.monotonic() + 60
     while len(server.seen) < 12 and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
