@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -209,28 +208,17 @@ def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, m
     assert output.read_bytes() == finished and not partial.exists()
 
 
-def test_ctrl_c_says_on_one_line_how_to_go_on(tmp_path, root, monkeypatch):
-    from test_sources import Server, hear_ctrl_c
+def test_ctrl_c_says_on_one_line_how_to_go_on(monkeypatch):
+    from test_sources import Server, interrupted
 
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.slow = 25.0
-        command = [sys.executable, "-m", "grpo_lib.cli", *WORDS, "--endpoint", server.url, "--model", "tiny"]
-        child = subprocess.Popen(
-            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
-        )
-        deadline = time.monotonic() + 60
-        while len(server.seen) < 5 and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        started = time.monotonic()
-        child.send_signal(signal.SIGINT)
-        try:
-            said = child.communicate(timeout=10)[1]
-        finally:
-            child.kill()
-        assert time.monotonic() - started < 3 and child.returncode == 130
+        arguments = [*WORDS, "--endpoint", server.url, "--model", "tiny"]
+        said, code, seconds = interrupted("from grpo_lib.cli import main; main()", arguments, server, requests=5)
+        assert seconds < 3 and code == 130
         assert said.startswith("interrupted; what") and len(said.splitlines()) == 1
         server.shutdown()
 

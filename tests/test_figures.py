@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+from test_report import ROWS
 
 from grpo_lib import figures, live, rewards
 from grpo_lib.errors import CourseError
@@ -24,20 +25,6 @@ def run_with(right, wrong="<reasoning>r</reasoning><answer>99</answer>"):
 
 BEFORE = run_with(range(10))
 AFTER = run_with(range(5, 32), wrong="no tags")
-ROWS = [
-    {
-        "step": step,
-        "reward": step / 30,
-        "accuracy": step / 40,
-        "lenient_accuracy": step / 35,
-        "format": 0.9,
-        "completion_length": 20.0,
-        "zero_variance_groups": 0.5,
-        "grad_norm": 1.0,
-        "loss": 1e-8 * step,
-    }
-    for step in range(1, 31)
-]
 
 
 def lines(axes):

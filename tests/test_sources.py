@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lib import sources
+from grpo_lib.environment import repo_root
 from grpo_lib.errors import CourseError
 from grpo_lib.evaluation import EvalRun, evaluate
 from grpo_lib.generation import Generation
@@ -525,17 +526,16 @@ evaluate(endpoint(sys.argv[1], "tiny"), problems, progress=False)
 """
 
 
-def hear_ctrl_c():
-    """In a child: what a shell runs in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# What a shell runs in the background ignores SIGINT, and so would its children: a Python child listens again.
+HEAR_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
-def test_ctrl_c_ends_the_process_while_the_server_thinks(server):
-    server.slow = 25.0
-    command = [sys.executable, "-c", ASK, server.url]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
+def interrupted(program: str, arguments: list[str], server, requests: int) -> tuple[str, int, float]:
+    """Run a program until the server has seen so many requests, press Ctrl-C: (stderr, exit code, seconds to end)."""
+    command = [sys.executable, "-c", HEAR_CTRL_C + program, *arguments]
+    child = subprocess.Popen(command, cwd=repo_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while len(server.seen) < 12 and child.poll() is None and time.monotonic() < deadline:
+    while len(server.seen) < requests and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     started = time.monotonic()
     child.send_signal(signal.SIGINT)
@@ -543,7 +543,13 @@ def test_ctrl_c_ends_the_process_while_the_server_thinks(server):
         said = child.communicate(timeout=10)[1]
     finally:
         child.kill()
-    assert time.monotonic() - started < 3 and "KeyboardInterrupt" in said and len(server.seen) == 12
+    return said, child.returncode, time.monotonic() - started
+
+
+def test_ctrl_c_ends_the_process_while_the_server_thinks(server):
+    server.slow = 25.0
+    said, _, seconds = interrupted(ASK, [server.url], server, requests=12)
+    assert seconds < 3 and "KeyboardInterrupt" in said and len(server.seen) == 12
 
 
 def test_importing_sources_is_light():
