@@ -4,7 +4,7 @@ Two steps. `plain` takes the dressing off a short text: LaTeX, markdown, HTML, o
 finds the numbers that stand in it, with their exact values. Values are rationals, never floats, and nothing is ever
 executed: a calculation is read as the numbers in it.
 
-Why not math-verify, the field's library for this: it parses LaTeX into SymPy, which costs about 0.4 ms a completion
+Why not math-verify, the field's library for this: it parses LaTeX into SymPy, which costs about 0.3 ms a completion
 and guards against endless expressions with a timer signal (main thread only); and it accepts what must not count
 here, such as one of several different numbers. benchmarks/grading.py measures both side by side.
 

@@ -79,7 +79,6 @@ _OPENS_CLAUSE = re.compile(
     r"\s*(?:after|in|if|since|with|when|for|from|by|at|because|as|given|having|starting|out of|once|before|on)\b", re.I
 )
 _WORDS = re.compile(r"[^\W\d_]{2,}|[^\W\d_](?=[\s,.]|\Z)")
-_HAN = re.compile(r"[\u3400-\u9fff]")
 _BECAUSE = re.compile(
     r"\b(?:because|since)\b|[,.;\n]\s*(?:which|where|unless|assuming|explanation|reason(?:ing)?|working)\b"
     r"|因为|因為",
