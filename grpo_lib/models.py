@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,15 +67,16 @@ class Actor:
 
 
 def model_directory(model: ModelRecipe) -> Path:
-    """The Hugging Face directory of a recipe, relative paths being taken from here or from the repository.
+    """The Hugging Face directory of a recipe: a folder, relative to here or to the repository, or a hub name.
 
-    Raises CourseError when it is missing or incomplete.
+    A hub name such as Qwen/Qwen3-1.7B is downloaded once, into the hub's own cache.
+    Raises CourseError when the directory is missing or incomplete, or the download fails.
     """
     path = Path(model.path).expanduser()
     if not path.is_absolute() and not path.exists():
         path = environment.repo_root() / path
     if not path.is_dir():
-        raise CourseError(f"model.path={model.path} is not a folder; give a Hugging Face model directory")
+        path = _download(model.path)
     for name, meaning in (("config.json", "sizes"), ("tokenizer.json", "tokenizer")):
         if not (path / name).is_file():
             raise CourseError(
@@ -87,6 +89,27 @@ def model_directory(model: ModelRecipe) -> Path:
     return path
 
 
+def _download(name: str) -> Path:
+    """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        raise CourseError(f"model.path={name} is not a folder; give a Hugging Face model directory, or a hub name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer*"]))
+    except GatedRepoError:
+        raise CourseError(
+            f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise CourseError(
+            f"model.path={name} is no folder here and could not be fetched from the hub ({reason}); "
+            "give a Hugging Face model directory"
+        ) from None
+
+
 def load_tokenizer(model: ModelRecipe):
     """The model's own tokenizer, padding on the left, as generation needs it."""
     from transformers import AutoTokenizer
@@ -95,26 +118,38 @@ def load_tokenizer(model: ModelRecipe):
 
 
 def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
-    """MaxText's size keys, read from config.json."""
+    """MaxText's size keys, read from config.json.
+
+    Raises CourseError when the recipe's `model.sizes` says something else: preflight relied on it.
+    """
     config = json.loads((model_directory(model) / "config.json").read_text(encoding="utf-8"))
-    return {maxtext: config[key] for key, maxtext in SIZES.items() if key in config}
+    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config}
+    for key, value in model.sizes.items():
+        if sizes.get(key, value) != value:
+            raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
+    return model.sizes | sizes
 
 
-def maxtext_arguments(model: ModelRecipe, **more: Any) -> list[str]:
-    """Arguments for MaxText's pyconfig: the architecture of `maxtext_name` at the sizes of config.json."""
+def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) -> list[str]:
+    """Arguments for MaxText's pyconfig: the architecture of `maxtext_name` at the sizes of config.json.
+
+    Args:
+      weights: False needs no model directory: the sizes are the recipe's `model.sizes`, else MaxText's own file.
+      more: further MaxText keys; they win over those set here.
+    """
     import maxtext
 
-    directory = model_directory(model)
+    sizes = maxtext_sizes(model) if weights else model.sizes
     settings = {
         "model_name": model.maxtext_name,
-        "override_model_config": True,
-        **maxtext_sizes(model),
+        "override_model_config": bool(sizes),
+        **sizes,
         "tokenizer_type": "huggingface",
-        "tokenizer_path": directory,
+        "tokenizer_path": model_directory(model) if weights else model.path,
         "weight_dtype": model.dtype,
         "dtype": model.dtype,
         "matmul_precision": "highest" if model.dtype == "float32" else "default",
-        "attention": "dot_product" if jax.default_backend() == "cpu" else "autoselected",
+        "attention": "dot_product",  # also what MaxText's own rl.yml takes on a TPU
         "remat_policy": model.remat,
         "per_device_batch_size": 1,
         "run_name": "grpo",

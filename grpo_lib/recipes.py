@@ -15,8 +15,14 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from grpo_lib.accelerators import Slice, parse_slice
 from grpo_lib.errors import CourseError
 
+# Sizes that MaxText lets a config override.
+Size = Literal[
+    "base_emb_dim", "base_mlp_dim", "base_num_decoder_layers", "base_num_query_heads", "base_num_kv_heads",
+    "head_dim", "vocab_size", "logits_via_embedding",
+]  # fmt: skip
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 
@@ -28,10 +34,62 @@ class _Section(BaseModel):
 class ModelRecipe(_Section):
     """Which weights, and which MaxText architecture reads them."""
 
-    path: str = Field(description="Hugging Face directory (config.json, *.safetensors, tokenizer.json)")
+    path: str = Field(description="Hugging Face directory (config.json, *.safetensors, tokenizer.json), or a hub name")
     maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
+    sizes: dict[Size, int | bool] = Field({}, description="MaxText size keys that differ from those of maxtext_name")
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["minimal", "full"] = "minimal"
+
+
+class HardwareRecipe(_Section):
+    """Which slice, and which of its devices train and sample.  A device is a chip (v4 and v5p: two cores as one).
+
+    Without an accelerator the recipe takes the devices that JAX finds.
+    """
+
+    accelerator: str | None = Field(None, description="Cloud TPU slice such as v6e-8; null: what JAX finds")
+    trainer_devices: Positive | None = Field(None, description="null: all of them")
+    trainer_tensor: Positive = Field(1, description="tensor parallelism of the trainer; the rest of its devices is fsdp")
+    sampler_devices: Positive | None = Field(
+        None, description="devices of the sampler alone; null: it shares the trainer's (colocated)"
+    )
+    sampler_tensor: Positive | None = Field(
+        None, description="tensor parallelism of the sampler; the rest of its devices are replicas; null: all of them"
+    )
+
+    @property
+    def slice(self) -> Slice | None:
+        return parse_slice(self.accelerator) if self.accelerator else None
+
+    @property
+    def colocated(self) -> bool:
+        return self.sampler_devices is None
+
+    def trainer_count(self, found: int | None = None) -> int:
+        """Devices that train; `found` is how many there are where the recipe names no accelerator."""
+        return self.trainer_devices or (self.slice.devices if self.slice else found or 1)
+
+    def sampler_count(self, found: int | None = None) -> int:
+        return self.sampler_devices or self.trainer_count(found)
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> HardwareRecipe:
+        if not self.accelerator:
+            return self
+        have, trainer, sampler = self.slice.devices, self.trainer_count(), self.sampler_count()
+        want = trainer if self.colocated else trainer + sampler
+        if want > have or (not self.colocated and self.trainer_devices is None):
+            raise ValueError(
+                f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
+                f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
+            )
+        for name, parts, whole in (
+            ("trainer_tensor", self.trainer_tensor, trainer),
+            ("sampler_tensor", self.sampler_tensor or sampler, sampler),
+        ):
+            if whole % parts:
+                raise ValueError(f"{name}={parts} must divide its {whole} devices: use one of {_divisors(whole)}")
+        return self
 
 
 class ProblemsRecipe(_Section):
@@ -53,11 +111,28 @@ class PromptsRecipe(_Section):
     system: str = "default"
 
 
+class VllmRecipe(_Section):
+    """The vLLM engine of `rollout.engine: vllm`.  Names in brackets are vLLM's own."""
+
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="of a device's memory, for weights and KV cache of the sampler (gpu_memory_utilization)"
+    )
+    max_sequences: Positive = Field(128, description="sampled at once, per replica (max_num_seqs)")
+    block_size: Positive | None = Field(None, description="tokens in a page of the KV cache; null: vLLM's choice")
+    kv_blocks: Positive | None = Field(
+        None, description="pages of the KV cache (num_gpu_blocks_override); null: what memory_fraction leaves"
+    )
+
+
 class RolloutRecipe(_Section):
     """How completions are sampled.  Lengths are in tokens."""
 
-    engine: Literal["tunix"] = "tunix"
+    engine: Literal["tunix", "vllm"] = Field("tunix", description="tunix: Qwen3 on any machine; vllm: on a TPU")
+    vllm: VllmRecipe = VllmRecipe()
     max_prompt_length: Positive | Literal["auto"] = Field("auto", description="auto: the longest prompt of the run")
+    overlong_prompts: Literal["refuse", "skip"] = Field(
+        "refuse", description="training problems whose prompt is longer: refuse the run, or leave them out and say so"
+    )
     max_completion_length: Positive = 512
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -68,9 +143,22 @@ class GRPORecipe(_Section):
     """The algorithm, in the letters of the GRPO paper (arXiv:2402.03300): G, mu, beta, epsilon."""
 
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="G, completions per prompt")
-    iterations: Literal[1] = Field(1, description="mu, updates per batch of completions")
+    iterations: Positive = Field(1, description="mu, updates per batch of completions")
     beta: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of the KL penalty; 0 needs no reference model")
     epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="clip range of the probability ratio")
+
+
+class LossRecipe(_Section):
+    """How the policy loss is computed; the value is the same, the memory and the time are not."""
+
+    implementation: Literal["jax", "pallas"] = "jax"
+
+
+class TrackingRecipe(_Section):
+    """Weights & Biases, beside metrics.jsonl and TensorBoard.  The key is read from WANDB_API_KEY."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    project: str = "grpo-hands-on"
 
 
 class TrainingRecipe(_Section):
@@ -79,6 +167,7 @@ class TrainingRecipe(_Section):
     micro_batch: Positive | None = Field(None, description="prompts per gradient computation; null: all at once")
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     warmup_steps: NonNegative = 5
+    schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0")
     b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -90,10 +179,13 @@ class TrainingRecipe(_Section):
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> TrainingRecipe:
         if self.micro_batch and self.prompts_per_step % self.micro_batch:
-            good = [n for n in range(1, self.prompts_per_step + 1) if self.prompts_per_step % n == 0]
             raise ValueError(
                 f"micro_batch={self.micro_batch} must divide prompts_per_step={self.prompts_per_step}: "
-                f"use one of {', '.join(map(str, good))}"
+                f"use one of {_divisors(self.prompts_per_step)}"
+            )
+        if self.schedule == "cosine" and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} leaves nothing of steps={self.steps} for the cosine: use fewer"
             )
         return self
 
@@ -109,6 +201,7 @@ class Recipe(_Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: NonNegative = 0
     model: ModelRecipe
+    hardware: HardwareRecipe = HardwareRecipe()
     problems: ProblemsRecipe = ProblemsRecipe()
     prompts: PromptsRecipe = PromptsRecipe()
     rollout: RolloutRecipe = RolloutRecipe()
@@ -116,12 +209,37 @@ class Recipe(_Section):
         "match_format_exactly", "match_format_approximately", "check_answer", "check_numbers",
     ]  # fmt: skip
     grpo: GRPORecipe = GRPORecipe()
+    loss: LossRecipe = LossRecipe()
     training: TrainingRecipe = TrainingRecipe()
     evaluation: EvaluationRecipe = EvaluationRecipe()
+    tracking: TrackingRecipe = TrackingRecipe()
+
+    @model_validator(mode="after")
+    def _micro_batch_fills_the_devices(self) -> Recipe:
+        if not self.hardware.accelerator:
+            return self
+        fsdp = self.hardware.trainer_count() // self.hardware.trainer_tensor
+        if self.micro_batch_completions % fsdp:
+            good = [
+                n
+                for n in range(1, self.training.prompts_per_step + 1)
+                if self.training.prompts_per_step % n == 0 and n * self.grpo.group_size % fsdp == 0
+            ]
+            raise ValueError(
+                f"a micro-batch of {self.micro_batch_completions} completions (training.micro_batch x grpo.group_size) "
+                f"does not spread evenly over {fsdp} devices: "
+                + (f"use training.micro_batch={good[0]}" if good else "change prompts_per_step or group_size")
+            )
+        return self
 
     @property
     def completions_per_step(self) -> int:
         return self.training.prompts_per_step * self.grpo.group_size
+
+    @property
+    def micro_batch_completions(self) -> int:
+        """Completions in one gradient computation, over all devices."""
+        return (self.training.micro_batch or self.training.prompts_per_step) * self.grpo.group_size
 
     @property
     def evaluation_completion_length(self) -> int:
@@ -131,10 +249,14 @@ class Recipe(_Section):
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe file and apply `section.key=value` overrides (values are YAML, the later one wins).
 
+    `FILE.yaml@PROFILE` takes the changes that the file keeps under `profiles: PROFILE:`, and adds the profile to the
+    recipe's name; `@ONE,OTHER` takes both, in that order.
+
     Raises:
       CourseError: the file is missing or is not YAML, or a key or a value is not in the schema.
     """
-    path = Path(path)
+    file, _, chosen = str(path).partition(".yaml@")
+    path = Path(f"{file}.yaml") if chosen else Path(path)
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -144,9 +266,16 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         raise CourseError(f"recipe {path} cannot be read as YAML: {_first_line(error)}") from None
     if not isinstance(data, dict):
         raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
+    _apply_profiles(data, [name for name in chosen.split(",") if name], path)
     for override in overrides:
         _apply_override(data, override)
     return parse_recipe(data, origin=str(path))
+
+
+def profiles_of(path: str | Path) -> list[str]:
+    """Names of the profiles in a recipe file; CourseError as for `load_recipe`."""
+    load_recipe(path)
+    return list(yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("profiles") or {})
 
 
 def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
@@ -173,6 +302,30 @@ def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
     for key, value in data.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def _apply_profiles(data: dict, chosen: list[str], path: Path) -> None:
+    profiles = data.pop("profiles", None) or {}
+    if not isinstance(profiles, dict) or not all(isinstance(changes, dict) for changes in profiles.values()):
+        raise CourseError(f"{path}: profiles must be a mapping from names to changes")
+    for name in chosen:
+        if name not in profiles:
+            known = ", ".join(profiles) or "none"
+            raise CourseError(f"{path} has no profile {name}; profiles there: {known}")
+        _merge(data, profiles[name])
+        data["name"] = f"{data.get('name')}-{name}"
+
+
+def _merge(data: dict, changes: dict) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
+        else:
+            data[key] = value
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def _apply_override(data: dict, override: str) -> None:

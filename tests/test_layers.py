@@ -12,7 +12,7 @@ FLOORS = (
     ("errors",),
     ("files", "environment", "generation", "metrics", "numerals", "palette"),
     # Pure Python: what an answer is, what the model is sent, what a run is.
-    ("statements", "journal"),
+    ("statements", "journal", "accelerators"),
     ("answers", "prompts", "recipes"),
     ("rewards", "problems", "statistics", "runs", "sources", "taxonomy"),
     ("records",),
