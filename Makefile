@@ -1,7 +1,8 @@
 # Every target is a line or two that could be typed; `make help` lists them.
 RECIPE ?= recipes/tiny-cpu.yaml
 RUN ?= course
-PY := .venv/bin/python
+VENV ?= .venv
+PY := $(VENV)/bin/python
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
@@ -10,19 +11,25 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup course test lab notebooks lint lock tiny-base bench clean
+.PHONY: help setup setup-tpu course test test-tpu lab notebooks lint lock tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
 
 setup: ## make .venv from requirements/cpu.lock (the other targets do it by themselves)
-	@PYTHON="$(PYTHON)" tools/setup.sh
+	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
+
+setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight, rehearse anywhere
+	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
 course: setup ## run all five notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
 
 test: setup ## run the tests
 	@$(PY) -m pytest
+
+test-tpu: setup-tpu ## run the tests of the TPU tier, on this machine's CPU
+	@.venv-tpu/bin/python -m pytest tests/tpu
 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
@@ -31,7 +38,7 @@ notebooks: setup ## for authors: run the notebooks and keep their outputs in not
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN) --in-place
 
 lint: setup ## check style
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh

@@ -1,16 +1,27 @@
 #!/usr/bin/env bash
-# Make .venv: the locked packages, this repo (editable), and the Jupyter kernel "grpo-course". `make setup` runs it.
-# .venv/.complete is written last and names what was installed where, so a second run has nothing to do, and an
+# Make .venv (or .venv-tpu, when that is the argument): the locked packages, this repo (editable), and the Jupyter kernel
+# "grpo-course". `make setup` and `make setup-tpu` run it.
+# Its .complete is written last and names what was installed where, so a second run has nothing to do, and an
 # interrupted one is noticed and made anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-stamp=.venv/.complete
+venv=${1:-.venv}
+case $venv in
+  .venv) lock=requirements/cpu.lock size="2 GB on disk" ;;
+  .venv-tpu) lock=requirements/tpu.lock size="8 GB on disk, and as much again for the cache where it is on another disk" ;;
+  *) echo "error: VENV=$venv: choose .venv or .venv-tpu" >&2; exit 1 ;;
+esac
+stamp=$venv/.complete
 log=.cache/setup.log
-content=$(cat requirements/{bootstrap,cpu}.lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
+content=$(cat requirements/bootstrap.lock $lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
 
 if [ -f $stamp ] && [ "$(cat $stamp)" = "$PWD
-$content" ] && .venv/bin/python -c '' 2>/dev/null; then
+$content" ] && $venv/bin/python -c '' 2>/dev/null; then
   exit 0
+fi
+if [ $venv = .venv-tpu ] && [ "$(uname -sm)" != "Linux x86_64" ]; then
+  echo "error: .venv-tpu needs Linux on x86-64 (a TPU VM, or any such machine); here is $(uname -sm)" >&2
+  exit 1
 fi
 python=$(tools/find-python.sh)
 mkdir -p .cache
@@ -28,19 +39,19 @@ fail() { # say in one line what went wrong; the details are in the log
 }
 
 # An environment without a stamp, or one that was moved, is not to be trusted.
-if ! { [ -f $stamp ] && [ "$(head -n 1 $stamp)" = "$PWD" ] && .venv/bin/python -c 'import pip' 2>/dev/null; }; then
-  echo "setup: making .venv with $python"
-  "$python" -m venv --clear .venv >> $log 2>&1 || fail "python -m venv failed"
+if ! { [ -f $stamp ] && [ "$(head -n 1 $stamp)" = "$PWD" ] && $venv/bin/python -c 'import pip' 2>/dev/null; }; then
+  echo "setup: making $venv with $python"
+  "$python" -m venv --clear $venv >> $log 2>&1 || fail "python -m venv failed"
 fi
 rm -f $stamp
-echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' requirements/cpu.lock) packages of requirements/cpu.lock" \
-  "(2 GB on disk; a few minutes the first time)"
-.venv/bin/python -m pip install --quiet --retries 2 --require-hashes -r requirements/bootstrap.lock >> $log 2>&1 ||
+echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' $lock) packages of $lock" \
+  "($size; a few minutes the first time)"
+$venv/bin/python -m pip install --quiet --retries 2 --require-hashes -r requirements/bootstrap.lock >> $log 2>&1 ||
   fail "uv could not be installed"
-install=(.venv/bin/uv pip sync --python .venv/bin/python --require-hashes requirements/cpu.lock)
-"${install[@]}" >> $log 2>&1 || "${install[@]}" --offline >> $log 2>&1 || fail "requirements/cpu.lock could not be installed"
-.venv/bin/uv pip install --python .venv/bin/python --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
-  fail "this repo could not be installed into .venv"
-.venv/bin/python tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
+install=($venv/bin/uv pip sync --python $venv/bin/python --require-hashes $lock)
+"${install[@]}" >> $log 2>&1 || "${install[@]}" --offline >> $log 2>&1 || fail "$lock could not be installed"
+$venv/bin/uv pip install --python $venv/bin/python --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
+  fail "this repo could not be installed into $venv"
+$venv/bin/python tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
 printf '%s\n%s\n' "$PWD" "$content" > $stamp
 echo "setup: done"
