@@ -199,11 +199,24 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Path:
     return items
 
 
-def load_actor(model: ModelRecipe, checkpoint: str | Path, max_length: int, pad_id: int = 0) -> Actor:
+def load_actor(
+    model: ModelRecipe,
+    checkpoint: str | Path,
+    max_length: int,
+    pad_id: int = 0,
+    *,
+    devices: list[jax.Device] | None = None,
+    tensor: int = 1,
+) -> Actor:
     """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens.
+
+    Args:
+      devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
+        on the axis `fsdp` and `tensor` on the axis `tensor`.
 
     Raises CourseError when the checkpoint is missing, cut short or of another shape.
     """
+    devices = list(devices or jax.devices()[:1])
     checkpoint = Path(checkpoint).resolve()
     if not checkpoint.is_dir():
         raise CourseError(
@@ -221,9 +234,11 @@ def load_actor(model: ModelRecipe, checkpoint: str | Path, max_length: int, pad_
                 scan_layers=True,
                 max_target_length=max_length,
                 enable_checkpointing=True,
+                ici_fsdp_parallelism=len(devices) // tensor,
+                ici_tensor_parallelism=tensor,
             )
         )
-        mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+        mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
         try:
             module = model_creation_utils.from_pretrained(
                 config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id

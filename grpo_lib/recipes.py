@@ -167,7 +167,7 @@ class TrainingRecipe(_Section):
     micro_batch: Positive | None = Field(None, description="prompts per gradient computation; null: all at once")
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     warmup_steps: NonNegative = 5
-    schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0 with the last step")
     b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -182,10 +182,6 @@ class TrainingRecipe(_Section):
             raise ValueError(
                 f"micro_batch={self.micro_batch} must divide prompts_per_step={self.prompts_per_step}: "
                 f"use one of {_divisors(self.prompts_per_step)}"
-            )
-        if self.schedule == "cosine" and self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps={self.warmup_steps} leaves nothing of steps={self.steps} for the cosine: use fewer"
             )
         return self
 

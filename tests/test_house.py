@@ -154,7 +154,7 @@ def test_setup_without_python_says_so(clone: Path) -> None:
 
 
 def test_lock_has_a_hash_for_every_package(root: Path) -> None:
-    for name in ("cpu.lock", "bootstrap.lock"):
+    for name in ("cpu.lock", "tpu.lock", "bootstrap.lock"):
         text = (root / "requirements" / name).read_text(encoding="utf-8")
         blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
         assert blocks and all("--hash=sha256:" in block for block in blocks), name
@@ -179,9 +179,12 @@ def test_cpu_lock_is_a_subset_of_tpu_lock(root: Path) -> None:
     assert {n: (v, tpu.get(n)) for n, v in cpu.items() if n not in only_macos and tpu.get(n) != v} == {}
 
 
-@pytest.mark.parametrize("name", ["cpu.in", "dev.in"])
-def test_lock_holds_what_is_asked_for(root: Path, name: str) -> None:
-    lock = pins(root / "requirements" / "cpu.lock")
+@pytest.mark.parametrize(
+    ("lock_name", "name"),
+    [("cpu.lock", "cpu.in"), ("cpu.lock", "dev.in")] + [("tpu.lock", n) for n in ("cpu.in", "dev.in", "tpu.in")],
+)
+def test_lock_holds_what_is_asked_for(root: Path, lock_name: str, name: str) -> None:
+    lock = pins(root / "requirements" / lock_name)
     for line in (root / "requirements" / name).read_text(encoding="utf-8").splitlines():
         if wanted := line.partition("#")[0].strip():
             requirement = Requirement(wanted)

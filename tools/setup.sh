@@ -13,13 +13,13 @@ case $venv in
 esac
 stamp=$venv/.complete
 log=.cache/setup.log
-content=$(cat requirements/bootstrap.lock $lock pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
+content=$(cat requirements/bootstrap.lock "$lock" pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
 
-if [ -f $stamp ] && [ "$(cat $stamp)" = "$PWD
-$content" ] && $venv/bin/python -c '' 2>/dev/null; then
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$PWD
+$content" ] && "$venv/bin/python" -c '' 2>/dev/null; then
   exit 0
 fi
-if [ $venv = .venv-tpu ] && [ "$(uname -sm)" != "Linux x86_64" ]; then
+if [ "$venv" = .venv-tpu ] && [ "$(uname -sm)" != "Linux x86_64" ]; then
   echo "error: .venv-tpu needs Linux on x86-64 (a TPU VM, or any such machine); here is $(uname -sm)" >&2
   exit 1
 fi
@@ -39,19 +39,19 @@ fail() { # say in one line what went wrong; the details are in the log
 }
 
 # An environment without a stamp, or one that was moved, is not to be trusted.
-if ! { [ -f $stamp ] && [ "$(head -n 1 $stamp)" = "$PWD" ] && $venv/bin/python -c 'import pip' 2>/dev/null; }; then
+if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$PWD" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null; }; then
   echo "setup: making $venv with $python"
-  "$python" -m venv --clear $venv >> $log 2>&1 || fail "python -m venv failed"
+  "$python" -m venv --clear "$venv" >> $log 2>&1 || fail "python -m venv failed"
 fi
-rm -f $stamp
-echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' $lock) packages of $lock" \
+rm -f "$stamp"
+echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' "$lock") packages of $lock" \
   "($size; a few minutes the first time)"
-$venv/bin/python -m pip install --quiet --retries 2 --require-hashes -r requirements/bootstrap.lock >> $log 2>&1 ||
+"$venv/bin/python" -m pip install --quiet --retries 2 --require-hashes -r requirements/bootstrap.lock >> $log 2>&1 ||
   fail "uv could not be installed"
-install=($venv/bin/uv pip sync --python $venv/bin/python --require-hashes $lock)
+install=("$venv/bin/uv" pip sync --python "$venv/bin/python" --require-hashes "$lock")
 "${install[@]}" >> $log 2>&1 || "${install[@]}" --offline >> $log 2>&1 || fail "$lock could not be installed"
-$venv/bin/uv pip install --python $venv/bin/python --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
+"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
   fail "this repo could not be installed into $venv"
-$venv/bin/python tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
-printf '%s\n%s\n' "$PWD" "$content" > $stamp
+"$venv/bin/python" tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
+printf '%s\n%s\n' "$PWD" "$content" > "$stamp"
 echo "setup: done"
