@@ -65,7 +65,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         model=str(directory),
         checkpoint=str(models.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
-        max_prompt_length=training.prompt_length(recipe, tokenizer, problems),
+        max_prompt_length=training.fit_prompts(recipe, tokenizer, problems)[0],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
         answers=[[str(answer) for answer in batch["answer"]] for batch in first],
     )

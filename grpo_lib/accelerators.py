@@ -1,7 +1,7 @@
 """TPU slices by the names that Cloud TPU gives them, and what their chips can do.
 
-    parse_slice("v6e-8").devices     # 8
-    parse_slice("v4-16").devices     # 8: the names of v4 and v5p count cores, two to a chip
+parse_slice("v6e-8").devices     # 8
+parse_slice("v4-16").devices     # 8: the names of v4 and v5p count cores, two to a chip
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ from grpo_lib.errors import CourseError
 
 @dataclass(frozen=True)
 class Chip:
-    """One TPU chip.  JAX sees it as one device; its two cores on v4 and v5p work as one (megacore)."""
+    """One TPU chip.  JAX sees it as one device; its two cores on v4 and v5p work as one (megacore).
+
+    `flops` and `bandwidth` are the vendor's peaks, from the page at `source`.  Where editions of a page differ by
+    rounding, the larger figure stands here: floors of time made from it stay floors.
+    """
 
     generation: str
     cores_in_name: int  # how much one chip adds to the number in a slice's name
     chips_per_host: int  # of a slice of several hosts
+    flops: float  # bfloat16 operations per second
+    bandwidth: float  # bytes per second between the chip and its memory
+    usable_gib: float  # of the chip's memory, what a program may take: where libtpu 0.0.44 begins to refuse
+    source: str
 
 
 CHIPS = {
-    "v4": Chip("v4", cores_in_name=2, chips_per_host=4),
-    "v5e": Chip("v5e", cores_in_name=1, chips_per_host=4),
-    "v5p": Chip("v5p", cores_in_name=2, chips_per_host=4),
-    "v6e": Chip("v6e", cores_in_name=1, chips_per_host=4),
+    "v4": Chip("v4", 2, 4, 275e12, 1200e9, 30.75, "https://cloud.google.com/tpu/docs/v4"),
+    "v5e": Chip("v5e", 1, 4, 197e12, 819e9, 15.75, "https://cloud.google.com/tpu/docs/v5e"),
+    "v5p": Chip("v5p", 2, 4, 459e12, 2765e9, 95.73, "https://cloud.google.com/tpu/docs/v5p"),
+    "v6e": Chip("v6e", 1, 4, 918e12, 1640e9, 31.24, "https://cloud.google.com/tpu/docs/v6e"),
 }
 
 
@@ -47,3 +55,8 @@ def parse_slice(name: str) -> Slice:
             f"(generations: {', '.join(CHIPS)}; v4 and v5p count two cores to a chip)"
         )
     return Slice(name, chip, int(number) // chip.cores_in_name)
+
+
+def slice_of(generation: str, devices: int) -> str:
+    """The name of the slice that has so many devices: slice_of("v5p", 4) is "v5p-8"."""
+    return f"{generation}-{devices * CHIPS[generation].cores_in_name}"

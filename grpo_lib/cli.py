@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ import typer
 
 from grpo_lib import environment
 from grpo_lib.errors import CourseError
+from grpo_lib.files import write_text_atomic
 from grpo_lib.recipes import Recipe, dump_recipe, load_recipe
 
 environment.prepare()
@@ -35,14 +37,39 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the recipe's name.")]
+Base = Annotated[
+    Path | None, typer.Option("--base", help="Start from this output of grpo convert; default: convert into the run.")
+]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 
 
 @app.command()
-def config(recipe: RecipePath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the resolved recipe: every field, defaults included."""
+def config(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    form: Annotated[
+        str, typer.Option("--as", help="yaml, or maxtext: the arguments for MaxText's own train_rl.")
+    ] = "yaml",
+    problems: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Show the resolved recipe: every field, defaults included.
+
+    With --as maxtext, the arguments of maxtext.trainers.post_train.rl.train_rl, one to a line; what they cannot say
+    goes to stderr.  To run it: grpo config RECIPE --as maxtext --problems FOLDER | xargs python -m grpo_lib.upstream
+    """
+    if form not in ("yaml", "maxtext"):
+        raise CourseError(f"--as {form}: choose yaml or maxtext")
+    if problems and form != "maxtext":
+        raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
     resolved = load_recipe(recipe, overrides or ())
-    if as_json:
+    if form == "maxtext":
+        result = _for_maxtext(resolved, problems, runs)
+        _finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
+    elif as_json:
         print(json.dumps(resolved.model_dump(mode="json")))
     else:
         print(dump_recipe(resolved), end="")
@@ -72,17 +99,20 @@ def train(
     runs: RunsFolder = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of this name.")] = False,
+    base: Base = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert, evaluate, train, evaluate again, export and report: a whole run."""
     from grpo_lib.problems import load_problems
     from grpo_lib.rewards import get_rewards
-    from grpo_lib.runs import check_new, new_run
+    from grpo_lib.runs import check_base, check_new, link_base, new_run
 
     resolved = load_recipe(recipe, overrides or ())
     directory = runs / (run or resolved.name)
     # Whatever can be wrong is found before the directory is made.
     check_new(directory, resume=resume, overwrite=overwrite)
+    if base:
+        check_base(base)
     get_rewards(resolved.rewards)
     for split in ("train", "validation", "test"):
         load_problems(resolved.problems, split)
@@ -91,6 +121,8 @@ def train(
 
     models.model_directory(resolved.model)
     directory = new_run(directory, resolved, resume=resume, overwrite=overwrite)
+    if base:
+        link_base(directory, base)
 
     say = _say(as_json)
     summary = pipeline.run(resolved, directory, _print_row(resolved, say), say, progress=sys.stderr.isatty())
@@ -175,6 +207,79 @@ def report(
     _finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
 
 
+@app.command()
+def preflight(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Compile again what .cache/preflight holds.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price-per-chip-hour", min=0, help="For the cost of a run at the floor.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the recipe for its TPU, without one: does it fit, and what is the least a step can take?
+
+    Takes minutes per program; what was compiled is kept. Leaves with 0 when the recipe fits, 1 when it does not (and
+    says which changes do), 2 when it cannot be said.
+    """
+    from grpo_lib import compilation, preflight
+
+    resolved = load_recipe(recipe, overrides or ())
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    compiler = compilation.Compiler(resolved, say, refresh=refresh)
+    command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ())])
+    result = preflight.preflight(resolved, compiler, say, command=command, versions=compiler.versions)
+    if output:
+        write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
+    _finish(result.model_dump(mode="json"), as_json, preflight.table(result, price))
+    if not result.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rehearse(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 2,
+    engine: Annotated[str, typer.Option(help="auto (the recipe's, where it can run here), tunix or vllm.")] = "auto",
+    notebooks: Annotated[bool, typer.Option("--notebooks", help="Run the course's notebooks with it instead.")] = False,
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: rehearsal-NAME.")] = None,
+    runs: RunsFolder = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of this name.")] = False,
+    base: Base = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe with the tiny model and two steps, on virtual CPU devices with its mesh axes scaled down.
+
+    The way is that of grpo train, from the data to the report, in a process of its own; a TPU on this machine is not
+    touched. What is scaled is listed first. The tiny model is a Qwen3: weight names and layers of other architectures
+    (Llama, Qwen2.5) are not what a rehearsal covers, nor are speed, memory and several hosts.
+    """
+    from grpo_lib import rehearsal
+
+    original = load_recipe(recipe, overrides or ())
+    scaled = rehearsal.rehearsal_recipe(
+        original,
+        steps=steps,
+        engine=rehearsal.choose_engine(original, engine),
+        gsm8k=rehearsal.gsm8k_folder(original),
+        wandb=rehearsal.wandb_can_run(),
+    )
+    say, devices = _say(as_json), rehearsal.device_count(scaled)
+    say(f"rehearsal of {original.name} on {devices} virtual CPU devices; recipe's -> rehearsal's:")
+    for line in rehearsal.changes(original, scaled):
+        say(f"  {line}")
+    remarks = [f"note: {note}" for note in rehearsal.notes(original, scaled)]
+    say("\n".join(remarks))
+    result = rehearsal.rehearse(
+        original, scaled, runs / (run or scaled.name), overwrite=overwrite, notebooks=notebooks, base=base, say=say
+    )
+    _finish(dataclasses.asdict(result), as_json, "\n".join([*remarks, rehearsal.verdict(result)]))
+    if not result.green:
+        raise typer.Exit(result.exit_code or 1)
+
+
 # Below this accuracy `grpo evaluate` says in words that the model cannot do the task.
 CHANCE = 0.02
 
@@ -194,6 +299,27 @@ def main() -> None:
                 file=sys.stderr,
             )
         raise
+
+
+def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:
+    """The arguments of train_rl.  What they cannot say, and what is still to be done, goes to stderr."""
+    from grpo_lib import upstream, upstream_problems
+
+    run = runs / recipe.name
+    folder, checkpoint = problems or run / "upstream" / "problems", run / "checkpoints" / "base" / "0" / "items"
+    written = upstream_problems.write_problems(recipe, folder) if problems else None
+    tests = written.test if written else None
+    arguments = upstream.arguments(recipe, folder, checkpoint, run / "upstream", tests)
+    lost = upstream.not_expressible(recipe, tests)
+    for sentence in written.left_out if written else []:
+        print(f"problems: {sentence}", file=sys.stderr)
+    for sentence in lost:
+        print(f"not expressible: {sentence}", file=sys.stderr)
+    if not problems:
+        print(f"to be written before it runs: {folder} (--problems {folder})", file=sys.stderr)
+    if not checkpoint.is_dir():
+        print(f"to be made before it runs: {checkpoint} (grpo convert)", file=sys.stderr)
+    return {"arguments": arguments, "not_expressible": lost}
 
 
 def _from_recipe(recipe: Recipe, samples: int | None, temperature: float | None) -> dict[str, Any]:

@@ -33,7 +33,9 @@ from grpo_lib import environment, files
 from grpo_lib.errors import CourseError
 from grpo_lib.recipes import load_recipe
 
-NOTEBOOKS = ("00_setup", "01_checkpoint_conversion", "02_reward_design", "03_grpo_training", "04_evaluation")
+NOTEBOOKS = (
+    "00_setup", "01_checkpoint_conversion", "02_reward_design", "03_grpo_training", "04_evaluation", "05_on_a_tpu",
+)  # fmt: skip
 # Imported by a kernel while the notebook before it still runs: JAX, MaxText and Tunix take 10 s or more.
 PRELOAD = "grpo_lib.training"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -43,10 +45,15 @@ class NotebookFailed(Exception):
     """A cell raised an exception, or its kernel died. The message is one line."""
 
 
-def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_place: bool = False) -> Path:
+def run_course(
+    recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_place: bool = False, kernel_start: str = ""
+) -> Path:
     """Execute the notebooks in order and return the run directory.
 
     An existing run directory is moved aside first, never overwritten.
+
+    Args:
+      kernel_start: a line of Python that every kernel runs before anything else.
 
     Raises:
       CourseError: a notebook is missing or lacks its parameters; with in_place, outputs cannot be published.
@@ -67,7 +74,7 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
     print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {cores} cores", flush=True)
     started = time.monotonic()
     with peak_memory() as peak:
-        asyncio.run(_execute_all(notebooks, notebooks_dir, run_dir))
+        asyncio.run(_execute_all(notebooks, notebooks_dir, run_dir, kernel_start))
     seconds = time.monotonic() - started
     print(f"all {len(NOTEBOOKS)} in {seconds:.0f} s; peak memory {peak[0] / 2**30:.1f} GiB", flush=True)
     if in_place:
@@ -128,27 +135,29 @@ def move_aside(run_dir: Path) -> None:
     print(f"course: {_shown(run_dir)} was there already; it is now {_shown(aside)}", flush=True)
 
 
-async def _execute_all(notebooks: dict[str, NotebookNode], notebooks_dir: Path, run_dir: Path) -> None:
+async def _execute_all(
+    notebooks: dict[str, NotebookNode], notebooks_dir: Path, run_dir: Path, kernel_start: str
+) -> None:
     """Execute each notebook in a kernel of its own; the next kernel starts while the one before it works."""
     names = list(notebooks)
     _kernel_log().unlink(missing_ok=True)
     async with contextlib.AsyncExitStack() as kernels:
-        waiting = await kernels.enter_async_context(_kernel(notebooks_dir, preload=False))
+        waiting = await kernels.enter_async_context(_kernel(notebooks_dir, kernel_start, preload=False))
         for name, following in zip(names, [*names[1:], None], strict=True):
             kernel = waiting
             if following:
-                waiting = await kernels.enter_async_context(_kernel(notebooks_dir, preload=True))
+                waiting = await kernels.enter_async_context(_kernel(notebooks_dir, kernel_start, preload=True))
             await _execute(name, notebooks[name], kernel, run_dir / "notebooks" / f"{name}.ipynb")
             await kernel.shutdown_kernel(now=True)
 
 
 @contextlib.asynccontextmanager
-async def _kernel(folder: Path, preload: bool) -> AsyncIterator[AsyncKernelManager]:
-    """A started kernel with the working folder `folder`; with `preload` it imports PRELOAD before it answers."""
+async def _kernel(folder: Path, start: str, preload: bool) -> AsyncIterator[AsyncKernelManager]:
+    """A started kernel with the working folder `folder`; it runs `start`, then with `preload` imports PRELOAD, before
+    it answers."""
     manager = AsyncKernelManager(kernel_name=environment.KERNEL_NAME)
-    arguments = ["--HistoryManager.hist_file=:memory:"]
-    if preload:
-        arguments.append(f"--IPKernelApp.exec_lines=__import__({PRELOAD!r})")
+    lines = [start] * bool(start) + [f"__import__({PRELOAD!r})"] * preload
+    arguments = ["--HistoryManager.hist_file=:memory:", *(f"--IPKernelApp.exec_lines={line}" for line in lines)]
     with open(_kernel_log(), "ab") as log:  # what C++ libraries say; the notebooks hold the rest
         await manager.start_kernel(cwd=str(folder), stdout=log, stderr=log, extra_arguments=arguments)
     try:
@@ -285,9 +294,12 @@ def print_result(run_dir: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_lib.course", description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="recipes/tiny-cpu.yaml", help="a recipe file")
+    parser.add_argument("--recipe", default="recipes/tiny-cpu.yaml", help="a recipe file, or FILE@PROFILE")
     parser.add_argument("--run", default="course", help="name of the run directory under runs/")
     parser.add_argument("--in-place", action="store_true", help="write the outputs into notebooks/ (authors)")
+    parser.add_argument(
+        "--kernel-start", default="", metavar="CODE", help="a line of Python that every kernel runs first (rehearsals)"
+    )
     options = parser.parse_args(arguments)
     environment.prepare()
     root = environment.repo_root()
@@ -297,7 +309,9 @@ def main(arguments: list[str] | None = None) -> int:
         load_recipe(options.recipe)  # a mistake in it is better found now than in the third notebook
         recipe = Path(options.recipe).resolve()
         recipe = recipe.relative_to(root) if recipe.is_relative_to(root) else recipe
-        run_dir = run_course(recipe.as_posix(), options.run, root / "notebooks", root / "runs", options.in_place)
+        run_dir = run_course(
+            recipe.as_posix(), options.run, root / "notebooks", root / "runs", options.in_place, options.kernel_start
+        )
         print_result(run_dir)
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,11 +24,20 @@ def convert(recipe: Recipe, directory: Path) -> Path:
     return models.convert_to_maxtext(recipe.model, directory / "checkpoints" / "base")
 
 
-def build_session(recipe: Recipe, directory: Path) -> training.Session:
-    """A training session on the run's converted base, with the training problems of the recipe."""
-    return training.build_session(
-        recipe, directory, load_problems(recipe.problems, "train"), convert(recipe, directory)
-    )
+def build_session(recipe: Recipe, directory: Path, say: Callable[[str], None] = print) -> training.Session:
+    """A training session on the run's converted base, with the training problems of the recipe.
+
+    `say` is told how many problems are left out, if any are (`rollout.overlong_prompts: skip`).
+    """
+    training.require_supported(recipe)
+    problems = load_problems(recipe.problems, "train")
+    session = training.build_session(recipe, directory, problems, convert(recipe, directory))
+    if session.left_out:
+        say(
+            f"left out of training: {session.left_out} of {len(problems)} problems, whose prompts are longer than "
+            f"{recipe.rollout.max_prompt_length} tokens"
+        )
+    return session
 
 
 def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun:
@@ -104,8 +113,9 @@ def run(
 ) -> dict[str, Any]:
     """A run from the first step to summary.json.  `say` receives a sentence about each stage."""
     started = time.perf_counter()
+    training.require_supported(recipe)
     say("converting the base model to MaxText")
-    session = build_session(recipe, directory)
+    session = build_session(recipe, directory, say)
     check = training.check_first_sync(session)
     say(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
@@ -123,16 +133,28 @@ def run(
 
 
 def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
-    """(generate, render) for the recipe's Hugging Face directory, by Tunix's own loader, without MaxText.
+    """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
 
     `generate` is greedy; with its keyword `temperature` it samples (see rollout.greedy_generate).
     """
+    training.require_supported(recipe)
+    directory = models.model_directory(recipe.model)
+    tokenizer = models.load_tokenizer(recipe.model)
+
+    def render(question: str) -> str:
+        return training.render_with(recipe, tokenizer, question)
+
+    if recipe.rollout.engine == "vllm":
+        from grpo_lib.vllm_standalone import standalone_generate as generate_with_vllm
+
+        asked = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
+        longest = training.longest_prompt(recipe, tokenizer, asked)
+        return generate_with_vllm(recipe, longest + recipe.evaluation_completion_length), render
+
     from flax import nnx
 
     from grpo_lib import rollout
 
-    directory = models.model_directory(recipe.model)
-    tokenizer = models.load_tokenizer(recipe.model)
     module = rollout.load_hugging_face(directory)
     weights = nnx.variables(module)
     generate = rollout.greedy_generate(
@@ -141,4 +163,4 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]
         max_completion_length=recipe.evaluation_completion_length,
         batch_size=recipe.evaluation.batch_size,
     )
-    return generate, lambda question: training.render_with(recipe, tokenizer, question)
+    return generate, render

@@ -2,7 +2,7 @@
 
 runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
             evals/before.jsonl  evals/after.jsonl  evals/answers.csv  evals/answers.parquet
-            export/  summary.json  report.html
+            sync.json  export/  summary.json  report.html
 """
 
 from __future__ import annotations
@@ -60,6 +60,22 @@ def new_run(directory: str | Path, recipe: Recipe, *, resume: bool = False, over
     if overwrite and Path(directory).exists():
         shutil.rmtree(directory)
     return open_run(directory, recipe)
+
+
+def check_base(base: str | Path) -> Path:
+    """A MaxText checkpoint, absolute.  Raises CourseError when the folder holds none."""
+    base = Path(base).expanduser().resolve()
+    if not (base / "0" / "items").is_dir():
+        raise CourseError(f"--base {base} is no MaxText checkpoint (it has no 0/items); make one with grpo convert")
+    return base
+
+
+def link_base(directory: str | Path, base: str | Path) -> None:
+    """Let a run start from a model that was converted before, by a link; one that the run has already is kept."""
+    link = Path(directory) / "checkpoints" / "base"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(check_base(base), target_is_directory=True)
 
 
 def load_run(directory: str | Path) -> tuple[Path, Recipe]:

@@ -9,7 +9,9 @@ A finished step is never done twice: building a session on a run with checkpoint
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,16 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import answers, environment, models
+from grpo_lib import answers, environment, models, tracking
 from grpo_lib.errors import CourseError
-from grpo_lib.files import append_jsonl, read_jsonl, write_text_atomic
-from grpo_lib.problems import Problem, training_batches
+from grpo_lib.files import append_jsonl, read_jsonl, write_json_atomic, write_text_atomic
+from grpo_lib.problems import Problem, load_problems, training_batches
 from grpo_lib.prompts import SYSTEM_PROMPT, render
 from grpo_lib.recipes import Recipe
 from grpo_lib.rewards import get_rewards
 
 environment.prepare()
 
+import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from flax import nnx  # noqa: E402
@@ -65,17 +68,19 @@ class Session:
     problems: list[Problem]
     recorder: _Recorder
     clock: _Clock
+    left_out: int = 0  # training problems whose prompts are too long
     closed: bool = False
     greedy: Callable | None = None  # made when it is first needed
 
     @property
-    def sampler(self) -> rollout.TunixSampler:
+    def sampler(self) -> Any:
+        """A rollout.TunixSampler or a vllm_engine.VllmSampler."""
         return self.cluster.rollout
 
     @property
     def step(self) -> int:
-        """Finished steps."""
-        return self.cluster.actor_trainer.train_steps
+        """Finished steps: batches of completions with all their updates."""
+        return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
 
     def render(self, question: str) -> str:
         return render_with(self.recipe, self.tokenizer, question)
@@ -84,11 +89,8 @@ class Session:
         """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation."""
         evaluation = self.recipe.evaluation
         if self.greedy is None:
-            self.greedy = rollout.greedy_generate(
-                self.sampler.module_and_state,
-                self.tokenizer,
-                max_completion_length=self.recipe.evaluation_completion_length,
-                batch_size=evaluation.batch_size,
+            self.greedy = self.sampler.greedy_generate(
+                max_completion_length=self.recipe.evaluation_completion_length, batch_size=evaluation.batch_size
             )
         return self.greedy(prompts)
 
@@ -99,26 +101,80 @@ def render_with(recipe: Recipe, tokenizer: Any, question: str) -> str:
     return render(tokenizer, question, system)
 
 
+def prompt_lengths(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
+    """Tokens of each rendered prompt."""
+    prompts = [render_with(recipe, tokenizer, problem.question) for problem in problems]
+    return [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+
+
 def longest_prompt(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> int:
     """Tokens of the longest rendered prompt."""
-    prompts = [render_with(recipe, tokenizer, problem.question) for problem in problems]
-    return max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    return max(prompt_lengths(recipe, tokenizer, problems))
 
 
-def prompt_length(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> int:
-    """The length to which training prompts are padded.
+def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tuple[int, list[Problem]]:
+    """(the length to which training prompts are padded, the problems whose prompts fit it).
 
-    Raises CourseError when a prompt of the run is longer than the recipe allows: none is cut or left out silently.
+    Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
+    none is cut or left out silently.
     """
-    longest, allowed = longest_prompt(recipe, tokenizer, problems), recipe.rollout.max_prompt_length
+    lengths, allowed = prompt_lengths(recipe, tokenizer, problems), recipe.rollout.max_prompt_length
+    longest = max(lengths)
     if allowed == "auto":
-        return longest
-    if longest > allowed:
+        return longest, problems
+    if longest > allowed and recipe.rollout.overlong_prompts == "refuse":
         raise CourseError(
             f"rollout.max_prompt_length={allowed} is shorter than the longest prompt, {longest} tokens; "
-            f"use {longest} or more, or auto"
+            f"use {longest} or more, or auto, or leave such problems out with rollout.overlong_prompts=skip"
         )
-    return allowed
+    fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= allowed]
+    if not fitting:
+        raise CourseError(
+            f"rollout.max_prompt_length={allowed} is shorter than every prompt; the longest has {longest} tokens"
+        )
+    return allowed, fitting
+
+
+def require_supported(recipe: Recipe) -> None:
+    """Refuse, before anything is loaded, what this machine or this version cannot do."""
+    if recipe.loss.implementation == "pallas":
+        raise CourseError("loss.implementation=pallas is not built yet; use jax")
+    if recipe.rollout.engine == "vllm" and not importlib.util.find_spec("vllm"):
+        raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
+    tracking.require(recipe.tracking)
+
+
+def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The devices that train and those that sample: the first ones train; the same or the next ones sample.
+
+    Args:
+      devices: all that JAX finds.
+
+    Raises CourseError when they are fewer than the recipe needs, or do not divide as it says.
+    """
+    hardware, found = recipe.hardware, len(devices)
+    trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
+    needed = trainer if hardware.colocated else trainer + sampler
+    if needed > found:
+        roles = f"{trainer} that train" + ("" if hardware.colocated else f", {sampler} that sample")
+        raise CourseError(
+            f"hardware needs {needed} devices ({roles}) and JAX finds {found} here; run it on "
+            f"{hardware.accelerator or 'such a machine'}, or change hardware.trainer_devices and sampler_devices"
+        )
+    for name, parts, whole in (
+        ("trainer_tensor", hardware.trainer_tensor, trainer),
+        ("sampler_tensor", hardware.sampler_tensor or sampler, sampler),
+    ):
+        if whole % parts:
+            raise CourseError(f"hardware.{name}={parts} must divide its {whole} devices")
+    first = 0 if hardware.colocated else trainer
+    if recipe.rollout.engine == "vllm" and len({device.process_index for device in devices}) > 1:
+        # tpu-inference 0.31.0 looks its devices up among those of its own process (worker/tpu_worker.py).
+        raise CourseError(
+            "rollout.engine=vllm needs one process that owns all devices, and here each host has its own; "
+            "use a slice of one host, or run it under Pathways (JAX_PLATFORMS=proxy), where one process has them all"
+        )
+    return list(devices[:trainer]), list(devices[first : first + sampler])
 
 
 def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem], checkpoint: str | Path) -> Session:
@@ -130,14 +186,22 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
       checkpoint: MaxText weights to start from (`models.convert_to_maxtext`).
 
     Raises:
-      CourseError: a checkpoint cannot be read, a reward is unknown, or a prompt is too long.
+      CourseError: a checkpoint cannot be read, a reward is unknown, a prompt is too long, the recipe needs more
+        devices than there are, or something that is not installed.
     """
+    require_supported(recipe)
     directory = Path(directory).resolve()
+    trainer_devices, sampler_devices = place(recipe, jax.devices())
     tokenizer = models.load_tokenizer(recipe.model)
-    width = prompt_length(recipe, tokenizer, problems)
+    given = len(problems)
+    width, problems = fit_prompts(recipe, tokenizer, problems)
     total = width + recipe.rollout.max_completion_length
-    load = functools.partial(models.load_actor, recipe.model, checkpoint, total, tokenizer.pad_token_id)
+    load = functools.partial(
+        models.load_actor, recipe.model, checkpoint, total, tokenizer.pad_token_id,
+        devices=trainer_devices, tensor=recipe.hardware.trainer_tensor,
+    )  # fmt: skip
     actor = load()
+    sampler_mesh = actor.mesh if recipe.hardware.colocated else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
     reference = load().module if recipe.grpo.beta else None
 
     recorder = _Recorder(directory, recipe)
@@ -150,7 +214,12 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
         top_k=recipe.rollout.top_k,
     )
     with models.quiet():
-        cluster = _build_cluster(recipe, directory, tokenizer, actor, reference, rollout_config, recorder)
+        engine = _rollout_engine(recipe, tokenizer, total)
+        cluster = _build_cluster(
+            recipe, directory, tokenizer, actor, reference, engine, sampler_mesh, rollout_config, recorder
+        )
+        if recipe.grpo.iterations > 1:
+            old_logps_from_actor(cluster)
         learner = GRPOLearner(
             rl_cluster=cluster,
             algo_config=GRPOConfig(
@@ -167,14 +236,16 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
     cluster.actor_trainer.with_training_hooks(clock)
     # A restored actor is newer than the weights that the sampler was made with; so is the noise that comes next.
     cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))
-    cluster.rollout.calls = cluster.actor_trainer.train_steps
-    return Session(recipe, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder, clock)
+    session = Session(recipe, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder, clock)
+    cluster.rollout.calls = session.step
+    session.left_out = given - len(problems)
+    return session
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
     """Did every weight arrive in the sampler, and do both sides give the same log-probabilities?
 
-    Raises CourseError, which names the weight or the gap, when not.
+    What was found is kept in the run's sync.json.  Raises CourseError, which names the weight or the gap, when not.
     """
     rendered = [session.render(problem.question) for problem in session.problems[:prompts]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
@@ -185,8 +256,10 @@ def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
         rendered,
         session.rollout_config,
         lambda prompt_ids, ids: models.per_token_logps(session.actor, prompt_ids, ids, pad, eos),
+        session.recipe.model.dtype,
     )
     session.sampler.calls = calls  # the check must not change what the run samples
+    write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
     return check
 
 
@@ -208,6 +281,7 @@ def train(
         return rows
     if session.closed:
         raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
+    recorder.tracker = tracking.start(recipe, session.directory)
     session.clock.start()
     try:
         with models.quiet():
@@ -217,24 +291,67 @@ def train(
         recorder.finish()
     finally:
         session.closed = True
+        recorder.close_tracker()
         recorder.closed = True
     return rows
 
 
 def learning_rate_schedule(recipe: Recipe) -> optax.Schedule:
-    """Linear warm-up, then constant.  The first step already moves: the schedule does not start at zero."""
+    """The learning rate of a step, counted from 0.  The first step already moves: it does not start at zero.
+
+    Linear warm-up, then constant, or half a cosine that would reach 0 at the step after the last.  A step is one batch
+    of completions; all its updates (`grpo.iterations`) have the step's rate.
+    """
     training = recipe.training
     first = training.learning_rate / max(training.warmup_steps, 1)
+    if training.schedule == "cosine" and training.steps > training.warmup_steps:  # else it ends in the warm-up
+        return optax.warmup_cosine_decay_schedule(
+            first, training.learning_rate, training.warmup_steps, decay_steps=training.steps
+        )
     return optax.warmup_constant_schedule(first, training.learning_rate, training.warmup_steps)
 
 
-def _build_cluster(recipe, directory, tokenizer, actor, reference, rollout_config, recorder) -> rl.RLCluster:
+def old_logps_from_actor(cluster: rl.RLCluster) -> None:
+    """Take the old log-probabilities of several updates per batch from the actor as it was when it was sampled.
+
+    google-tunix 0.1.7 asks the rollout engine for them.  Its vLLM engine answers with lists of different lengths
+    (TypeError in RLCluster.get_old_per_token_logps); its own sampler forgets the temperature that the loss divides by.
+    The actor's snapshot of the last sync is what the ratio means by the old policy: at the first update it is 1.
+    """
+    pad, eos = cluster.rollout.pad_id(), cluster.rollout.eos_id()
+
+    def old_logps(prompt_tokens, completion_tokens, micro_batch_size=None):
+        return cluster.get_actor_per_token_logps(prompt_tokens, completion_tokens, pad, eos, micro_batch_size)
+
+    cluster.get_old_per_token_logps = old_logps
+
+
+def _rollout_engine(recipe: Recipe, tokenizer: Any, total: int) -> Callable:
+    """The class that Tunix makes the sampler from.
+
+    Args:
+      total: tokens of a training prompt and its completion.
+    """
+    if recipe.rollout.engine == "tunix":
+        return functools.partial(rollout.TunixSampler, seed=recipe.seed)
+    from grpo_lib.vllm_engine import VllmSampler
+
+    evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
+    longest = longest_prompt(recipe, tokenizer, evaluated) + recipe.evaluation_completion_length
+    return functools.partial(VllmSampler, recipe=recipe, max_length=max(total, longest))
+
+
+def _build_cluster(
+    recipe, directory, tokenizer, actor, reference, engine, sampler_mesh, rollout_config, recorder
+) -> rl.RLCluster:
     import orbax.checkpoint as ocp
 
     training, roles = recipe.training, (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
+    schedule, iterations = learning_rate_schedule(recipe), recipe.grpo.iterations
+    rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
     optimizer = optax.chain(
         optax.clip_by_global_norm(training.clip),
-        optax.adamw(learning_rate_schedule(recipe), b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
+        optax.adamw(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
     )
     checkpoints = directory / "checkpoints"
     try:
@@ -243,21 +360,22 @@ def _build_cluster(recipe, directory, tokenizer, actor, reference, rollout_confi
             reference=reference,
             tokenizer=tokenizer,
             cluster_config=rl.ClusterConfig(
-                role_to_mesh=dict.fromkeys(roles, actor.mesh),
+                role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
                 role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
-                rollout_engine=functools.partial(rollout.TunixSampler, seed=recipe.seed),
+                rollout_engine=engine,
                 rollout_config=rollout_config,
                 training_config=rl.RLTrainingConfig(
                     actor_optimizer=optimizer,
-                    max_steps=training.steps,
-                    eval_every_n_steps=training.steps + 1,
+                    # Tunix counts updates; a step here is a batch, with all its updates.
+                    max_steps=training.steps * iterations,
+                    eval_every_n_steps=training.steps * iterations + 1,
                     mini_batch_size=training.prompts_per_step,
                     train_micro_batch_size=training.micro_batch or training.prompts_per_step,
                     rollout_micro_batch_size=training.prompts_per_step,
                     compute_logps_micro_batch_size=training.micro_batch or training.prompts_per_step,
                     checkpoint_root_directory=str(checkpoints),
                     checkpointing_options=ocp.CheckpointManagerOptions(
-                        save_interval_steps=training.checkpoint_every, max_to_keep=training.keep
+                        save_interval_steps=training.checkpoint_every * iterations, max_to_keep=training.keep
                     ),
                     metrics_logging_options=metrics_logger.MetricsLoggerOptions(
                         log_dir=str(directory / "tensorboard"),
@@ -283,8 +401,11 @@ def _checkpoint_steps(folder: Path) -> list[int]:
 
 
 def _batches(session: Session, validate: Callable[[], Row] | None, every: int) -> Iterator[dict[str, np.ndarray]]:
-    """Endless training batches.  Tunix skips those of restored steps itself; it reads one ahead of each step."""
-    recipe = session.recipe
+    """Endless training batches.  Tunix skips those of restored steps itself; it reads one ahead of each step.
+
+    It skips one for every update: with several updates a batch, the batches of restored steps come that often.
+    """
+    recipe, restored = session.recipe, session.step
     batches = training_batches(
         session.problems, session.render, batch_size=recipe.training.prompts_per_step, seed=recipe.seed
     )
@@ -292,11 +413,12 @@ def _batches(session: Session, validate: Callable[[], Row] | None, every: int) -
         done = step - 1
         if validate and every and done and done % every == 0 and done >= session.step:
             session.recorder.add(done, validate())
-        yield batch
+        for _ in range(recipe.grpo.iterations if step <= restored else 1):
+            yield dict(batch)
 
 
 def _batch_metrics(
-    sampler: rollout.TunixSampler,
+    sampler: Any,
     group_size: int,
     prompts,
     completions,
@@ -367,6 +489,9 @@ class _Recorder:
         self.directory = directory
         self.path = directory / "metrics.jsonl"
         self.rewards = recipe.rewards
+        self.iterations = recipe.grpo.iterations
+        self.updates: dict[str, list[float]] = {}  # metrics of the updates of the step that is under way
+        self.tracker: Any | None = None
         self.last_step: int | None = recipe.training.steps
         self.schedule = learning_rate_schedule(recipe)
         self.pending: dict[int, Row] = {}
@@ -405,11 +530,24 @@ class _Recorder:
         elif name.startswith("rewards/train/") and (part := name.removeprefix("rewards/train/")) in self.rewards:
             self.add(step + 1, {f"reward/{part}": float(value)})
         elif name in TUNIX_METRICS:
-            self.add(step, {TUNIX_METRICS[name]: float(value)})
+            self._add_update(step, TUNIX_METRICS[name], float(value))
         self._write_whole_rows()
+
+    def _add_update(self, update: int, name: str, value: float) -> None:
+        """A metric of one update, counted from 1.  A row has the mean over the updates of its step."""
+        values = self.updates.setdefault(name, [])
+        values.append(value)
+        if update % self.iterations == 0:
+            self.add(update // self.iterations, {name: sum(values) / len(values)})
+            values.clear()
 
     def close(self) -> None:
         """Tunix calls this when training ends.  The last row still waits for its validation."""
+
+    def close_tracker(self) -> None:
+        if self.tracker:
+            self.tracker.close()
+            self.tracker = None
 
     def finish(self) -> None:
         """Write the last row."""
@@ -425,5 +563,7 @@ class _Recorder:
             row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
             append_jsonl(self.path, row)
             self.rows.append(row)
+            if self.tracker:
+                tracking.log(self.tracker, row)
             if self.on_step:
                 self.on_step(row)

@@ -18,7 +18,7 @@ def notebook(*sources: str) -> nbformat.NotebookNode:
 
 
 def write_all(folder: Path, **sources: str) -> Path:
-    """Write five small notebooks; `sources` maps the number, as in n03, to a cell that is added to that one."""
+    """Write a small notebook for each of the course; `sources` maps the number, as in n03, to a cell that is added to that one."""
     folder.mkdir()
     for name in course.NOTEBOOKS:
         extra = [sources[f"n{name[:2]}"]] if f"n{name[:2]}" in sources else []
@@ -31,16 +31,17 @@ def no_preload(monkeypatch):
     monkeypatch.setattr(course, "PRELOAD", "json")  # the real one takes seconds, and is not the point here
 
 
-def test_all_five_are_executed_with_the_parameters(tmp_path, capsys):
-    folder = write_all(tmp_path / "notebooks")
-    run_dir = course.run_course("recipes/other.yaml", "trial", folder, tmp_path / "runs")
+def test_all_are_executed_with_the_parameters(tmp_path, capsys):
+    folder = write_all(tmp_path / "notebooks", **{f"n{name[:2]}": "print(greeting)" for name in course.NOTEBOOKS})
+    start = "greeting = 'hello'"
+    run_dir = course.run_course("recipes/other.yaml", "trial", folder, tmp_path / "runs", kernel_start=start)
     assert run_dir == tmp_path / "runs" / "trial"
     for name in course.NOTEBOOKS:
         executed = nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4)
         cells = course.code_cells(executed)
-        assert [cell.execution_count for cell in cells] == [1, 2, 3]
+        assert [cell.execution_count for cell in cells] == [1, 2, 3, 4]
         assert cells[1].source == "RECIPE = 'recipes/other.yaml'\nRUN = 'trial'"
-        assert cells[2].outputs[0].text == "TRIAL\n"
+        assert [cell.outputs[0].text for cell in cells[2:]] == ["TRIAL\n", "hello\n"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in course.NOTEBOOKS) and "peak memory" in printed
 

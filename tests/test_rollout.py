@@ -144,6 +144,17 @@ def test_upstream_still_cuts_off_the_end_token(sampler, config):
     assert all(sampler.eos_id() not in ids for ids in output.tokens)
 
 
+def test_upstream_still_forgets_the_temperature_of_old_log_probabilities():
+    """Tunix 0.1.7.  When this fails, old_logps_from_actor is no longer needed with this engine."""
+    import inspect
+
+    from tunix.rl import common
+    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+
+    assert "temperature" in inspect.signature(common.compute_per_token_logps).parameters
+    assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
+
+
 def test_upstream_still_ignores_rope_theta():
     """Tunix 0.1.7.  When this fails, _require_qwen3 may let other values through."""
     import jax.numpy as jnp

@@ -142,6 +142,153 @@ def test_a_prompt_that_is_too_long_is_not_cut(build, recipe, tmp_path):
         build(tmp_path, short)
 
 
+def change(recipe, **sections):
+    """The recipe with some keys of some sections changed."""
+    return recipe.model_copy(
+        update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in sections.items()}
+    )
+
+
+def test_problems_with_long_prompts_are_left_out_on_request(recipe, tokenizer):
+    from grpo_lib import training
+    from grpo_lib.problems import load_problems
+
+    problems = load_problems(recipe.problems, "train")
+    lengths = training.prompt_lengths(recipe, tokenizer, problems)
+    middle = sorted(lengths)[100]
+    skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "skip"})
+    width, fitting = training.fit_prompts(skip, tokenizer, problems)
+    assert width == middle
+    assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
+    assert 100 < len(fitting) < len(problems)
+    none = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": "skip"})
+    with pytest.raises(CourseError, match="shorter than every prompt"):
+        training.fit_prompts(none, tokenizer, problems)
+
+
+def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
+    from grpo_lib.training import learning_rate_schedule
+
+    cosine = change(recipe, training={"schedule": "cosine", "steps": 100, "warmup_steps": 10})
+    rate, peak = learning_rate_schedule(cosine), recipe.training.learning_rate
+    assert float(rate(0)) == pytest.approx(peak / 10)
+    assert float(rate(10)) == pytest.approx(peak)
+    assert float(rate(55)) == pytest.approx(peak / 2, rel=1e-3)
+    assert 0 < float(rate(99)) < peak / 1000
+    assert float(rate(100)) == pytest.approx(0, abs=1e-12)
+
+
+def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatch, tmp_path):
+    import importlib.util
+
+    from grpo_lib import pipeline
+
+    missing = {"vllm", "wandb"}
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name))
+    for sections, message in (
+        ({"loss": {"implementation": "pallas"}}, r"loss\.implementation=pallas is not built yet; use jax"),
+        ({"rollout": {"engine": "vllm"}}, r"rollout\.engine=vllm needs vllm-tpu, .*make setup-tpu"),
+        ({"tracking": {"wandb": "offline"}}, r"tracking\.wandb=offline needs wandb, .*pip install wandb"),
+    ):
+        with pytest.raises(CourseError, match=message):
+            pipeline.build_session(change(recipe, **sections), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_online_tracking_needs_a_login(monkeypatch):
+    import importlib.util
+
+    from grpo_lib import tracking
+    from grpo_lib.recipes import TrackingRecipe
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(tracking, "_logged_in", lambda: False)
+    with pytest.raises(CourseError, match="finds no login; set WANDB_API_KEY"):
+        tracking.require(TrackingRecipe(wandb="online"))
+    tracking.require(TrackingRecipe(wandb="offline"))
+    tracking.require(TrackingRecipe())
+
+
+@pytest.mark.parametrize(
+    "hardware, trains, samples",
+    [
+        ({}, [0, 1, 2, 3], [0, 1, 2, 3]),
+        ({"trainer_devices": 2}, [0, 1], [0, 1]),
+        ({"trainer_devices": 1, "sampler_devices": 3}, [0], [1, 2, 3]),
+        ({"accelerator": "v6e-4"}, [0, 1, 2, 3], [0, 1, 2, 3]),
+    ],
+)
+def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
+    from grpo_lib.training import place
+
+    assert place(change(recipe, hardware=hardware), [0, 1, 2, 3]) == (trains, samples)
+
+
+@pytest.mark.parametrize(
+    "hardware, message",
+    [
+        ({"accelerator": "v6e-8"}, r"needs 8 devices \(8 that train\) and JAX finds 4 here; run it on v6e-8"),
+        ({"trainer_devices": 3, "sampler_devices": 2}, r"needs 5 devices \(3 that train, 2 that sample\)"),
+        ({"trainer_tensor": 3}, r"trainer_tensor=3 must divide its 4 devices"),
+    ],
+)
+def test_devices_that_do_not_fit_are_refused(recipe, hardware, message):
+    from grpo_lib.training import place
+
+    with pytest.raises(CourseError, match=message):
+        place(change(recipe, hardware=hardware), [0, 1, 2, 3])
+
+
+def test_the_vllm_engine_is_refused_where_each_host_has_its_own_process(recipe):
+    from types import SimpleNamespace
+
+    from grpo_lib.training import place
+
+    devices = [SimpleNamespace(process_index=index // 4) for index in range(8)]
+    vllm = change(recipe, rollout={"engine": "vllm"})
+    with pytest.raises(CourseError, match="one process that owns all devices"):
+        place(vllm, devices)
+    assert place(vllm, devices[:4]) == (devices[:4], devices[:4])
+    assert place(recipe, devices) == (devices, devices)
+
+
+def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path):
+    """A step is a batch of completions: its row, its checkpoint and its problems, whatever the number of updates."""
+    from grpo_lib import training
+
+    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8})
+    whole = training.train(build(tmp_path / "whole", twice))
+    assert [row["step"] for row in whole] == [1, 2, 3, 4]
+    assert max(row["clip_fraction"] for row in whole) > 0  # the second update is off-policy
+
+    def stop(row):
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    first = build(tmp_path / "stopped", twice)
+    with pytest.raises(BaseException):  # noqa: B017
+        training.train(first, on_step=stop)
+    second = build(tmp_path / "stopped", twice)
+    assert second.step == 2
+    assert without_clocks(training.train(second)) == without_clocks(whole)
+
+
+def test_rows_reach_weights_and_biases_in_order():
+    from grpo_lib import tracking
+
+    class Backend:
+        def __init__(self):
+            self.logged = []
+
+        def log_scalar(self, name, value, step):
+            self.logged.append((name, value, step))
+
+    backend = Backend()
+    tracking.log(backend, {"step": 3, "reward": 0.5, "validation_accuracy": None})
+    assert backend.logged == [("reward", 0.5, 3)]
+
+
 def test_batch_metrics_by_hand():
     from grpo_lib.training import _batch_metrics
 

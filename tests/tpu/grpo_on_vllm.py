@@ -1,0 +1,108 @@
+"""One GRPO run with the vLLM engine on a CPU, in a process of its own: vLLM does not shut down cleanly.
+
+    python tests/tpu/grpo_on_vllm.py '{"overrides": [...], "directory": "...", ...}'
+
+The last line that it prints is a JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import vllm_on_cpu
+
+
+def run(job: dict) -> dict:
+    """What the job asks for.
+
+    Keys of a job: overrides, directory, and, all optional: stock_mapping (leave the workaround for lm_head out),
+    evaluate (before and after), stop_after (kill the process when this step's row is written), repeat (sample twice
+    from one seed).
+    """
+    from grpo_lib import environment, pipeline, training, vllm_engine
+    from grpo_lib.errors import CourseError
+    from grpo_lib.recipes import load_recipe
+
+    if job.get("stock_mapping"):
+        vllm_engine.untied_lm_head_mapping = lambda mapping, model_name: mapping
+    recipe = load_recipe(environment.repo_root() / "recipes" / "tiny-cpu.yaml", job["overrides"])
+    session = pipeline.build_session(recipe, Path(job["directory"]))
+    result: dict = {"started_at": session.step, "devices": devices(session)}
+    try:
+        result["check"] = dataclasses.asdict(training.check_first_sync(session))
+    except CourseError as error:
+        return result | {"refused": str(error)}
+    if job.get("repeat"):
+        result["samples"] = samples(session)
+    if recipe.grpo.iterations > 1:
+        result["stock_old_logps"] = stock_old_logps(session)
+    if job.get("evaluate"):
+        result["before"] = pipeline.evaluate(session, "before", progress=False).summary()
+
+    def on_step(row: dict) -> None:
+        if row["step"] == job.get("stop_after"):
+            os._exit(9)
+
+    result["rows"] = training.train(session, on_step)
+    if job.get("evaluate"):
+        result["after"] = pipeline.evaluate(session, "after", progress=False).summary()
+    result["check_after"] = dataclasses.asdict(training.check_first_sync(session))
+    return result
+
+
+def devices(session) -> dict:
+    """Ids of the devices that train and that sample, and how the sampler is laid out."""
+    mesh = session.sampler.mesh
+    return {
+        "trainer": sorted(device.id for device in session.actor.mesh.devices.flat),
+        "sampler": sorted(device.id for device in mesh.devices.flat),
+        "axes": {name: size for name, size in mesh.shape.items() if size > 1},
+    }
+
+
+def samples(session) -> dict:
+    """Texts of two calls, and of the first again."""
+    prompts = [session.render(problem.question) for problem in session.problems[:16]]
+    session.sampler.calls = 0
+    first, second = (session.sampler.generate(prompts, session.rollout_config) for _ in range(2))
+    lengths, truncated = session.sampler.lengths, session.sampler.truncated
+    session.sampler.calls = 0
+    again = session.sampler.generate(prompts, session.rollout_config)
+    session.sampler.calls = 0
+    return {
+        "first": first.text,
+        "second": second.text,
+        "again": again.text,
+        "last_tokens": [int(ids[-1]) for ids in second.tokens],
+        "lengths": lengths,
+        "truncated": truncated,
+        "prompt_shape": list(first.left_padded_prompt_tokens.shape),
+    }
+
+
+def stock_old_logps(session) -> str:
+    """What Tunix's own way to the old log-probabilities ends in."""
+    import jax.numpy as jnp
+    from tunix.rl.rl_cluster import RLCluster
+
+    prompts = [session.render(problem.question) for problem in session.problems[:8]]
+    calls = session.sampler.calls
+    output, logprobs = session.sampler.scored(prompts, session.rollout_config)
+    session.sampler.calls = calls
+    session.sampler.output = dataclasses.replace(output, logprobs=[list(row) for row in logprobs])
+    completions = jnp.zeros((len(prompts), session.rollout_config.max_tokens_to_generate), jnp.int32)
+    try:
+        RLCluster.get_old_per_token_logps(session.cluster, jnp.asarray(output.left_padded_prompt_tokens), completions)
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+if __name__ == "__main__":
+    vllm_on_cpu.install()
+    print(json.dumps(run(json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)
