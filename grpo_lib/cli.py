@@ -117,8 +117,9 @@ def train(
     for split in ("train", "validation", "test"):
         load_problems(resolved.problems, split)
 
-    from grpo_lib import models, pipeline, report
+    from grpo_lib import models, pipeline, report, training
 
+    training.require_supported(resolved)
     models.model_directory(resolved.model)
     directory = new_run(directory, resolved, resume=resume, overwrite=overwrite)
     if base:
@@ -211,6 +212,9 @@ def report(
 def preflight(
     recipe: RecipePath,
     overrides: Overrides = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compile with little effort: a tenth of the time, about the same size.")
+    ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Compile again what .cache/preflight holds.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
     price: Annotated[
@@ -228,8 +232,8 @@ def preflight(
     resolved = load_recipe(recipe, overrides or ())
     say = functools.partial(print, file=sys.stderr, flush=True)
     compiler = compilation.Compiler(resolved, say, refresh=refresh)
-    command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ())])
-    result = preflight.preflight(resolved, compiler, say, command=command, versions=compiler.versions)
+    command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
+    result = preflight.preflight(resolved, compiler, say, quick=quick, command=command, versions=compiler.versions)
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
     _finish(result.model_dump(mode="json"), as_json, preflight.table(result, price))

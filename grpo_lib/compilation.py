@@ -30,9 +30,9 @@ from grpo_lib.recipes import Recipe
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
-# The few unrolled layers are compiled to count their work, which does not take the scheduling that is most of the time:
-# the operations are the same, and a tenth of the time is enough.
-COUNTING = {"exec_time_optimization_effort": -1.0}
+# Little effort: most of a compilation's time is spent on scheduling, which does not change what is computed.  Enough to
+# count the work of a few unrolled layers, and for a first answer.
+QUICK = {"exec_time_optimization_effort": -1.0}
 
 # Bytes behind the letters of the compiler's messages.
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -81,18 +81,17 @@ class Compiler:
         self.recipe, self.say, self.refresh = recipe, say, refresh
         self.versions = require_libtpu()
         self.cache = cache or environment.repo_root() / ".cache" / "preflight"
-        self.compiled: list[str] = []  # titles of what this object did not find in the folder
-        self.done: set[str] = set()
+        self.fresh: set[Path] = set()  # files that this object has written
 
     def __call__(self, program: Program) -> Compilation:
         path = self.cache / f"{program.key(self.versions)}.json"
-        if path.is_file() and (not self.refresh or path.name in self.done):
-            return Compilation.model_validate_json(path.read_text(encoding="utf-8"))
+        if path.is_file() and (not self.refresh or path in self.fresh):
+            with contextlib.suppress(ValueError):  # another version of this file's format is compiled again
+                return Compilation.model_validate_json(path.read_text(encoding="utf-8"))
         with _ticking(program.title, self.say):
             compilation = compile_program(program, self.recipe)
-        self.compiled.append(program.title)
-        self.done.add(path.name)
         write_text_atomic(path, compilation.model_dump_json(indent=1) + "\n")
+        self.fresh.add(path)
         return compilation
 
 
@@ -117,7 +116,7 @@ def compile_program(program: Program, recipe: Recipe) -> Compilation:
             lower = {"update": _lower_update, "logps": _lower_logps}[program.kind]
             lowered, facts = lower(program, recipe, config, mesh, model)
             try:
-                compiled, refused = lowered.compile(COUNTING if program.layers else None), None
+                compiled, refused = lowered.compile(QUICK if program.layers or program.quick else None), None
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise CourseError(f"libtpu cannot compile the {program.title}: {_first_line(error)}") from error

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from flax.linen import partitioning as nn_partitioning  # noqa: E402
 
 # Shards of a converted checkpoint.  MaxText's own default is 16; a tiny model needs fewer.
 CONVERTER_DEVICES = 4
+
+# Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
+PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
 
 # config.json key -> MaxText key, for the sizes that MaxText lets a config override.
 SIZES = {
@@ -111,10 +114,27 @@ def _download(name: str) -> Path:
 
 
 def load_tokenizer(model: ModelRecipe):
-    """The model's own tokenizer, padding on the left, as generation needs it."""
+    """The model's own tokenizer, padding on the left, as generation needs it.
+
+    The padding token is one of its own that no text holds: Tunix takes padding out of what the trainer sees, so a
+    padding token that also ends a turn (or is missing, for which Tunix takes the end token) would hide the end of
+    every turn from the trainer while the sampler sees it.  Raises CourseError when there is no such token.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_directory(model), padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(model_directory(model), padding_side="left")
+    if tokenizer.eos_token_id is None:
+        raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        vocabulary = tokenizer.get_vocab()
+        free = [token for token in PADDING_TOKENS if token in vocabulary]
+        if not free:
+            raise CourseError(
+                f"the tokenizer of model.path={model.path} has no padding token of its own; "
+                "give it a pad_token that is not its end token"
+            )
+        tokenizer.pad_token = free[0]
+    return tokenizer
 
 
 def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
@@ -178,20 +198,8 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     log = partial / "conversion.log"
-    # A process of its own, because it needs several devices: with one, MaxText 0.2.5 hands lazy tensors to Orbax 0.12,
-    # which has no handler for them.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={CONVERTER_DEVICES}"
-    with open(log, "w", encoding="utf-8") as file:
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_lib.models", model.model_dump_json(), str(directory), str(partial)],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    if done.returncode:
-        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
-        raise CourseError(f"MaxText could not convert {directory} ({' '.join(last)[:200]}); the whole log is {log}")
+    # With one device MaxText 0.2.5 hands lazy tensors to Orbax 0.12, which has no handler for them.
+    _run_converter(_to_maxtext, CONVERTER_DEVICES, log, model, directory, partial)
     if not (partial / "0" / "items").is_dir():
         raise CourseError(f"MaxText wrote no checkpoint; its log is {log}")
     shutil.rmtree(output, ignore_errors=True)  # a folder without a checkpoint in it
@@ -226,7 +234,7 @@ def load_actor(
         from maxtext.configs import pyconfig
         from maxtext.utils import maxtext_utils, model_creation_utils
 
-        _register_architecture(model)
+        register_architecture(model)
         config = pyconfig.initialize(
             maxtext_arguments(
                 model,
@@ -263,23 +271,14 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    weights, result = partial / "weights" / "0" / "items", partial / "result"
-    with converter_log(partial / "conversion.log"):
-        from absl import flags
-        from maxtext.checkpoint_conversion import to_huggingface
-
-        _register_architecture(model)
+    weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
+    with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
         parameters = nnx.to_pure_dict(nnx.state(actor.module.base, nnx.Param))
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(weights, {"params": {"params": parameters}})
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS(["grpo"])
-        flags.FLAGS.hf_model_path = str(model_directory(model))
-        to_huggingface.main(
-            maxtext_arguments(model, load_parameters_path=weights, base_output_directory=result, scan_layers=True)
-        )
+        checkpointer.save(weights, {"params": {"params": parameters}})
+    # The converter reads the whole model onto every device that it sees: not onto chips that hold a training.
+    _run_converter(_to_hugging_face, 1, log, model, weights, result)
     if not list(result.glob("*.safetensors")):
-        raise CourseError(f"MaxText wrote no weights; its log is {partial / 'conversion.log'}")
+        raise CourseError(f"MaxText wrote no weights; its log is {log}")
     shutil.rmtree(output, ignore_errors=True)
     result.rename(output)
     shutil.rmtree(partial)
@@ -345,19 +344,7 @@ def quiet() -> Iterator[None]:
         logging.getLogger().setLevel(root)
 
 
-@contextlib.contextmanager
-def converter_log(path: Path) -> Iterator[None]:
-    """Send what MaxText's converters print to a file.  On an error the file stays and the message names it."""
-    with (
-        open(path, "w", encoding="utf-8") as log,
-        quiet(),
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
-        yield
-
-
-def _register_architecture(model: ModelRecipe) -> None:
+def register_architecture(model: ModelRecipe) -> None:
     """Tell MaxText's converters the sizes of this model.
 
     They look up `HF_MODEL_CONFIGS[model_name]`, which holds the published sizes only, and reject other names: the
@@ -373,10 +360,30 @@ def _argument(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _convert(model: ModelRecipe, directory: str, output: str) -> None:
+def _run_converter(convert: Callable, devices: int, log: Path, model: ModelRecipe, source: Path, output: Path) -> None:
+    """Run one of the two functions below in a process of its own, on the CPU.
+
+    Raises CourseError, which names the log, when it fails.
+    """
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    arguments = [convert.__name__, model.model_dump_json(), str(source), str(output)]
+    with open(log, "w", encoding="utf-8") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_lib.models", *arguments],
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    if done.returncode:
+        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
+        raise CourseError(f"MaxText could not convert {source} ({' '.join(last)[:200]}); the whole log is {log}")
+
+
+def _to_maxtext(model: ModelRecipe, directory: str, output: str) -> None:
     from maxtext.checkpoint_conversion import to_maxtext
 
-    _register_architecture(model)
+    register_architecture(model)
     to_maxtext.main(
         maxtext_arguments(model, base_output_directory=output, scan_layers=True),
         hf_model_path=directory,
@@ -385,5 +392,18 @@ def _convert(model: ModelRecipe, directory: str, output: str) -> None:
     )
 
 
-if __name__ == "__main__":  # the process that convert_to_maxtext starts
-    _convert(ModelRecipe.model_validate_json(sys.argv[1]), *sys.argv[2:])
+def _to_hugging_face(model: ModelRecipe, checkpoint: str, output: str) -> None:
+    from absl import flags
+    from maxtext.checkpoint_conversion import to_huggingface
+
+    register_architecture(model)
+    flags.FLAGS(["grpo"])
+    flags.FLAGS.hf_model_path = str(model_directory(model))
+    to_huggingface.main(
+        maxtext_arguments(model, load_parameters_path=checkpoint, base_output_directory=output, scan_layers=True)
+    )
+
+
+if __name__ == "__main__":  # the process that _run_converter starts
+    _task = {function.__name__: function for function in (_to_maxtext, _to_hugging_face)}[sys.argv[1]]
+    _task(ModelRecipe.model_validate_json(sys.argv[2]), *sys.argv[3:])

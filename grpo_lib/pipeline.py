@@ -113,7 +113,6 @@ def run(
 ) -> dict[str, Any]:
     """A run from the first step to summary.json.  `say` receives a sentence about each stage."""
     started = time.perf_counter()
-    training.require_supported(recipe)
     say("converting the base model to MaxText")
     session = build_session(recipe, directory, say)
     check = training.check_first_sync(session)
@@ -128,8 +127,9 @@ def run(
     training.train(session, on_step, validation(session), recipe.training.validate_every)
     after = evaluate(session, "after", progress)
     say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+    summary = write_summary(recipe, directory, time.perf_counter() - started)
     say(f"exported to {export(session)}")
-    return write_summary(recipe, directory, time.perf_counter() - started)
+    return summary
 
 
 def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
@@ -137,7 +137,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]
 
     `generate` is greedy; with its keyword `temperature` it samples (see rollout.greedy_generate).
     """
-    training.require_supported(recipe)
+    training.require_engine(recipe)
     directory = models.model_directory(recipe.model)
     tokenizer = models.load_tokenizer(recipe.model)
 

@@ -93,29 +93,38 @@ def preflight(
     compile: Compile,
     say: Callable[[str], None] = lambda text: None,
     *,
+    quick: bool = False,
     command: str = "",
     versions: dict[str, str] | None = None,
 ) -> Result:
     """Compile a recipe's programs, add up the memory, and find changes that fit when it does not.
 
     Args:
+      quick: compile with little effort.
       command: that a reader types to get the same result.
       versions: of the packages that compile.
 
     Raises CourseError when the recipe leaves open what has to be known, or cannot be compiled for another reason
     than memory.
     """
-    result = examine(recipe, compile, command=command, versions=versions or {})
+    result = examine(recipe, compile, quick=quick, command=command, versions=versions or {})
     if result.fits:
         return result.model_copy(update={"floor": _floor(recipe, compile, result)})
     say(f"does not fit: {result.problem}; trying changes")
-    trials, remedy = find_remedy(recipe, result, compile, say)
+    trials, remedy = find_remedy(recipe, result, compile, say, quick)
     return result.model_copy(update={"trials": tuple(trials), "remedy": remedy})
 
 
-def examine(recipe: Recipe, compile: Compile, *, command: str = "", versions: dict[str, str] | None = None) -> Result:
+def examine(
+    recipe: Recipe,
+    compile: Compile,
+    *,
+    quick: bool = False,
+    command: str = "",
+    versions: dict[str, str] | None = None,
+) -> Result:
     """Compile and add up, without a search for remedies and without the floor."""
-    programs = programs_of(recipe)
+    programs = programs_of(recipe, quick)
     compiled = {name: compile(program) for name, program in programs.items()}
     update = compiled["update"]
     chips, pool = memory.chips(recipe, update, compiled.get("logps"))
@@ -140,7 +149,7 @@ def examine(recipe: Recipe, compile: Compile, *, command: str = "", versions: di
         pool=pool,
         programs=tuple(Compiled(title=programs[name].title, says=says) for name, says in compiled.items()),
         floor=None,
-        notes=tuple(_notes(recipe, programs["update"], pool)),
+        notes=tuple(_notes(recipe, programs["update"], update, chips[0], pool)),
     )
 
 
@@ -161,7 +170,11 @@ def _problem(compiled: dict[str, Compilation], chips: list[memory.ChipMemory], p
     return None
 
 
-def _notes(recipe: Recipe, update: Program, pool: memory.Pool) -> Iterator[str]:
+def _notes(
+    recipe: Recipe, update: Program, says: Compilation, trainer: memory.ChipMemory, pool: memory.Pool
+) -> Iterator[str]:
+    if update.quick:
+        yield "compiled with little effort (--quick): temporaries are a few per cent off"
     if recipe.loss.implementation == "pallas":
         yield "loss.implementation=pallas is not built yet: what was compiled is the loss of jax"
     if update.accelerator != recipe.hardware.accelerator:
@@ -171,6 +184,13 @@ def _notes(recipe: Recipe, update: Program, pool: memory.Pool) -> Iterator[str]:
         )
     elif update.devices < recipe.hardware.slice.devices:
         yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
+    updates = recipe.completions_per_step // recipe.micro_batch_completions * recipe.grpo.iterations
+    ahead = says.parameter_shard - trainer.usable + trainer.total("update")
+    if updates > 1 and trainer.margin >= 0 and ahead > 0:
+        yield (
+            "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
+            f"would be {ahead / GIB:.2f} GiB short"
+        )
     if pool.sequences < pool.wanted:
         yield (
             f"the KV cache holds {pool.sequences} sequences of full length; a replica is given {pool.wanted} at once, "
@@ -191,7 +211,11 @@ def _floor(recipe: Recipe, compile: Compile, result: Result) -> roofline.Floor:
 
 
 def find_remedy(
-    recipe: Recipe, result: Result, compile: Compile, say: Callable[[str], None] = lambda text: None
+    recipe: Recipe,
+    result: Result,
+    compile: Compile,
+    say: Callable[[str], None] = lambda text: None,
+    quick: bool = False,
 ) -> tuple[list[Trial], Changes | None]:
     """Try changes, those first that cost least, until one fits; (all trials, the changes that fit or None).
 
@@ -206,7 +230,7 @@ def find_remedy(
             except CourseError:
                 continue  # a combination that the recipe's own rules exclude
             say("trying " + spelled(changes | change))
-            trial = examine(changed, compile)
+            trial = examine(changed, compile, quick=quick)
             trials.append(Trial(changes=changes | change, fits=trial.fits, margin=trial.margin, problem=trial.problem))
             if trial.fits:
                 return trials, changes | change

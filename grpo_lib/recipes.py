@@ -34,7 +34,7 @@ class _Section(BaseModel):
 class ModelRecipe(_Section):
     """Which weights, and which MaxText architecture reads them."""
 
-    path: str = Field(description="Hugging Face directory (config.json, *.safetensors, tokenizer.json), or a hub name")
+    path: str = Field(description="Hugging Face directory with weights and tokenizer, or a hub name")
     maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
     sizes: dict[Size, int | bool] = Field({}, description="MaxText size keys that differ from those of maxtext_name")
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -49,7 +49,7 @@ class HardwareRecipe(_Section):
 
     accelerator: str | None = Field(None, description="Cloud TPU slice such as v6e-8; null: what JAX finds")
     trainer_devices: Positive | None = Field(None, description="null: all of them")
-    trainer_tensor: Positive = Field(1, description="tensor parallelism of the trainer; the rest of its devices is fsdp")
+    trainer_tensor: Positive = Field(1, description="tensor parallelism of the trainer; the rest is fsdp")
     sampler_devices: Positive | None = Field(
         None, description="devices of the sampler alone; null: it shares the trainer's (colocated)"
     )
@@ -167,7 +167,7 @@ class TrainingRecipe(_Section):
     micro_batch: Positive | None = Field(None, description="prompts per gradient computation; null: all at once")
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     warmup_steps: NonNegative = 5
-    schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0 with the last step")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0")
     b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

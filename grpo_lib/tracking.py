@@ -25,7 +25,8 @@ def require(tracking: TrackingRecipe) -> None:
         )
     if tracking.wandb == "online" and not _logged_in():
         raise CourseError(
-            "tracking.wandb=online finds no login; set WANDB_API_KEY, or run `wandb login`, or use offline or off"
+            "tracking.wandb=online finds no login that W&B accepts; set WANDB_API_KEY, or run `wandb login`, "
+            "or use offline or off"
         )
 
 
@@ -56,9 +57,11 @@ def log(backend: Any, row: dict[str, float | None]) -> None:
 
 
 def _logged_in() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
+    """Does W&B take the key of this machine?  Asked of its server, before a run begins that would lose its log."""
     import wandb
 
     os.environ.setdefault("WANDB_SILENT", "true")
-    return bool(wandb.login(prompt=False))
+    try:
+        return bool(wandb.login(prompt=False, verify=True))
+    except wandb.errors.Error:
+        return False

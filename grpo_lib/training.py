@@ -136,12 +136,18 @@ def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tupl
 
 
 def require_supported(recipe: Recipe) -> None:
-    """Refuse, before anything is loaded, what this machine or this version cannot do."""
+    """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
     if recipe.loss.implementation == "pallas":
         raise CourseError("loss.implementation=pallas is not built yet; use jax")
+    require_engine(recipe)
+    tracking.require(recipe.tracking)
+    place(recipe, jax.devices())
+
+
+def require_engine(recipe: Recipe) -> None:
+    """Refuse an engine that is not installed."""
     if recipe.rollout.engine == "vllm" and not importlib.util.find_spec("vllm"):
         raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
-    tracking.require(recipe.tracking)
 
 
 def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -150,9 +156,12 @@ def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     Args:
       devices: all that JAX finds.
 
-    Raises CourseError when they are fewer than the recipe needs, or do not divide as it says.
+    Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
+    processes: a run of several hosts is not built yet (and tpu-inference 0.31.0 wants all devices in its own process).
     """
     hardware, found = recipe.hardware, len(devices)
+    if len({device.process_index for device in devices}) > 1:
+        raise CourseError("this slice has several hosts, and such a run is not built yet; use a slice of one host")
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
     needed = trainer if hardware.colocated else trainer + sampler
     if needed > found:
@@ -167,13 +176,13 @@ def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     ):
         if whole % parts:
             raise CourseError(f"hardware.{name}={parts} must divide its {whole} devices")
-    first = 0 if hardware.colocated else trainer
-    if recipe.rollout.engine == "vllm" and len({device.process_index for device in devices}) > 1:
-        # tpu-inference 0.31.0 looks its devices up among those of its own process (worker/tpu_worker.py).
+    fsdp = trainer // hardware.trainer_tensor
+    if recipe.micro_batch_completions % fsdp:
         raise CourseError(
-            "rollout.engine=vllm needs one process that owns all devices, and here each host has its own; "
-            "use a slice of one host, or run it under Pathways (JAX_PLATFORMS=proxy), where one process has them all"
+            f"a micro-batch of {recipe.micro_batch_completions} completions (training.micro_batch x grpo.group_size) "
+            f"does not spread evenly over {fsdp} devices; change either, or hardware.trainer_devices"
         )
+    first = 0 if hardware.colocated else trainer
     return list(devices[:trainer]), list(devices[first : first + sampler])
 
 
@@ -247,16 +256,25 @@ def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
 
     What was found is kept in the run's sync.json.  Raises CourseError, which names the weight or the gap, when not.
     """
-    rendered = [session.render(problem.question) for problem in session.problems[:prompts]]
+    recipe = session.recipe
+    # The trainer scores them in the shape of its micro-batches: a larger one might not fit beside a training.
+    width = min(prompts, recipe.micro_batch_completions)
+    rendered = [session.render(problem.question) for problem in session.problems[: prompts - prompts % width]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
+
+    def trainer_logps(prompt_ids, ids):
+        rows = (slice(start, start + width) for start in range(0, len(ids), width))
+        parts = [models.per_token_logps(session.actor, prompt_ids[row], ids[row], pad, eos) for row in rows]
+        return np.concatenate([np.asarray(part) for part in parts])
+
     calls = session.sampler.calls
     check = rollout.check_sync(
         session.sampler,
         session.actor.module,
         rendered,
         session.rollout_config,
-        lambda prompt_ids, ids: models.per_token_logps(session.actor, prompt_ids, ids, pad, eos),
-        session.recipe.model.dtype,
+        trainer_logps,
+        recipe.model.dtype,
     )
     session.sampler.calls = calls  # the check must not change what the run samples
     write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
@@ -375,7 +393,9 @@ def _build_cluster(
                     compute_logps_micro_batch_size=training.micro_batch or training.prompts_per_step,
                     checkpoint_root_directory=str(checkpoints),
                     checkpointing_options=ocp.CheckpointManagerOptions(
-                        save_interval_steps=training.checkpoint_every * iterations, max_to_keep=training.keep
+                        # Not save_interval_steps: with it Orbax also saves the first update, which may lie in mid-step.
+                        should_save_fn=lambda update, _: update % (training.checkpoint_every * iterations) == 0,
+                        max_to_keep=training.keep,
                     ),
                     metrics_logging_options=metrics_logger.MetricsLoggerOptions(
                         log_dir=str(directory / "tensorboard"),

@@ -265,6 +265,16 @@ def send_untied_head() -> None:
     TunixMaxTextAdapter.to_hf_mappings = to_hf_mappings
 
 
+def hide_wandb() -> None:
+    """Have Tunix find no W&B, for then it does without.
+
+    google-tunix 0.1.7 logs to W&B wherever the package is installed, asks for a key, and closes it when training ends;
+    JAX's own measurements still go there, and the first program that is compiled after that, in the evaluation, stops
+    the run with "You must call wandb.init() before wandb.log()", in the mode disabled too.
+    """
+    sys.modules["wandb"] = None
+
+
 def train(arguments: Sequence[str]) -> None:
     """Run MaxText's train_rl, unmodified, with the arguments that `arguments` made.
 
@@ -274,13 +284,14 @@ def train(arguments: Sequence[str]) -> None:
     for key, command in MADE_BY.items():
         if key not in given or not Path(given[key]).exists():
             raise CourseError(f"{key}={given.get(key, '')} does not exist; {command} makes it")
-    os.environ.setdefault("WANDB_MODE", "disabled")  # Tunix logs to W&B wherever it is installed, and asks for a key
+    if os.environ.setdefault("WANDB_MODE", "disabled") == "disabled":
+        hide_wandb()
     from grpo_lib import models
 
     add_missing_options()
     send_untied_head()
     if given.get("override_model_config") == "true":
-        models._register_architecture(ModelRecipe(path=given["tokenizer_path"], maxtext_name=given["model_name"]))
+        models.register_architecture(ModelRecipe(path=given["tokenizer_path"], maxtext_name=given["model_name"]))
     from maxtext.trainers.post_train.rl import train_rl
 
     train_rl.main(["train_rl", *arguments])

@@ -79,7 +79,8 @@ NOT_MAPPED: Lost = {
     ),
     "tracking.wandb": (
         lambda recipe: recipe.tracking.wandb != "off",
-        "upstream logs to W&B as the variable WANDB_MODE says; the launcher sets disabled where it is not set",
+        "upstream logs to W&B as the variable WANDB_MODE says, and not at all where it is not set; with W&B its "
+        "evaluation after training can stop with a wandb.Error",
     ),
     "tracking.project": (lambda recipe: recipe.tracking.wandb != "off", "upstream's project is called tunix"),
 }

@@ -61,6 +61,8 @@ def _start(recipe: Recipe, max_length: int) -> Any:
     os.environ["TPU_BACKEND_TYPE"] = "jax"
     from vllm import LLM
 
+    from grpo_lib.vllm_engine import untied_qwen2_config
+
     settings, hardware = recipe.rollout.vllm, recipe.hardware
     tensor = hardware.sampler_tensor or hardware.sampler_count(len(jax.devices()))
     optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
@@ -73,6 +75,7 @@ def _start(recipe: Recipe, max_length: int) -> Any:
         gpu_memory_utilization=settings.memory_fraction,
         seed=recipe.seed,
         generation_config="vllm",  # none of the model's own
+        hf_overrides=untied_qwen2_config,
         additional_config={"sharding": {"sharding_strategy": {"device_indexes": list(range(tensor))}}},
         **{key: value for key, value in optional.items() if value},
     )

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from grpo_lib import environment
@@ -14,6 +15,11 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 environment.prepare()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that needs the network is a mistake; it fails at once
+
+
+# A busy machine is no failure; the suite as a whole is timed, not single examples.
+hypothesis.settings.register_profile("course", deadline=None)
+hypothesis.settings.load_profile("course")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -332,6 +332,24 @@ def test_without_libtpu_the_command_says_what_to_install(root):
     assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
+def test_a_margin_smaller_than_the_weights_is_pointed_out():
+    """16 GiB of weights on 8 chips: 2 to a chip.  Two updates a step, and then one."""
+    several = recipe(training={"prompts_per_step": 16, "micro_batch": 8})
+    result = preflight.examine(several, stand_in(weights_gib=16.0, activations_gib=1.6))
+    assert 0 < result.margin < 2 * GIB
+    short = 2 - result.margin / GIB
+    assert any(f"would be {short:.2f} GiB short" in note for note in result.notes)
+    one = preflight.with_changes(several, {"training.prompts_per_step": 8})
+    assert not preflight.examine(one, stand_in(weights_gib=16.0, activations_gib=1.6)).notes
+
+
+def test_a_quick_compilation_is_another_program_and_says_so():
+    assert programs_of(recipe(), quick=True) != programs_of(recipe())
+    assert few_layers(programs_of(recipe(), quick=True)["update"]) == few_layers(programs_of(recipe())["update"])
+    result = preflight.preflight(recipe(), stand_in(activations_gib=0.1), quick=True)
+    assert "--quick" in result.notes[0]
+
+
 def test_a_result_survives_json():
     result = preflight.preflight(recipe(), stand_in(activations_gib=0.1))
     assert preflight.Result.model_validate(json.loads(result.model_dump_json())) == result

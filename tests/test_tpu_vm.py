@@ -1,5 +1,6 @@
 """tpu/tpu.sh against a stand-in gcloud that fails as the real one does, and whose workers run real processes."""
 
+import atexit
 import functools
 import json
 import os
@@ -58,7 +59,8 @@ TOOLS = (
 @functools.cache
 def tools() -> Path:
     """A folder of programs to be a whole PATH: a real gcloud, with whatever it may reach, is not within reach."""
-    folder = Path(tempfile.mkdtemp(prefix="tools-"))
+    folder = Path(tempfile.mkdtemp(prefix="grpo-tools-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in TOOLS:
         if found := shutil.which(name):
             (folder / name).symlink_to(found)

@@ -1,5 +1,7 @@
 """Training: whole rows, restored runs, refusals."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,8 @@ SMALL = [
     "grpo.group_size=4",
     "problems.train=200",
 ]
+# The devices of one host.
+FOUR = [SimpleNamespace(process_index=0, id=number) for number in range(4)]
 # Clocks differ between two runs of the same steps; nothing else may.
 CLOCKS = {"seconds", "seconds_rollout", "seconds_sync", "seconds_update"}
 
@@ -204,7 +208,7 @@ def test_online_tracking_needs_a_login(monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(tracking, "_logged_in", lambda: False)
-    with pytest.raises(CourseError, match="finds no login; set WANDB_API_KEY"):
+    with pytest.raises(CourseError, match="finds no login that W&B accepts; set WANDB_API_KEY"):
         tracking.require(TrackingRecipe(wandb="online"))
     tracking.require(TrackingRecipe(wandb="offline"))
     tracking.require(TrackingRecipe())
@@ -222,7 +226,8 @@ def test_online_tracking_needs_a_login(monkeypatch):
 def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     from grpo_lib.training import place
 
-    assert place(change(recipe, hardware=hardware), [0, 1, 2, 3]) == (trains, samples)
+    trainer, sampler = place(change(recipe, hardware=hardware), FOUR)
+    assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
 @pytest.mark.parametrize(
@@ -237,20 +242,24 @@ def test_devices_that_do_not_fit_are_refused(recipe, hardware, message):
     from grpo_lib.training import place
 
     with pytest.raises(CourseError, match=message):
-        place(change(recipe, hardware=hardware), [0, 1, 2, 3])
+        place(change(recipe, hardware=hardware), FOUR)
 
 
-def test_the_vllm_engine_is_refused_where_each_host_has_its_own_process(recipe):
-    from types import SimpleNamespace
-
+def test_a_slice_of_several_hosts_is_refused(recipe):
     from grpo_lib.training import place
 
     devices = [SimpleNamespace(process_index=index // 4) for index in range(8)]
-    vllm = change(recipe, rollout={"engine": "vllm"})
-    with pytest.raises(CourseError, match="one process that owns all devices"):
-        place(vllm, devices)
-    assert place(vllm, devices[:4]) == (devices[:4], devices[:4])
-    assert place(recipe, devices) == (devices, devices)
+    with pytest.raises(CourseError, match="several hosts, and such a run is not built yet"):
+        place(recipe, devices)
+    assert place(recipe, devices[:4]) == (devices[:4], devices[:4])
+
+
+def test_a_micro_batch_that_does_not_spread_over_the_devices_found_is_refused(recipe):
+    from grpo_lib.training import place
+
+    odd = change(recipe, training={"micro_batch": 1}, grpo={"group_size": 3})
+    with pytest.raises(CourseError, match="micro-batch of 3 completions .* does not spread evenly over 4 devices"):
+        place(odd, FOUR)
 
 
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path):

@@ -20,14 +20,6 @@ RECIPE = [
     "evaluation.batch_size=256", "rollout.engine=vllm", "rollout.vllm.block_size=16",
 ]  # fmt: skip
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-# With asynchronous scheduling, which rl.yml switches on, tpu-inference 0.31.0 writes the inputs of the next step into
-# the arrays of this one. A TPU has its own copy of them by then; on a CPU, JAX reads the arrays themselves, so here
-# every program is finished before Python goes on.
-LAUNCH = (
-    "from grpo_lib import environment; environment.prepare(); "
-    "import jax, runpy; jax.config.update('jax_cpu_enable_async_dispatch', False); "
-    "import vllm_on_cpu; vllm_on_cpu.install(); runpy.run_module('grpo_lib.upstream', run_name='__main__')"
-)
 PERCENT = re.compile(r"(Pre|Post) RL Training: corr=(\d+), total=(\d+),.*format_accuracy=([\d.]+)%")
 
 
@@ -49,8 +41,9 @@ def finished(tmp_path_factory) -> tuple[dict[str, tuple[int, int, float]], Path,
     )  # fmt: skip
     assert printed.returncode == 0, printed.stderr
     arguments = json.loads(printed.stdout.splitlines()[-1])["arguments"]
-    done = run("-c", LAUNCH, *arguments, PYTHONPATH=str(ROOT / "tests" / "tpu"))
+    done = run(str(ROOT / "tests" / "tpu" / "vllm_on_cpu.py"), "-m", "grpo_lib.upstream", *arguments)
     log = done.stdout + done.stderr
+    (runs / "train_rl.log").write_text(log)
     assert done.returncode == 0, log[-4000:]
     found = {when: (int(right), int(n), float(form)) for when, right, n, form in PERCENT.findall(log)}
     return found, runs / "tiny-cpu" / "upstream" / "tiny-cpu", log
@@ -70,6 +63,17 @@ def test_twenty_steps_lift_the_accuracy(finished):
 def test_it_leaves_checkpoints_as_the_recipe_says(finished):
     _, folder, _ = finished
     assert sorted(int(path.name) for path in (folder / "checkpoints" / "actor").iterdir()) == [10, 20]
+
+
+def test_tunix_does_without_wandb_where_it_is_hidden(monkeypatch, tmp_path):
+    from tunix.sft.metrics_logger import MetricsLoggerOptions
+
+    monkeypatch.setitem(sys.modules, "wandb", sys.modules.get("wandb"))
+    upstream.hide_wandb()
+    backends = MetricsLoggerOptions(log_dir=str(tmp_path)).create_backends()
+    for backend in backends:
+        backend.close()
+    assert [type(backend).__name__ for backend in backends] == ["TensorboardBackend"]
 
 
 def test_upstream_still_needs_the_missing_options():

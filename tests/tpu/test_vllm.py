@@ -3,6 +3,7 @@
 Every run is a process of its own (grpo_on_vllm.py).  Converted checkpoints and compiled programs are shared.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -194,3 +195,11 @@ def test_other_architectures(grpo, tiny_base, tmp_path, model_type, maxtext_name
     assert "refused" not in result
     assert result["check"]["weights"] == weights
     assert result["check"]["mean_gap"] < 2e-3
+
+
+def test_upstream_still_asks_a_text_model_for_its_text_config():
+    """tpu-inference 0.31.0.  When this fails, untied_qwen2_config may no longer be needed: try without it."""
+    package = importlib.util.find_spec("tpu_inference").submodule_search_locations[0]
+    source = (Path(package) / "models" / "jax" / "qwen2.py").read_text(encoding="utf-8")
+    assert "getattr(\n                model_config.hf_config, 'hidden_size',\n" in source
+    assert "model_config.hf_config.text_config.hidden_size)" in source

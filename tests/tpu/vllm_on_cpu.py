@@ -5,9 +5,9 @@
     import vllm_on_cpu
     vllm_on_cpu.install()                        # before anything imports vllm or asks JAX for its devices
 
-What is replaced, each with its reason in the function that does it: the compiler options of the TPU, the mesh maker,
-the memory reader, the two attention kernels, and the transfer guards around a weight sync.  Scheduler, KV cache,
-sampling, model code and weight sync are the ones that run on a TPU.
+What is replaced, each with its reason in the function that does it: asynchronous dispatch, the compiler options of the
+TPU, the mesh maker, the memory reader, the two attention kernels, and the transfer guards around a weight sync.
+Scheduler, KV cache, sampling, model code and weight sync are the ones that run on a TPU.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def install() -> None:
     for name, value in VARIABLES.items():
         os.environ[name] = value
     environment.prepare()
+    _inputs_read_at_once()
     _no_compiler_options()
 
     import vllm
@@ -52,6 +53,14 @@ def install() -> None:
     _plain_attention()
     _transfers_in_a_sync()
     vllm.on_cpu = True
+
+
+def _inputs_read_at_once() -> None:
+    """On a CPU, JAX reads a numpy array where it lies, when the computation comes to it; tpu-inference fills the same
+    array again for the next step meanwhile.  A TPU has a copy of its own by then."""
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _no_compiler_options() -> None:
