@@ -127,7 +127,8 @@ def compile_program(program: Program, recipe: Recipe) -> Compilation:
         "host_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     if refused is not None:
-        return Compilation(refused=_first_line(refused), wanted=wanted_bytes(refused), **facts)
+        arguments = sum(facts.get(part, 0) for part in ("parameter_shard", "optimizer_shard", "batch"))
+        return Compilation(refused=_first_line(refused), wanted=wanted_bytes(refused, arguments), **facts)
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compilation(
         arguments=memory.argument_size_in_bytes,
@@ -334,16 +335,17 @@ def _has_weights(path: str) -> bool:
     return any((folder / "config.json").is_file() for folder in (Path(path), environment.repo_root() / path))
 
 
-def wanted_bytes(message: str) -> float | None:
-    """What a refused program would have taken, from the compiler's message; None where it does not say.
+def wanted_bytes(message: str, arguments: int) -> float | None:
+    """What a refused program would have taken beside its arguments; None where the compiler's message does not say.
 
     libtpu 0.0.44 writes "Used 37.02G of 31.24G hbm" after it has placed everything, and "the total memory required for
     HLO temporaries (180.00G) exceeds available HBM (31.24G)" when that alone is too much.
     """
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message) or re.search(
-        r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message
-    )
-    return float(found[1]) * UNITS[found[2]] if found else None
+    if found := re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message):
+        return float(found[1]) * UNITS[found[2]] - arguments
+    if found := re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message):
+        return float(found[1]) * UNITS[found[2]]
+    return None
 
 
 def _first_line(error: Any) -> str:

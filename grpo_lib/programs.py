@@ -70,7 +70,9 @@ class Compilation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     refused: str | None = Field(None, description="the compiler's message, where the program does not fit the chip")
-    wanted: float | None = Field(None, description="bytes that it would have taken, where the message says so")
+    wanted: float | None = Field(
+        None, description="bytes that it would have taken beside its arguments, where the message says so"
+    )
     arguments: int = 0
     outputs: int = 0
     aliased: int = Field(0, description="outputs that are written over arguments (donated)")

@@ -290,7 +290,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Fields on which two recipes disagree, as `section.key: a != b`."""
     a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
-    return [f"{key}: {a[key]} != {b[key]}" for key in a if a[key] != b[key]]
+    return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
 def _flatten(data: dict, prefix: str = "") -> dict[str, object]:

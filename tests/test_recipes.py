@@ -151,6 +151,12 @@ def test_the_two_3b_recipes_differ_in_the_loss_alone():
     assert [line.partition(":")[0] for line in differences(jax, pallas)] == ["name", "loss.implementation"]
 
 
+def test_differences_name_what_only_one_recipe_has():
+    sized = load_recipe(TINY, ["model.sizes={head_dim: 64}"])
+    assert differences(sized, load_recipe(TINY)) == ["model.sizes.head_dim: 64 != None"]
+    assert differences(load_recipe(TINY), sized) == ["model.sizes.head_dim: None != 64"]
+
+
 def test_a_profile_changes_what_it_says_and_the_name():
     path = TINY.parent / "llama3.1-8b-gsm8k.yaml"
     plain, both = load_recipe(path), load_recipe(f"{path}@v5p-8,g8", ["training.steps=7"])

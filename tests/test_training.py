@@ -258,7 +258,7 @@ def test_a_micro_batch_that_does_not_spread_over_the_devices_found_is_refused(re
     from grpo_lib.training import place
 
     odd = change(recipe, training={"micro_batch": 1}, grpo={"group_size": 3})
-    with pytest.raises(CourseError, match="micro-batch of 3 completions .* does not spread evenly over 4 devices"):
+    with pytest.raises(CourseError, match=r"micro-batch of 3 completions .* does not spread evenly over 4 devices"):
         place(odd, FOUR)
 
 
