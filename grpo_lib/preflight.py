@@ -406,10 +406,10 @@ def _floor_table(result: Result, price: float | None) -> Iterator[str]:
     for part in result.floor.parts:
         each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
         yield f"    {part.name:<20}{part.seconds:>9.3f}  {each}"
-    yield f"    {'together':<20}{result.floor.seconds:>9.3f}  a real step takes longer"
+    yield f"    {'together':<20}{result.floor.seconds:>9.3f}  with completions of full length"
     yield (
         "  No traffic between chips, no weight sync, no host work is counted; decoding reads the weights once for each "
-        "token of the longest completion."
+        "token of the longest completion, and completions that end earlier decode faster."
     )
     hours = result.floor.chip_hours
     yield (
@@ -424,7 +424,7 @@ def hardware_table(results: list[Result]) -> str:
     """A Markdown table of results, for a README."""
     rows = [
         "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "floor of a step, s | floor of the run, chip-hours |",
+        "floor of a step at full length, s | of the run, chip-hours |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for result in results:

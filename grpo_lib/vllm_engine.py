@@ -58,9 +58,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
         self.mapping.to_hf_mappings = untied_lm_head_mapping(
             self.mapping.to_hf_mappings, rollout_actor.base.config.model_name
         )
-        settings, hardware = recipe.rollout.vllm, recipe.hardware
-        tensor = hardware.sampler_tensor or mesh.size
-        optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
+        settings, tensor = recipe.rollout.vllm, recipe.hardware.sampler_tensor or mesh.size
         super().__init__(
             rollout_actor,
             tokenizer,
@@ -78,13 +76,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
                 rollout_vllm_max_num_seqs=settings.max_sequences,
                 # The distribution before temperature and cuts, which is what the trainer computes.
                 rollout_vllm_logprobs_mode="raw_logprobs",
-                rollout_vllm_kwargs={
-                    "dtype": recipe.model.dtype,
-                    "seed": recipe.seed,
-                    "generation_config": "vllm",  # none of the model's own
-                    "hf_overrides": untied_qwen2_config,
-                    **{key: value for key, value in optional.items() if value},
-                },
+                rollout_vllm_kwargs=engine_options(recipe),
             ),
         )
         self.seed = recipe.seed
@@ -196,6 +188,19 @@ class VllmSampler(vllm_rollout.VllmRollout):
     def _text(self, completion: Any) -> str:
         ids = list(completion.token_ids)
         return self._sampler.tokenizer.decode(ids if self._truncated(completion) else ids[:-1])
+
+
+def engine_options(recipe: Recipe) -> dict[str, Any]:
+    """Arguments of vLLM's LLM that do not depend on where it runs."""
+    settings = recipe.rollout.vllm
+    optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
+    return {
+        "dtype": recipe.model.dtype,
+        "seed": recipe.seed,
+        "generation_config": "vllm",  # none of the model's own
+        "hf_overrides": untied_qwen2_config,
+        **{key: value for key, value in optional.items() if value},
+    }
 
 
 def untied_lm_head_mapping(mapping: dict[str, tuple], model_name: str) -> dict[str, tuple]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_lib import environment
+from grpo_lib.errors import CourseError
 from grpo_lib.generation import Generation
 from grpo_lib.models import load_tokenizer, model_directory
 from grpo_lib.recipes import Recipe
@@ -58,29 +59,28 @@ class _Runner:
 
 
 def _start(recipe: Recipe, max_length: int) -> Any:
-    os.environ["TPU_BACKEND_TYPE"] = "jax"
+    # The engine in JAX, and in this process, as it is in a training.
+    os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from vllm import LLM
 
-    from grpo_lib.vllm_engine import untied_qwen2_config
+    from grpo_lib.vllm_engine import engine_options
 
-    settings, hardware = recipe.rollout.vllm, recipe.hardware
-    tensor = hardware.sampler_tensor or hardware.sampler_count(len(jax.devices()))
-    optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
+    settings, hardware, devices = recipe.rollout.vllm, recipe.hardware, jax.local_devices()
+    tensor = hardware.sampler_tensor or hardware.sampler_count(len(devices))
+    if tensor > len(devices):
+        raise CourseError(f"hardware.sampler_tensor={tensor}, and JAX finds {len(devices)} devices here")
+    sharding = {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
     return LLM(
         model=str(model_directory(recipe.model)),
-        dtype=recipe.model.dtype,
         max_model_len=max_length,
         max_num_seqs=settings.max_sequences,
         tensor_parallel_size=tensor,
         gpu_memory_utilization=settings.memory_fraction,
-        seed=recipe.seed,
-        generation_config="vllm",  # none of the model's own
-        hf_overrides=untied_qwen2_config,
-        additional_config={"sharding": {"sharding_strategy": {"device_indexes": list(range(tensor))}}},
-        **{key: value for key, value in optional.items() if value},
+        additional_config={"sharding": sharding},
+        **engine_options(recipe),
     )
 
 
 def _generation(ids: list[int], tokenizer: Any) -> Generation:
     truncated = ids[-1] != tokenizer.eos_token_id
-    return Generation(tokenizer.decode(ids if truncated else ids[:-1], skip_special_tokens=True), len(ids), truncated)
+    return Generation(tokenizer.decode(ids if truncated else ids[:-1]), len(ids), truncated)

@@ -18,7 +18,7 @@ def notebook(*sources: str) -> nbformat.NotebookNode:
 
 
 def write_all(folder: Path, **sources: str) -> Path:
-    """Write a small notebook for each of the course; `sources` maps the number, as in n03, to a cell that is added to that one."""
+    """Write a small notebook for each of the course; `sources` maps its number, as in n03, to a cell that is added."""
     folder.mkdir()
     for name in course.NOTEBOOKS:
         extra = [sources[f"n{name[:2]}"]] if f"n{name[:2]}" in sources else []

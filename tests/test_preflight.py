@@ -8,6 +8,7 @@ import pytest
 
 from grpo_lib import memory, preflight, roofline
 from grpo_lib.accelerators import CHIPS, slice_of
+from grpo_lib.compilation import wanted_bytes
 from grpo_lib.errors import CourseError
 from grpo_lib.preflight import find_remedy, hardware_table, saved_result, saved_results, shipped_recipes, table
 from grpo_lib.programs import GIB, Compilation, few_layers, programs_of
@@ -209,6 +210,19 @@ def test_remedies_come_in_order_and_add_up():
     ]
     assert remedy == trials[-1].changes and trials[-1].fits
     assert remedy["rollout.vllm.memory_fraction"] < 0.6
+
+
+@pytest.mark.parametrize(
+    "message, gib",
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 37.02G of 31.24G hbm. Exceeded", 37.02 - 15),
+        ("the total memory required for HLO temporaries (180.00G) exceeds available HBM (31.24G)", 180),
+        ("the total memory required for HLO temporaries (512.00M) exceeds available HBM (256.00M)", 0.5),
+    ],
+)
+def test_the_compiler_s_refusal_is_read(message, gib):
+    assert wanted_bytes(message, arguments=15 * GIB) == pytest.approx(gib * GIB)
+    assert wanted_bytes("something else", 0) is None
 
 
 def test_a_larger_slice_comes_last_with_a_micro_batch_that_fills_it():

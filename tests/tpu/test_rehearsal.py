@@ -99,10 +99,9 @@ def rehearsals(request, tmp_path_factory) -> dict[str, Future]:
     pool.shutdown(cancel_futures=True)
 
 
-def test_no_recipe_is_left_out():
-    assert sorted(name for names in SHAPES.values() for name in names) == sorted(every_recipe())
+def test_every_kind_goes_through_vllm_once():
     kinds = {kind(load_recipe(RECIPES / name)) for name in every_recipe()}
-    assert len([name for name in ENGINES if ENGINES[name] == "vllm"]) == len([k for k in kinds if k[0] == "vllm"])
+    assert len([name for name in ENGINES if ENGINES[name] == "vllm"]) == len([k for k in kinds if k[0] == "vllm"]) >= 3
 
 
 @each_shape
