@@ -312,6 +312,7 @@ def _model_facts(config: Any, model: Any) -> dict[str, int]:
     from flax import nnx
 
     parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
+    embedding = config.vocab_size * config.emb_dim * parameters[0].dtype.itemsize
     return {
         "parameters": sum(math.prod(leaf.shape) for leaf in parameters),
         "parameter_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters),
@@ -320,6 +321,7 @@ def _model_facts(config: Any, model: Any) -> dict[str, int]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocabulary": config.vocab_size,
+        "looked_up": 0 if config.logits_via_embedding else embedding,
         "width": max(config.emb_dim, config.mlp_dim),
     }
 

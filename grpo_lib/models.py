@@ -50,6 +50,10 @@ SIZES = {
     "tie_word_embeddings": "logits_via_embedding",
 }
 
+# How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
+# are written into its LLaMARotaryEmbedding.
+LLAMA31_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+
 
 @dataclass(frozen=True)
 class Actor:
@@ -118,16 +122,20 @@ def load_tokenizer(model: ModelRecipe):
 
     The padding token is one of its own that no text holds: Tunix takes padding out of what the trainer sees, so a
     padding token that also ends a turn (or is missing, for which Tunix takes the end token) would hide the end of
-    every turn from the trainer while the sampler sees it.  Raises CourseError when there is no such token.
+    every turn from the trainer while the sampler sees it.  One that ends a text does the same wherever the model writes
+    it: Qwen's chat models pad with <|endoftext|>, which their generation_config.json names as a second end token.
+    Raises CourseError when there is no such token.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_directory(model), padding_side="left")
+    directory = model_directory(model)
+    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
     if tokenizer.eos_token_id is None:
         raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+    written = {tokenizer.eos_token_id, *_end_tokens(directory)}
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in written:
         vocabulary = tokenizer.get_vocab()
-        free = [token for token in PADDING_TOKENS if token in vocabulary]
+        free = [token for token in PADDING_TOKENS if token in vocabulary and vocabulary[token] not in written]
         if not free:
             raise CourseError(
                 f"the tokenizer of model.path={model.path} has no padding token of its own; "
@@ -137,17 +145,49 @@ def load_tokenizer(model: ModelRecipe):
     return tokenizer
 
 
+def _end_tokens(directory: Path) -> list[int]:
+    """Ids at which the model's own generation_config.json ends a text; none without such a file."""
+    file = directory / "generation_config.json"
+    ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
-    """MaxText's size keys, read from config.json.
+    """MaxText's keys for sizes and for the constants of norm and rotary embedding, read from config.json.
 
     Raises CourseError when the recipe's `model.sizes` says something else: preflight relied on it.
     """
     config = json.loads((model_directory(model) / "config.json").read_text(encoding="utf-8"))
-    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config}
+    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
     for key, value in model.sizes.items():
         if sizes.get(key, value) != value:
             raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
     return model.sizes | sizes
+
+
+def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
+    """Norm epsilon and rotary base of a config.json, by MaxText's keys.
+
+    They differ between sizes of one family (Qwen2.5-7B has an epsilon of 1e-6, Qwen2.5-32B of 1e-5), and MaxText's own
+    file may be that of another size.  The sampler reads config.json: with another value it would not sample the model
+    that is trained.
+
+    Raises CourseError when config.json scales the rotary embedding in another way than MaxText.
+    """
+    rope = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})  # transformers 4, transformers 5
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = {} if kind == "default" else {key: rope.get(key) for key in LLAMA31_SCALING}
+    known = LLAMA31_SCALING if model.maxtext_name.startswith("llama3.1") else {}
+    if scaling != known or kind not in ("default", "llama3"):
+        raise CourseError(
+            f"config.json of {model.path} has rope_scaling {rope or None}, but MaxText gives {model.maxtext_name} "
+            f"{known or 'none'}; give a model.maxtext_name of the same kind, or another model"
+        )
+    constants = {
+        "normalization_layer_epsilon": config.get("rms_norm_eps"),
+        "rope_max_timescale": rope.get("rope_theta", config.get("rope_theta")),
+    }
+    return {key: value for key, value in constants.items() if value is not None}
 
 
 def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) -> list[str]:

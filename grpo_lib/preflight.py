@@ -434,7 +434,7 @@ def hardware_table(results: list[Result]) -> str:
             if result.colocated
             else (f"{result.trainer_devices} / {result.sampler_devices}")
         )
-        floor = (f"{result.floor.seconds:.2f}", f"{result.floor.chip_hours:.1f}") if result.floor else ("-", "-")
+        floor = (f"{result.floor.seconds:.2f}", f"{result.floor.chip_hours:.2g}") if result.floor else ("-", "-")
         rows.append(
             f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
             f"{chip.margin / GIB:.1f} | {floor[0]} | {floor[1]} |"

@@ -89,6 +89,7 @@ class Compilation(BaseModel):
     kv_heads: int = 0
     head_dim: int = 0
     vocabulary: int = 0
+    looked_up: int = Field(0, description="bytes of an embedding that is not the output layer too: read by single rows")
     width: int = Field(0, description="of the widest layer: the MLP's, or the embedding's")
     seconds: float = Field(0, description="that the compilation took")
     host_gib: float = Field(0, description="of memory that this process had taken by then, at most")

@@ -60,7 +60,7 @@ def whole_model(few: list[Compilation], layers: int) -> Work:
 
 def decoding(recipe: Recipe, facts: Compilation) -> Work:
     """One token for every sequence of a batch: each chip of a replica reads its share of the weights once."""
-    return Work(flops=0, traffic=facts.parameter_bytes / sampler_tensor(recipe))
+    return Work(flops=0, traffic=(facts.parameter_bytes - facts.looked_up) / sampler_tensor(recipe))
 
 
 def floor(recipe: Recipe, facts: Compilation, update: Work, logps: Work | None) -> Floor:

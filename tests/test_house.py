@@ -256,3 +256,13 @@ def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) ->
             assert f"{summary['before'][key]:.1%} → {summary['after'][key]:.1%}" in text
         low, high = (f"{100 * end:+.1f}" for end in summary["difference_interval"])
         assert low in text and high in text and f"{summary['mcnemar_p']:.0e}" in text
+
+
+def test_hardware_table_of_the_readmes_is_that_of_the_preflights(root: Path) -> None:
+    from grpo_lib import preflight
+
+    table = preflight.hardware_table(preflight.saved_results())
+    assert table in (root / "README.md").read_text(encoding="utf-8")
+    chinese = (root / "README.zh.md").read_text(encoding="utf-8")
+    for row in table.splitlines()[2:]:
+        assert row.replace(", both", " 共用") in chinese

@@ -1,5 +1,6 @@
 """Hugging Face ⇄ MaxText: bit for bit there and back, parity with another implementation, errors that name the file."""
 
+import json
 import shutil
 
 import numpy as np
@@ -75,6 +76,72 @@ def test_log_probabilities_agree_with_another_implementation(tiny_recipe, tiny_a
     # MaxText's bfloat16 product with the tied embedding.
     assert np.abs(ours - theirs).mean() < 0.02
     assert np.abs(ours - theirs).max() < 0.2
+
+
+def set_in_config(folder, **settings):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def test_a_padding_token_that_the_model_writes_is_replaced(model_copy):
+    """Tunix hides every padding token from the trainer, and the sampler has read it."""
+    from grpo_lib import models
+
+    model = ModelRecipe(path=str(model_copy), maxtext_name="qwen3-0.6b")
+    tokenizer = models.load_tokenizer(model)
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[0]}))
+    assert models.load_tokenizer(model).pad_token == tokenizer.pad_token
+    (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(CourseError, match="no padding token of its own"):
+        models.load_tokenizer(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_pad|>"]})
+    tokenizer.save_pretrained(model_copy)
+    assert models.load_tokenizer(model).pad_token == "<|fim_pad|>"
+
+
+def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
+    """MaxText's own file may be that of another size: it has 1e-6 for qwen2.5-14b, and Qwen2.5-32B has 1e-5."""
+    from maxtext.configs import pyconfig
+
+    from grpo_lib import models
+
+    set_in_config(model_copy, rms_norm_eps=1e-5, rope_theta=500000.0, rope_parameters=None)
+    model = ModelRecipe(path=str(model_copy), maxtext_name="qwen2.5-14b")
+    with models.quiet():
+        config = pyconfig.initialize(models.maxtext_arguments(model, enable_checkpointing=False))
+    assert config.normalization_layer_epsilon == 1e-5
+    assert config.rope_max_timescale == 500_000
+
+
+LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+    "original_max_position_embeddings": 8192
+}
+
+
+@pytest.mark.parametrize(
+    "name, scaling, accepted",
+    [
+        ("llama3.1-8b", LLAMA31, True),
+        ("llama3.1-8b", LLAMA31 | {"factor": 32.0}, False),  # Llama 3.2
+        ("llama3.1-8b", None, False),  # Llama 3
+        ("llama3.3-70b", LLAMA31, False),  # MaxText 0.2.5 does not scale it
+        ("qwen2.5-7b", None, True),
+        ("qwen2.5-7b", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, False),
+        ("llama3.1-8b", LLAMA31 | {"rope_type": "longrope"}, False),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_another_rotary_scaling_than_maxtexts_is_refused(model_copy, key, name, scaling, accepted):
+    from grpo_lib import models
+
+    set_in_config(model_copy, **{"rope_parameters": None, key: scaling})
+    model = ModelRecipe(path=str(model_copy), maxtext_name=name)
+    if accepted:
+        assert models.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
+    else:
+        with pytest.raises(CourseError, match="rope_scaling"):
+            models.maxtext_sizes(model)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

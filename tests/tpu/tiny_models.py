@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HIDDEN, MLP, LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY = 128, 256, 2, 4, 2, 64, 256
+PADDING = 0
 
 SIZES = {
     "hidden_size": HIDDEN,
@@ -21,7 +22,7 @@ SIZES = {
     "max_position_embeddings": 512,
     "hidden_act": "silu",
     "dtype": "float32",
-    "pad_token_id": 0,
+    "pad_token_id": PADDING,
     "bos_token_id": None,
     "eos_token_id": 1,
 }
@@ -74,8 +75,29 @@ def random_model(folder: Path, model_type: str, tiny_base: Path, tied: bool = Fa
         for part in ("gate", "up"):
             weights[f"{names}mlp.{part}_proj.weight"] = matrix(MLP, HIDDEN)
         weights[f"{names}mlp.down_proj.weight"] = matrix(HIDDEN, MLP)
+    never_writes_padding(weights)
     config = SIZES | ARCHITECTURES[model_type] | {"model_type": model_type, "tie_word_embeddings": tied}
     return _write(folder, weights, config, tiny_base)
+
+
+def never_writes_padding(weights: dict[str, np.ndarray]) -> None:
+    """Make padding as improbable as it is in a trained model; in place.
+
+    Tunix takes every padding token for padding, also one that was sampled: the trainer would see another text than the
+    sampler wrote, and its log-probabilities of all later tokens would be those of another text.
+
+    The first hidden value is the same for all tokens: no layer adds to it, and only padding's output row reads it.
+    """
+    embedding = weights["model.embed_tokens.weight"]
+    head = weights.get("lm_head.weight", embedding)  # tied: the value then adds one constant to all other logits
+    head[:, 0] = 0
+    embedding[:, 0] = 1
+    head[PADDING] = 0
+    head[PADDING, 0] = -100
+    weights["model.norm.weight"][0] = 1
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0
 
 
 def untied(folder: Path, tiny_base: Path) -> Path:
