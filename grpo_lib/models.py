@@ -168,9 +168,8 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
 def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
     """Norm epsilon and rotary base of a config.json, by MaxText's keys.
 
-    They differ between sizes of one family (Qwen2.5-7B has an epsilon of 1e-6, Qwen2.5-32B of 1e-5), and MaxText's own
-    file may be that of another size.  The sampler reads config.json: with another value it would not sample the model
-    that is trained.
+    They can differ between the sizes of one family, and MaxText's own file may be that of another size.  The sampler
+    reads config.json: with another value it would not sample the model that is trained.
 
     Raises CourseError when config.json scales the rotary embedding in another way than MaxText.
     """

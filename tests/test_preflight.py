@@ -1,5 +1,6 @@
 """Preflight without a compiler: the sums, the search for a remedy, the saved results.  The compiler is in tests/tpu."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -367,6 +368,17 @@ def test_a_quick_compilation_is_another_program_and_says_so():
 def test_a_result_survives_json():
     result = preflight.preflight(recipe(), stand_in(activations_gib=0.1))
     assert preflight.Result.model_validate(json.loads(result.model_dump_json())) == result
+
+
+def test_the_engine_s_limit_is_the_one_that_is_counted_with(root):
+    """Read from the source: the module itself needs vLLM."""
+    tree = ast.parse((root / "grpo_lib" / "vllm_engine.py").read_text(encoding="utf-8"))
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+    assert constants["FULL"] == memory.ENGINE_LIMIT
 
 
 def test_the_reserve_is_part_of_every_chip():

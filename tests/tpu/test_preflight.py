@@ -12,7 +12,6 @@ import sys
 
 import pytest
 
-from grpo_lib import memory
 from grpo_lib.preflight import Result
 
 TINY = [
@@ -135,9 +134,3 @@ def test_versions_and_command_are_in_the_result(results):
 def test_progress_is_on_stderr_alone(done):
     assert re.search(r"^compiling the policy update", done["fits"].stderr, re.MULTILINE)
     assert len(done["fits"].stdout.splitlines()) == 1
-
-
-def test_the_engine_s_limit_is_the_one_that_preflight_counts_with():
-    from grpo_lib import vllm_engine
-
-    assert vllm_engine.FULL == memory.ENGINE_LIMIT

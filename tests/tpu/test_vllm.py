@@ -194,7 +194,7 @@ def test_other_architectures(grpo, tiny_base, tmp_path, model_type, maxtext_name
     result = grpo(tmp_path / "run", [*SHORT, *model, "training.steps=1"])
     assert "refused" not in result
     assert result["check"]["weights"] == weights
-    assert result["check"]["mean_gap"] < 2e-3
+    assert result["check"]["mean_gap"] < 1e-5  # untied: float32 throughout, so rounding only
 
 
 def test_upstream_still_asks_a_text_model_for_its_text_config():
