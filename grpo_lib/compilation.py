@@ -212,8 +212,10 @@ def _lower_update(program, recipe, config, mesh, model):
     from tunix.rl.grpo.grpo_learner import GRPOConfig
     from tunix.sft.peft_trainer import PeftTrainer
 
+    from grpo_lib.training import make_optimizer
+
     # The accumulation's length is a constant in the program, and 1 accumulates too.
-    chain = optax.MultiSteps(_optimizer(recipe), 2)
+    chain = optax.MultiSteps(make_optimizer(recipe), 2)
     optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=nnx.Param), model)
     graph, state = nnx.split(optimizer)
     specs = nnx.get_partition_spec(state)
@@ -260,19 +262,6 @@ def _lower_logps(program, recipe, config, mesh, model):
         temperature=program.temperature,
     )
     return traced.lower(lowering_platforms=("tpu",)), {"batch": _shard_bytes((batch.prompt_ids, batch.completion_ids))}
-
-
-def _optimizer(recipe: Recipe) -> Any:
-    """The chain that training._build_cluster hands to Tunix."""
-    import optax
-
-    from grpo_lib.training import learning_rate_schedule
-
-    training = recipe.training
-    return optax.chain(
-        optax.clip_by_global_norm(training.clip),
-        optax.adamw(learning_rate_schedule(recipe), b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
-    )
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:

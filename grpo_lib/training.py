@@ -329,6 +329,16 @@ def learning_rate_schedule(recipe: Recipe) -> optax.Schedule:
     return optax.warmup_constant_schedule(first, training.learning_rate, training.warmup_steps)
 
 
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm; preflight compiles the same."""
+    training, schedule, iterations = recipe.training, learning_rate_schedule(recipe), recipe.grpo.iterations
+    rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
+    return optax.chain(
+        optax.clip_by_global_norm(training.clip),
+        optax.adamw(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
+    )
+
+
 def old_logps_from_actor(cluster: rl.RLCluster) -> None:
     """Take the old log-probabilities of several updates per batch from the actor as it was when it was sampled.
 
@@ -365,12 +375,7 @@ def _build_cluster(
     import orbax.checkpoint as ocp
 
     training, roles = recipe.training, (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
-    schedule, iterations = learning_rate_schedule(recipe), recipe.grpo.iterations
-    rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(training.clip),
-        optax.adamw(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
-    )
+    iterations = recipe.grpo.iterations
     checkpoints = directory / "checkpoints"
     try:
         return rl.RLCluster(
@@ -383,7 +388,7 @@ def _build_cluster(
                 rollout_engine=engine,
                 rollout_config=rollout_config,
                 training_config=rl.RLTrainingConfig(
-                    actor_optimizer=optimizer,
+                    actor_optimizer=make_optimizer(recipe),
                     # Tunix counts updates; a step here is a batch, with all its updates.
                     max_steps=training.steps * iterations,
                     eval_every_n_steps=training.steps * iterations + 1,
