@@ -5,6 +5,8 @@ What `grpo evaluate` and notebook 04 use where a recipe says `rollout.engine: vl
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +25,8 @@ import jax  # noqa: E402
 def standalone_generate(recipe: Recipe, max_length: int) -> Callable[..., list[Generation]]:
     """The `generate` of grpo_lib.evaluation: greedy, or sampled from the whole distribution with a `temperature`.
 
-    One replica samples, on as many devices as the recipe's `sampler_tensor`.  The engine starts at the first call.
+    One replica samples, on as many devices as the recipe's `sampler_tensor` (or fewer, if the model has fewer key-value
+    heads).  The engine starts at the first call.
 
     Args:
       max_length: tokens of the longest prompt and its completion.
@@ -66,12 +69,16 @@ def _start(recipe: Recipe, max_length: int) -> Any:
     from grpo_lib.vllm_engine import engine_options
 
     settings, hardware, devices = recipe.rollout.vllm, recipe.hardware, jax.local_devices()
-    tensor = hardware.sampler_tensor or hardware.sampler_count(len(devices))
+    wanted = hardware.sampler_tensor or hardware.sampler_count(len(devices))
+    # The loader of tpu-inference 0.31.0 cannot give more devices a key-value head than the model has of them.
+    directory = model_directory(recipe.model)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    tensor = math.gcd(wanted, config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, and JAX finds {len(devices)} devices here")
     sharding = {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
     return LLM(
-        model=str(model_directory(recipe.model)),
+        model=str(directory),
         max_model_len=max_length,
         max_num_seqs=settings.max_sequences,
         tensor_parallel_size=tensor,
