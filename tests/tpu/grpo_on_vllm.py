@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def run(job: dict) -> dict:
 
     def on_step(row: dict) -> None:
         if row["step"] == job.get("stop_after"):
-            os._exit(9)
+            os.killpg(0, signal.SIGKILL)  # with the processes that the engine forked, which would hold the pipes open
 
     result["rows"] = training.train(session, on_step)
     if job.get("evaluate"):

@@ -6,6 +6,7 @@ Every run is a process of its own (grpo_on_vllm.py).  Converted checkpoints and 
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,9 +67,9 @@ def grpo(converted):
             [sys.executable, str(HERE / "grpo_on_vllm.py"),
              json.dumps({"overrides": overrides, "directory": str(directory), **job})],
             env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
-            capture_output=True, text=True, timeout=600,
+            capture_output=True, text=True, timeout=600, start_new_session=True,  # a group that can be killed as one
         )  # fmt: skip
-        if done.returncode == 9:
+        if done.returncode == -signal.SIGKILL:
             return {"killed": True}
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
