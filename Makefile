@@ -25,8 +25,8 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 course: setup ## run all six notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
 
-test: setup ## run the tests
-	@$(PY) -m pytest
+test: setup ## run the tests, two at a time
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 test-tpu: setup-tpu ## run the tests of the TPU tier, on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu

@@ -63,8 +63,13 @@ def new_run(directory: str | Path, recipe: Recipe, *, resume: bool = False, over
 
 
 def check_base(base: str | Path) -> Path:
-    """A MaxText checkpoint, absolute.  Raises CourseError when the folder holds none."""
+    """A MaxText checkpoint, absolute: the folder, or its `0/items`, as `grpo convert` prints it.
+
+    Raises CourseError when the folder holds none.
+    """
     base = Path(base).expanduser().resolve()
+    if base.parts[-2:] == ("0", "items"):
+        base = base.parents[1]
     if not (base / "0" / "items").is_dir():
         raise CourseError(f"--base {base} is no MaxText checkpoint (it has no 0/items); make one with grpo convert")
     return base

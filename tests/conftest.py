@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import filelock
 import hypothesis
 import pytest
 
@@ -73,10 +74,14 @@ def tokenizer(tiny_recipe):
 
 @pytest.fixture(scope="session")
 def converted_base(tiny_recipe, tmp_path_factory) -> Path:
-    """The tiny model as a MaxText checkpoint; converted once, since it takes a process of its own."""
+    """The tiny model as a MaxText checkpoint; converted once, also where several workers of pytest-xdist want it."""
     from grpo_lib import models
 
-    return models.convert_to_maxtext(tiny_recipe.model, tmp_path_factory.mktemp("converted") / "base")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with filelock.FileLock(folder / "converted.lock"):
+        return models.convert_to_maxtext(tiny_recipe.model, folder / "converted" / "base")
 
 
 @pytest.fixture(scope="session")

@@ -250,7 +250,7 @@ def test_damaged_weights_are_one_line(grpo, tmp_path, root):
 
 @pytest.mark.slow
 @pytest.mark.gsm8k
-def test_gsm8k_trains_and_evaluates_on_every_problem(grpo, tmp_path, gsm8k_dir):
+def test_gsm8k_trains_and_evaluates_on_every_problem(grpo, tmp_path, gsm8k_dir, converted_base):
     data = ["problems.source=gsm8k", f"problems.path={gsm8k_dir}", "rollout.max_completion_length=8"]
     done = grpo("evaluate", "recipes/tiny-cpu.yaml", *data)
     assert done.returncode == 0, done.stderr
@@ -259,7 +259,7 @@ def test_gsm8k_trains_and_evaluates_on_every_problem(grpo, tmp_path, gsm8k_dir):
     done = grpo(
         "train", "recipes/tiny-cpu.yaml", *data, "training.steps=2", "training.prompts_per_step=4",
         "problems.test=40", "problems.validation=20", "rollout.max_prompt_length=200",
-        "rollout.overlong_prompts=skip", "--runs", tmp_path, "--json",
+        "rollout.overlong_prompts=skip", "--base", converted_base, "--runs", tmp_path, "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "left out of training:" in done.stderr
