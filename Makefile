@@ -29,7 +29,7 @@ test: setup ## run the tests, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile
 
 test-tpu: setup-tpu ## run the tests of the TPU tier, on this machine's CPU
-	@.venv-tpu/bin/python -m pytest tests/tpu
+	@.venv-tpu/bin/python -m pytest tests/tpu -n 2 --dist loadfile
 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb

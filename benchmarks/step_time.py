@@ -54,7 +54,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     batches = training_batches(
         problems,
         lambda question: training.render_with(recipe, tokenizer, question),
-        batch_size=recipe.training.prompts_per_step,
+        batch_size=recipe.prompts_per_step,
         seed=recipe.seed,
     )
     first = list(islice(batches, steps))
@@ -204,7 +204,7 @@ def main() -> None:
         "recipe": recipe["name"],
         "steps": arguments.steps,
         "rounds": arguments.rounds,
-        "prompts_per_step": recipe["training"]["prompts_per_step"],
+        "prompts_per_step": len(job.prompts[0]),
         "group_size": recipe["grpo"]["group_size"],
         "max_prompt_length": job.max_prompt_length,
         "max_completion_length": recipe["rollout"]["max_completion_length"],

@@ -55,7 +55,7 @@ def train(job: Job) -> dict[str, Any]:
             output_dir=directory,
             max_steps=job.steps,
             seed=job.recipe["seed"],
-            per_device_train_batch_size=training["prompts_per_step"] * grpo["group_size"],
+            per_device_train_batch_size=len(job.prompts[0]) * grpo["group_size"],
             num_generations=grpo["group_size"],
             max_completion_length=rollout["max_completion_length"],
             temperature=rollout["temperature"],

@@ -2,6 +2,7 @@
 
 parse_slice("v6e-8").devices     # 8
 parse_slice("v4-16").devices     # 8: the names of v4 and v5p count cores, two to a chip
+parse_slice("v4-16").hosts       # 2
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Chip:
     generation: str
     cores_in_name: int  # how much one chip adds to the number in a slice's name
     chips_per_host: int  # of a slice of several hosts
+    chips_alone: int  # at most, of a slice of one host
     flops: float  # bfloat16 operations per second
     bandwidth: float  # bytes per second between the chip and its memory
     usable_gib: float  # of the chip's memory, what a program may take: where libtpu 0.0.44 begins to refuse
@@ -29,10 +31,10 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip("v4", 2, 4, 275e12, 1200e9, 30.75, "https://cloud.google.com/tpu/docs/v4"),
-    "v5e": Chip("v5e", 1, 4, 197e12, 819e9, 15.75, "https://cloud.google.com/tpu/docs/v5e"),
-    "v5p": Chip("v5p", 2, 4, 459e12, 2765e9, 95.73, "https://cloud.google.com/tpu/docs/v5p"),
-    "v6e": Chip("v6e", 1, 4, 918e12, 1640e9, 31.24, "https://cloud.google.com/tpu/docs/v6e"),
+    "v4": Chip("v4", 2, 4, 4, 275e12, 1200e9, 30.75, "https://cloud.google.com/tpu/docs/v4"),
+    "v5e": Chip("v5e", 1, 4, 8, 197e12, 819e9, 15.75, "https://cloud.google.com/tpu/docs/v5e"),
+    "v5p": Chip("v5p", 2, 4, 4, 459e12, 2765e9, 95.73, "https://cloud.google.com/tpu/docs/v5p"),
+    "v6e": Chip("v6e", 1, 4, 8, 918e12, 1640e9, 31.24, "https://cloud.google.com/tpu/docs/v6e"),
 }
 
 
@@ -43,6 +45,11 @@ class Slice:
     name: str
     chip: Chip
     devices: int
+
+    @property
+    def hosts(self) -> int:
+        """Machines that the chips are in.  Each runs one process."""
+        return 1 if self.devices <= self.chip.chips_alone else -(-self.devices // self.chip.chips_per_host)
 
 
 def parse_slice(name: str) -> Slice:

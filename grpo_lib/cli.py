@@ -20,7 +20,8 @@ import typer
 from grpo_lib import environment
 from grpo_lib.errors import CourseError
 from grpo_lib.files import write_text_atomic
-from grpo_lib.recipes import Recipe, dump_recipe, load_recipe
+from grpo_lib.interruption import EXIT_CODE, Interrupted, Notice
+from grpo_lib.recipes import Recipe, dump_recipe, load_recipe, plan_table
 
 environment.prepare()
 
@@ -48,7 +49,7 @@ def config(
     recipe: RecipePath,
     overrides: Overrides = None,
     form: Annotated[
-        str, typer.Option("--as", help="yaml, or maxtext: the arguments for MaxText's own train_rl.")
+        str, typer.Option("--as", help="yaml; plan: the batch plan alone; maxtext: arguments for MaxText's train_rl.")
     ] = "yaml",
     problems: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
@@ -56,23 +57,29 @@ def config(
     runs: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Show the resolved recipe: every field, defaults included.
+    """Show the resolved recipe, every field with defaults included, and its batch plan: given and derived sizes.
+
+    The plan comes in comments, so that what is printed is a recipe.
 
     With --as maxtext, the arguments of maxtext.trainers.post_train.rl.train_rl, one to a line; what they cannot say
     goes to stderr.  To run it: grpo config RECIPE --as maxtext --problems FOLDER | xargs python -m grpo_lib.upstream
     """
-    if form not in ("yaml", "maxtext"):
-        raise CourseError(f"--as {form}: choose yaml or maxtext")
+    if form not in ("yaml", "plan", "maxtext"):
+        raise CourseError(f"--as {form}: choose yaml, plan or maxtext")
     if problems and form != "maxtext":
         raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
     resolved = load_recipe(recipe, overrides or ())
     if form == "maxtext":
         result = _for_maxtext(resolved, problems, runs)
         _finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
+    elif form == "plan":
+        result = {"given": resolved.batch_given, "derived": dataclasses.asdict(resolved.plan)}
+        _finish(result, as_json, "\n".join(plan_table(resolved)))
     elif as_json:
         print(json.dumps(resolved.model_dump(mode="json")))
     else:
-        print(dump_recipe(resolved), end="")
+        print(dump_recipe(resolved))
+        print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved)))
 
 
 @app.command()
@@ -97,20 +104,23 @@ def train(
     overrides: Overrides = None,
     run: RunName = None,
     runs: RunsFolder = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of this name.")] = False,
     base: Base = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert, evaluate, train, evaluate again, export and report: a whole run."""
+    """Convert, evaluate, train, evaluate again, export and report: a whole run.
+
+    Given again, it continues a run that was interrupted.  On SIGTERM the step under way is saved, and the exit code
+    is 75.
+    """
     from grpo_lib.problems import load_problems
     from grpo_lib.rewards import get_rewards
-    from grpo_lib.runs import check_base, check_new, link_base, new_run
+    from grpo_lib.runs import check_base, check_run, link_base, open_run
 
     resolved = load_recipe(recipe, overrides or ())
     directory = runs / (run or resolved.name)
     # Whatever can be wrong is found before the directory is made.
-    check_new(directory, resume=resume, overwrite=overwrite)
+    continued = check_run(directory, resolved, overwrite=overwrite)
     if base:
         check_base(base)
     get_rewards(resolved.rewards)
@@ -121,13 +131,17 @@ def train(
 
     training.require_supported(resolved)
     models.model_directory(resolved.model)
-    directory = new_run(directory, resolved, resume=resume, overwrite=overwrite)
+    say = _say(as_json)
+    directory = open_run(directory, resolved, overwrite=overwrite)
+    if continued:
+        say(f"continuing {directory}")
     if base:
         link_base(directory, base)
-
-    say = _say(as_json)
-    summary = pipeline.run(resolved, directory, _print_row(resolved, say), say, progress=sys.stderr.isatty())
-    page = report.write_report(directory)
+    with Notice() as notice:
+        summary = pipeline.run(
+            resolved, directory, _print_row(resolved, say), say, progress=sys.stderr.isatty(), notice=notice
+        )
+        page = report.write_report(directory)
     _finish(summary, as_json, f"{_headline(summary)}\nreport: {page}")
 
 
@@ -206,6 +220,27 @@ def report(
     if tables:
         written |= dict(zip(("csv", "parquet"), map(str, report.export_table(directory)), strict=True))
     _finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
+
+
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A folder in runs/, or its name.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another; differences are B - A.")],
+    output: Annotated[Path | None, typer.Option(help="The page; default: runs/compare-A-B.html.")] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Put two runs beside each other: recipes, curves, last metrics, and a paired test on their evaluations.
+
+    Prints the comparison, with early warnings, and writes it with the curves to a page. An earlier page is replaced,
+    another file is not.
+    """
+    from grpo_lib import comparison_page, run_comparison
+
+    compared = run_comparison.compare(run_comparison.find_run(run_a, runs), run_comparison.find_run(run_b, runs))
+    page = comparison_page.write_page(compared, output or runs / comparison_page.page_name(compared))
+    result = compared.as_dict() | {"page": str(page)}
+    _finish(result, as_json, f"{comparison_page.text(compared)}\n\npage: {page}")
 
 
 @app.command()
@@ -288,20 +323,22 @@ def rehearse(
 CHANCE = 0.02
 
 
+KEPT = "What a run or an --output has finished is kept: give the same command again, and it goes on."
+
+
 def main() -> None:
-    """Entry point: a CourseError is one line on stderr and exit code 2."""
+    """Entry point: a CourseError is one line on stderr and exit code 2; after a SIGTERM it is 75."""
     try:
         app()
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Interrupted:
+        print(f"stopped by SIGTERM. {KEPT}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
     except SystemExit as end:
         if end.code == 130:  # typer's, after Ctrl-C
-            print(
-                "interrupted; what a run or an --output has finished is kept: give the same command again "
-                "(train: with --resume)",
-                file=sys.stderr,
-            )
+            print(f"interrupted. {KEPT}", file=sys.stderr)
         raise
 
 

@@ -8,6 +8,7 @@ line that was being written.
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ def write_json_atomic(path: str | os.PathLike, obj: Any) -> Path:
     return write_text_atomic(path, json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_jsonl_atomic(path: str | os.PathLike, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write `rows` as lines of JSON, atomically; see `write_text_atomic`."""
+    return write_text_atomic(path, "".join(_line(row) for row in rows))
+
+
 def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
     """Append `row` as one line of JSON and flush it to disk.
 
@@ -59,10 +65,9 @@ def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(row, ensure_ascii=False) + "\n"
     with open(path, "a+b") as file:
         _cut_torn_line(file)
-        file.write(line.encode("utf-8", errors="replace"))
+        file.write(_line(row).encode("utf-8", errors="replace"))
         file.flush()
         os.fsync(file.fileno())
 
@@ -92,6 +97,10 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
     return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _umask() -> int:

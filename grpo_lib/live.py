@@ -32,6 +32,8 @@ class LivePlot:
         self._undrawn = False
 
     def __call__(self, row: Row) -> None:
+        if self.rows and self.rows[-1]["step"] == row["step"]:  # a validation has joined it
+            self.rows.pop()
         self.rows.append(row)
         self._undrawn = True
         last = self.total_steps is not None and (row.get("step") or 0) >= self.total_steps

@@ -141,7 +141,7 @@ def kv_bytes_per_token(recipe: Recipe, facts: Compilation) -> int:
 
 
 def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> list[Line]:
-    micro_batches = recipe.completions_per_step // recipe.micro_batch_completions
+    micro_batches = recipe.plan.accumulation_steps
     lines = [
         Line(
             name="actor weights",
@@ -243,10 +243,11 @@ def _sampler(recipe: Recipe, facts: Compilation, chip: Chip, before: int) -> tup
     weights = -(-facts.parameter_bytes // tensor)
     per_token = kv_bytes_per_token(recipe, facts)
     length = int(rollout.max_prompt_length) + rollout.max_completion_length
+    at_once = recipe.plan.completions_per_pass
     if rollout.engine == "tunix":
-        pool_bytes = recipe.completions_per_step * length * per_token
-        how, phases = f"{recipe.completions_per_step} sequences of {length} tokens", ("sampling",)
-        wanted = recipe.completions_per_step
+        pool_bytes = at_once * length * per_token
+        how, phases = f"{at_once} sequences of {length} tokens", ("sampling",)
+        wanted = at_once
     else:
         settings = rollout.vllm
         usable = chip.usable_gib * GIB
@@ -258,7 +259,7 @@ def _sampler(recipe: Recipe, facts: Compilation, chip: Chip, before: int) -> tup
             pool_bytes = max(int(share) - weights, 0)
             how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves beside the weights"
         phases = ("sampling", "log-probabilities", "update")  # the engine frees it for the sync
-        wanted = min(settings.max_sequences, -(-recipe.completions_per_step // replicas))
+        wanted = min(settings.max_sequences, -(-at_once // replicas))
     tokens = pool_bytes // per_token
     pool = Pool(bytes=pool_bytes, tokens=tokens, sequences=tokens // length, wanted=wanted)
     itemsize = ITEMSIZE[recipe.model.dtype]

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-REWARD_PART = "reward/"  # a row holds one such key for each reward function of the recipe
+# A row holds two such keys for each reward function of the recipe.
+REWARD_PART = "reward/"
+REWARD_SPREAD = "reward_spread/"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ METRICS: dict[str, Metric] = {
         "the same for one reward function",
         "reward",
         "all rise; if one rises while the others fall, the policy has found a way to be paid without the task",
+    ),
+    REWARD_SPREAD + "…": Metric(
+        "standard deviation of that reward function over the completions of the step",
+        "reward",
+        "above 0 for a while; at 0 every completion earns the same from it, and it teaches nothing any more",
     ),
     "reward_std": Metric(
         "spread of the reward inside a group, mean over groups",
@@ -89,7 +96,8 @@ METRICS: dict[str, Metric] = {
         "0 with one update per batch: the policy that learns is the one that sampled",
     ),
     "kl": Metric(
-        "distance from the reference model, where the recipe has β > 0",
+        "distance from the reference model, where the recipe has β > 0, by the k3 estimator: r − 1 − log r, "
+        "r = π_ref / π",
         "nats per token",
         "0 without a penalty, because then it is not computed; else it grows slowly",
     ),
@@ -98,18 +106,32 @@ METRICS: dict[str, Metric] = {
         "none",
         "of one order of magnitude, at times above the limit; growing by powers of ten is a warning",
     ),
+    "sampler_trainer_gap": Metric(
+        "difference between the sampler's log-probabilities and the trainer's, same weights and tokens, mean of a few "
+        "completions of the step",
+        "nats per token",
+        "as small as the arithmetic allows, and level; a jump means that weights did not arrive",
+    ),
     "learning_rate": Metric("step size of the optimizer", "none", "climbs in the warm-up, then as the recipe says"),
     # What it costs.
     "seconds": Metric("the whole step", "s", "level after the first step, which compiles"),
     "seconds_rollout": Metric("sampling the completions", "s", "the larger share for long completions"),
+    "seconds_reward": Metric("the reward functions", "s", "next to nothing, for rewards that only read text"),
+    "seconds_reference": Metric(
+        "log-probabilities of the reference model, where the recipe has β > 0", "s", "less than the update"
+    ),
     "seconds_update": Metric("gradient and optimizer", "s", "level"),
     "seconds_sync": Metric("bringing the new weights to the sampler", "s", "a small share of the step"),
+    "tokens_per_second": Metric("tokens of all completions by seconds of the step", "tokens/s", "level or rising"),
 }
 
 
 def metric(name: str) -> Metric:
     """The entry of a key of metrics.jsonl; KeyError for one that is not in the glossary."""
-    return METRICS[REWARD_PART + "…" if name.startswith(REWARD_PART) else name]
+    for family in (REWARD_PART, REWARD_SPREAD):
+        if name.startswith(family):
+            return METRICS[family + "…"]
+    return METRICS[name]
 
 
 def glossary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:

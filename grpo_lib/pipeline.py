@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import evaluation, models, training
+from grpo_lib import evaluation, models, training, warning_signs
 from grpo_lib.errors import CourseError
 from grpo_lib.files import read_jsonl, write_json_atomic
+from grpo_lib.interruption import Notice
 from grpo_lib.problems import load_problems
 from grpo_lib.recipes import Recipe
 
@@ -27,11 +28,12 @@ def convert(recipe: Recipe, directory: Path) -> Path:
 def build_session(recipe: Recipe, directory: Path, say: Callable[[str], None] = print) -> training.Session:
     """A training session on the run's converted base, with the training problems of the recipe.
 
-    `say` is told how many problems are left out, if any are (`rollout.overlong_prompts: skip`).
+    `say` is told how many problems are left out, if any are (`rollout.overlong_prompts: skip`), and of a damaged
+    checkpoint.
     """
     training.require_supported(recipe)
     problems = load_problems(recipe.problems, "train")
-    session = training.build_session(recipe, directory, problems, convert(recipe, directory))
+    session = training.build_session(recipe, directory, problems, convert(recipe, directory), say)
     if session.left_out:
         say(
             f"left out of training: {session.left_out} of {len(problems)} problems, whose prompts are longer than "
@@ -110,9 +112,31 @@ def run(
     on_step: Callable[[dict], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
     progress: bool = True,
+    notice: Notice | None = None,
 ) -> dict[str, Any]:
-    """A run from the first step to summary.json.  `say` receives a sentence about each stage."""
+    """A run from the first step to summary.json and the export; arguments as for `learn`."""
     started = time.perf_counter()
+    session = learn(recipe, directory, on_step, say, progress, notice)
+    summary = write_summary(recipe, directory, time.perf_counter() - started)
+    say(f"exported to {export(session)}")
+    return summary
+
+
+def learn(
+    recipe: Recipe,
+    directory: Path,
+    on_step: Callable[[dict], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    progress: bool = True,
+    notice: Notice | None = None,
+) -> training.Session:
+    """Convert, evaluate, train and evaluate again, as far as that is not done yet.
+
+    Args:
+      say: receives a sentence about each stage, and early warnings (`warning_signs`).
+      notice: of a SIGTERM, which ends the run at the next good moment with `Interrupted`.
+    """
+    notice = notice or Notice()
     say("converting the base model to MaxText")
     session = build_session(recipe, directory, say)
     check = training.check_first_sync(session)
@@ -124,12 +148,32 @@ def run(
     say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
     if session.step:
         say(f"continuing after step {session.step} of {recipe.training.steps}")
-    training.train(session, on_step, validation(session), recipe.training.validate_every)
+    with notice.at_a_good_moment():
+        training.train(
+            session,
+            _watched(session, on_step, say),
+            validation(session),
+            recipe.training.validate_every,
+            stop=notice.given,
+        )
     after = evaluate(session, "after", progress)
     say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
-    summary = write_summary(recipe, directory, time.perf_counter() - started)
-    say(f"exported to {export(session)}")
-    return summary
+    return session
+
+
+def _watched(session: training.Session, on_step: Callable[[dict], None] | None, say: Callable[[str], None]) -> Callable:
+    """`on_step`, and then what the rows so far warn of."""
+    said: set[tuple[int, str]] = set()
+
+    def watched(row: dict) -> None:
+        if on_step:
+            on_step(row)
+        for sign in warning_signs.new_signs(session.recorder.rows):
+            if (sign.step, sign.kind) not in said:
+                said.add((sign.step, sign.kind))
+                say(f"warning: {sign}")
+
+    return watched
 
 
 def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_lib import environment, memory, roofline
 from grpo_lib.accelerators import parse_slice, slice_of
+from grpo_lib.batch_plan import micro_batch_sizes
 from grpo_lib.errors import CourseError
 from grpo_lib.programs import GIB, SLICES, Compilation, Program, few_layers, programs_of
 from grpo_lib.recipes import Recipe, load_recipe, parse_recipe
@@ -33,6 +34,14 @@ INDIFFERENT = {
     "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k", "grpo.epsilon",
     "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
     "training.weight_decay", "training.clip", "training.checkpoint_every", "training.keep", "training.validate_every",
+    "training.checkpoints",
+}  # fmt: skip
+
+MICRO_BATCH = ("training.micro_batch_size", "training.micro_batch_per_device")
+# What says a step's sizes, each in several ways; a preflight reads the plan.
+BATCH = {
+    "hardware.processes", "rollout.prompts_per_pass", "rollout.prompts_per_device",
+    "training.prompts_per_step", "training.prompts_per_process", "training.prompts_per_device", *MICRO_BATCH,
 }  # fmt: skip
 
 SAVED = Path("assets") / "preflight"
@@ -184,7 +193,7 @@ def _notes(
         )
     elif update.devices < recipe.hardware.slice.devices:
         yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
-    updates = recipe.completions_per_step // recipe.micro_batch_completions * recipe.grpo.iterations
+    updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
     ahead = says.parameter_shard - trainer.usable + trainer.total("update")
     if updates > 1 and trainer.margin >= 0 and ahead > 0:
         yield (
@@ -254,7 +263,7 @@ def with_changes(recipe: Recipe, changes: Changes) -> Recipe:
 
 def spelled(changes: Changes) -> str:
     """Changes as one types them."""
-    return " ".join(f"{key}={value}" for key, value in changes.items())
+    return " ".join(f"{key}={'null' if value is None else value}" for key, value in changes.items())
 
 
 def _better(trial: Result, result: Result) -> bool:
@@ -274,15 +283,20 @@ def _trains(result: Result) -> bool:
 
 
 def _micro_batches(recipe: Recipe, result: Result) -> Iterator[Changes]:
-    """Fewer prompts at a time: half, a quarter, … as long as they spread over the devices."""
-    prompts = recipe.training.prompts_per_step
-    fsdp = recipe.hardware.trainer_count() // recipe.hardware.trainer_tensor
-    now = recipe.training.micro_batch or prompts
+    """Fewer completions at a time: half, a quarter, … as long as they are whole groups and spread over the devices."""
+    now, possible = recipe.plan.micro_batch_size, micro_batch_sizes(recipe.plan)
     if not _trains(result):
         return
-    while now % 2 == 0 and (now // 2 * recipe.grpo.group_size) % fsdp == 0:
+    while now % 2 == 0 and now // 2 in possible:
         now //= 2
-        yield {"training.micro_batch": now}
+        yield _micro_batch(recipe, now)
+
+
+def _micro_batch(recipe: Recipe, completions: int) -> Changes:
+    """The change that gives a micro-batch so many completions, in the recipe's own key."""
+    if recipe.training.micro_batch_per_device:
+        return {"training.micro_batch_per_device": completions // recipe.plan.trainer_shards}
+    return {"training.micro_batch_size": completions}
 
 
 def _remat(recipe: Recipe, result: Result) -> Iterator[Changes]:
@@ -322,9 +336,11 @@ def _shorter(recipe: Recipe, result: Result) -> Iterator[Changes]:
 
 
 def _larger_slice(recipe: Recipe, result: Result) -> Iterator[Changes]:
-    """Twice the chips, and twice again; with them the parts of the slice, and a micro-batch too small for them."""
-    hardware, chip = recipe.hardware, recipe.hardware.slice.chip
-    prompts, group = recipe.training.prompts_per_step, recipe.grpo.group_size
+    """Twice the chips, and twice again; with them the parts of the slice, and a micro-batch too small for them.
+
+    The step stays as large as it is, so sizes that count by process or device are said for all together.
+    """
+    hardware, chip, plan = recipe.hardware, recipe.hardware.slice.chip, recipe.plan
     for times in (2, 4):
         if hardware.slice.devices * times not in SLICES[chip.generation]:
             continue
@@ -332,12 +348,30 @@ def _larger_slice(recipe: Recipe, result: Result) -> Iterator[Changes]:
         for name in ("trainer_devices", "sampler_devices"):
             if count := getattr(hardware, name):
                 change[f"hardware.{name}"] = count * times
-        fsdp = hardware.trainer_count() * times // hardware.trainer_tensor
-        now = recipe.training.micro_batch or prompts
-        even = [n for n in range(now, prompts + 1) if prompts % n == 0 and n * group % fsdp == 0]
-        if even and even[0] != now:
-            change["training.micro_batch"] = even[0]
+        if hardware.processes:
+            change["hardware.processes"] = None  # as many as the larger slice has hosts
+        change |= _said_together(recipe)
+        try:
+            larger = with_changes(recipe, change | dict.fromkeys(MICRO_BATCH)).plan
+        except CourseError:
+            continue  # the step is too small for so many chips
+        even = [size for size in micro_batch_sizes(larger) if size >= plan.micro_batch_size]
+        if recipe.training.micro_batch_per_device:
+            change |= {"training.micro_batch_per_device": None, "training.micro_batch_size": even[0]}
+        elif even[0] != plan.micro_batch_size:
+            change["training.micro_batch_size"] = even[0]
         yield change
+
+
+def _said_together(recipe: Recipe) -> Changes:
+    """The changes that say a step's and a pass's prompts for all processes together, where the recipe does not."""
+    change: Changes = {}
+    for key in ("training.prompts_per_process", "training.prompts_per_device"):
+        if key in recipe.batch_given:
+            change |= {key: None, "training.prompts_per_step": recipe.plan.prompts_per_step}
+    if recipe.rollout.prompts_per_device:
+        change |= {"rollout.prompts_per_device": None, "rollout.prompts_per_pass": recipe.plan.prompts_per_pass}
+    return change
 
 
 REMEDIES = (_micro_batches, _remat, _memory_fraction, _tensor, _shorter, _larger_slice)
@@ -446,11 +480,17 @@ def hardware_table(results: list[Result]) -> str:
 
 
 def digest(recipe: Recipe) -> str:
-    """Changes with every value of a recipe that a preflight depends on."""
+    """Changes with every value of a recipe that a preflight depends on, however the recipe says it."""
     data = recipe.model_dump(mode="json")
-    for key in INDIFFERENT:
+    for key in INDIFFERENT | BATCH:
         section, _, name = key.partition(".")
         (data[section] if name else data).pop(name or section)
+    # One spelling of the batch: prompts, with null for the whole step.
+    plan = recipe.plan
+    data["training"]["prompts_per_step"] = plan.prompts_per_step
+    data["training"]["micro_batch"] = plan.micro_batch_prompts if plan.accumulation_steps > 1 else None
+    if plan.passes > 1:
+        data["rollout"]["prompts_per_pass"] = plan.prompts_per_pass
     data["grpo"]["beta"] = data["grpo"]["beta"] > 0
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 

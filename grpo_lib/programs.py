@@ -141,10 +141,8 @@ def few_layers(program: Program) -> list[Program]:
 
 
 def sampler_tensor(recipe: Recipe) -> int:
-    """Chips to a replica of the sampler.  Tunix's own engine keeps the whole model on each."""
-    if recipe.rollout.engine == "tunix":
-        return 1
-    return recipe.hardware.sampler_tensor or recipe.hardware.sampler_count()
+    """Chips to a replica of the sampler."""
+    return recipe.sampler_tensor
 
 
 def _part(recipe: Recipe) -> tuple[str, int]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from grpo_lib import batch_plan
 from grpo_lib.accelerators import Slice, parse_slice
+from grpo_lib.batch_plan import BatchPlan
 from grpo_lib.errors import CourseError
 
 # Sizes that MaxText lets a config override.
@@ -44,7 +46,8 @@ class ModelRecipe(_Section):
 class HardwareRecipe(_Section):
     """Which slice, and which of its devices train and sample.  A device is a chip (v4 and v5p: two cores as one).
 
-    Without an accelerator the recipe takes the devices that JAX finds.
+    Without an accelerator the recipe takes the devices that JAX finds.  Trainer and sampler spread over shares of their
+    devices: trainer_tensor, or sampler_tensor, devices hold one copy of the model and work on one part of a batch.
     """
 
     accelerator: str | None = Field(None, description="Cloud TPU slice such as v6e-8; null: what JAX finds")
@@ -56,6 +59,7 @@ class HardwareRecipe(_Section):
     sampler_tensor: Positive | None = Field(
         None, description="tensor parallelism of the sampler; the rest of its devices are replicas; null: all of them"
     )
+    processes: Positive | None = Field(None, description="one to a host; null: the hosts of the accelerator, or 1")
 
     @property
     def slice(self) -> Slice | None:
@@ -71,6 +75,14 @@ class HardwareRecipe(_Section):
 
     def sampler_count(self, found: int | None = None) -> int:
         return self.sampler_devices or self.trainer_count(found)
+
+    @property
+    def devices_known(self) -> bool:
+        """Whether the recipe itself says how many devices train."""
+        return bool(self.accelerator or self.trainer_devices)
+
+    def process_count(self) -> int:
+        return self.processes or (self.slice.hosts if self.slice else 1)
 
     @model_validator(mode="after")
     def _devices_fit(self) -> HardwareRecipe:
@@ -88,7 +100,8 @@ class HardwareRecipe(_Section):
             ("sampler_tensor", self.sampler_tensor or sampler, sampler),
         ):
             if whole % parts:
-                raise ValueError(f"{name}={parts} must divide its {whole} devices: use one of {_divisors(whole)}")
+                ways = batch_plan.listed(batch_plan.divisors(whole))
+                raise ValueError(f"{name}={parts} must divide its {whole} devices: use {ways}")
         return self
 
 
@@ -125,10 +138,18 @@ class VllmRecipe(_Section):
 
 
 class RolloutRecipe(_Section):
-    """How completions are sampled.  Lengths are in tokens."""
+    """How completions are sampled.  Lengths are in tokens.
+
+    A step is sampled in passes, one after the other.  At most one of the two sizes of a pass is given; neither: the
+    whole step in one pass.
+    """
 
     engine: Literal["tunix", "vllm"] = Field("tunix", description="tunix: Qwen3 on any machine; vllm: on a TPU")
     vllm: VllmRecipe = VllmRecipe()
+    prompts_per_pass: Positive | None = Field(None, description="all processes together")
+    prompts_per_device: Positive | None = Field(
+        None, description="of a pass, to a share of the sampler: sampler devices / sampler_tensor are the shares"
+    )
     max_prompt_length: Positive | Literal["auto"] = Field("auto", description="auto: the longest prompt of the run")
     overlong_prompts: Literal["refuse", "skip"] = Field(
         "refuse", description="training problems whose prompt is longer: refuse the run, or leave them out and say so"
@@ -162,9 +183,24 @@ class TrackingRecipe(_Section):
 
 
 class TrainingRecipe(_Section):
+    """Batch and optimizer.
+
+    Of the three sizes of a step one is given; none: 16 prompts per step.  Of the two sizes of a micro-batch, which is
+    one gradient computation, at most one; neither: the whole step.
+    """
+
     steps: Positive = 60
-    prompts_per_step: Positive = 16
-    micro_batch: Positive | None = Field(None, description="prompts per gradient computation; null: all at once")
+    prompts_per_step: Positive | None = Field(None, description="all processes together")
+    prompts_per_process: Positive | None = Field(None, description="of a step, in each process")
+    prompts_per_device: Positive | None = Field(
+        None, description="of a step, to a share of the trainer: trainer devices / trainer_tensor are the shares"
+    )
+    micro_batch_size: Positive | None = Field(
+        None, description="completions per gradient computation, all processes together; whole groups"
+    )
+    micro_batch_per_device: Positive | None = Field(
+        None, description="completions per gradient computation, to a share of the trainer"
+    )
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     warmup_steps: NonNegative = 5
     schedule: Literal["constant", "cosine"] = Field("constant", description="after the warm-up; cosine ends at 0")
@@ -173,17 +209,19 @@ class TrainingRecipe(_Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = Field(1.0, description="global gradient norm is clipped to this")
     checkpoint_every: Positive = 20
-    keep: Positive = 2
+    keep: Annotated[int, Field(ge=2)] = Field(2, description="checkpoints; the one before the last is a spare")
+    checkpoints: str | None = Field(
+        None, description="folder or gs:// address for checkpoints, which get the run's name there; null: in the run"
+    )
     validate_every: NonNegative = Field(20, description="steps between looks at the validation problems; 0: never")
 
-    @model_validator(mode="after")
-    def _micro_batch_divides(self) -> TrainingRecipe:
-        if self.micro_batch and self.prompts_per_step % self.micro_batch:
-            raise ValueError(
-                f"micro_batch={self.micro_batch} must divide prompts_per_step={self.prompts_per_step}: "
-                f"use one of {_divisors(self.prompts_per_step)}"
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_by_default(cls, data: Any) -> Any:
+        spelled = ("prompts_per_step", "prompts_per_process", "prompts_per_device")
+        if isinstance(data, dict) and all(data.get(key) is None for key in spelled):
+            return data | {"prompts_per_step": batch_plan.PROMPTS_PER_STEP}
+        return data
 
 
 class EvaluationRecipe(_Section):
@@ -210,32 +248,134 @@ class Recipe(_Section):
     evaluation: EvaluationRecipe = EvaluationRecipe()
     tracking: TrackingRecipe = TrackingRecipe()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _micro_batch_in_completions(cls, data: Any) -> Any:
+        """The key of before counted prompts.  Null said nothing, and stands in the recipe.yaml of many a run."""
+        training = data.get("training") if isinstance(data, dict) else None
+        if not isinstance(training, dict) or "micro_batch" not in training:
+            return data
+        prompts = training["micro_batch"]
+        if prompts is not None:
+            raise ValueError(_micro_batch_remedy(prompts, data.get("grpo")))
+        return data | {"training": {key: value for key, value in training.items() if key != "micro_batch"}}
+
     @model_validator(mode="after")
-    def _micro_batch_fills_the_devices(self) -> Recipe:
-        if not self.hardware.accelerator:
-            return self
-        fsdp = self.hardware.trainer_count() // self.hardware.trainer_tensor
-        if self.micro_batch_completions % fsdp:
-            good = [
-                n
-                for n in range(1, self.training.prompts_per_step + 1)
-                if self.training.prompts_per_step % n == 0 and n * self.grpo.group_size % fsdp == 0
-            ]
-            raise ValueError(
-                f"a micro-batch of {self.micro_batch_completions} completions (training.micro_batch x grpo.group_size) "
-                f"does not spread evenly over {fsdp} devices: "
-                + (f"use training.micro_batch={good[0]}" if good else "change prompts_per_step or group_size")
+    def _batch_divides(self) -> Recipe:
+        if self._open_size:  # the rest is found when the devices are
+            training, rollout = self.training, self.rollout
+            batch_plan.check_spellings(
+                (training.prompts_per_step, training.prompts_per_process, training.prompts_per_device),
+                (rollout.prompts_per_pass, rollout.prompts_per_device),
+                (training.micro_batch_size, training.micro_batch_per_device),
             )
+        else:
+            self._make_plan()
         return self
 
     @property
+    def plan(self) -> BatchPlan:
+        """Every size of a step.  A recipe that names no devices is counted on one device and one process.
+
+        Raises CourseError where a size is given per device and the recipe names none.
+        """
+        if self._open_size:
+            raise CourseError(f"{self._open_size} needs the devices: add hardware.trainer_devices or an accelerator")
+        return self._plan_or_error()
+
+    def plan_on(self, devices: int, processes: int = 1) -> BatchPlan:
+        """The plan on what JAX finds: devices and processes, of the whole run.
+
+        Raises CourseError where the batch does not divide there, or hardware.processes is another number.
+        """
+        if self.hardware.processes not in (None, processes):
+            raise CourseError(
+                f"hardware.processes={self.hardware.processes} and there are {processes} here: "
+                "start as many, or set it to null"
+            )
+        return self._plan_or_error(devices, processes)
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of a step, all processes together, however the recipe says it."""
+        return self.plan.prompts_per_step
+
+    @property
     def completions_per_step(self) -> int:
-        return self.training.prompts_per_step * self.grpo.group_size
+        return self.plan.completions_per_step
 
     @property
     def micro_batch_completions(self) -> int:
         """Completions in one gradient computation, over all devices."""
-        return (self.training.micro_batch or self.training.prompts_per_step) * self.grpo.group_size
+        return self.plan.micro_batch_size
+
+    @property
+    def sampler_tensor(self) -> int:
+        """Devices to a share of the sampler.  Tunix's own engine keeps the whole model on each."""
+        return self._sampler_tensor()
+
+    def _sampler_tensor(self, found: int | None = None) -> int:
+        if self.rollout.engine == "tunix":
+            return 1
+        return self.hardware.sampler_tensor or self.hardware.sampler_count(found)
+
+    @property
+    def batch_given(self) -> dict[str, int]:
+        """What the recipe says of a step's sizes: section.key -> value."""
+        said = {
+            "hardware.processes": self.hardware.processes,
+            "grpo.group_size": self.grpo.group_size,
+            "grpo.iterations": self.grpo.iterations,
+            "rollout.prompts_per_pass": self.rollout.prompts_per_pass,
+            "rollout.prompts_per_device": self.rollout.prompts_per_device,
+            "training.prompts_per_step": self.training.prompts_per_step,
+            "training.prompts_per_process": self.training.prompts_per_process,
+            "training.prompts_per_device": self.training.prompts_per_device,
+            "training.micro_batch_size": self.training.micro_batch_size,
+            "training.micro_batch_per_device": self.training.micro_batch_per_device,
+        }
+        return {key: value for key, value in said.items() if value is not None}
+
+    @property
+    def _open_size(self) -> str | None:
+        """A size that counts by the device in a recipe that names none."""
+        if self.hardware.devices_known:
+            return None
+        return next((f"{key}={value}" for key, value in self.batch_given.items() if key.endswith("_per_device")), None)
+
+    def _plan_or_error(self, devices: int | None = None, processes: int | None = None) -> BatchPlan:
+        try:
+            return self._make_plan(devices, processes)
+        except ValueError as error:
+            raise CourseError(str(error)) from None
+
+    def _make_plan(self, found: int | None = None, processes: int | None = None) -> BatchPlan:
+        """Args: the devices and the processes that there are; None: those that the recipe names."""
+        hardware, rollout, training = self.hardware, self.rollout, self.training
+        trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
+        trainer_shards, sampler_shards, devices = 1, 1, found
+        if found or hardware.devices_known:
+            trainer_shards = _shares("trainer_tensor", trainer, hardware.trainer_tensor)
+            sampler_shards = _shares("sampler_tensor", sampler, self._sampler_tensor(found))
+            whole = trainer if hardware.colocated else trainer + sampler
+            devices = hardware.slice.devices if hardware.slice else found or whole
+        known = rollout.max_prompt_length != "auto"
+        return batch_plan.make_plan(
+            group_size=self.grpo.group_size,
+            processes=processes or hardware.process_count(),
+            devices=devices,
+            trainer_shards=trainer_shards,
+            sampler_shards=sampler_shards,
+            prompts_per_step=training.prompts_per_step,
+            prompts_per_process=training.prompts_per_process,
+            prompts_per_device=training.prompts_per_device,
+            rollout_prompts_per_pass=rollout.prompts_per_pass,
+            rollout_prompts_per_device=rollout.prompts_per_device,
+            micro_batch_size=training.micro_batch_size,
+            micro_batch_per_device=training.micro_batch_per_device,
+            updates_per_step=self.grpo.iterations,
+            tokens_per_sequence=rollout.max_prompt_length + rollout.max_completion_length if known else None,
+        )
 
     @property
     def evaluation_completion_length(self) -> int:
@@ -287,6 +427,17 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def plan_table(recipe: Recipe) -> list[str]:
+    """The batch plan in lines, given and derived sizes side by side; or the line that says what it lacks."""
+    try:
+        lines = batch_plan.table(recipe.plan, recipe.batch_given)
+    except CourseError as error:
+        return [f"batch plan: {error}"]
+    if not recipe.hardware.devices_known:
+        lines.append("counted on one device: the recipe takes those that JAX finds")
+    return lines
+
+
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Fields on which two recipes disagree, as `section.key: a != b`."""
     a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
@@ -320,8 +471,23 @@ def _merge(data: dict, changes: dict) -> None:
             data[key] = value
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+def _shares(name: str, devices: int, tensor: int) -> int:
+    """Copies of the model over so many devices."""
+    if devices % tensor:
+        raise ValueError(
+            f"hardware.{name}={tensor} must divide its {devices} devices: "
+            f"use {batch_plan.listed(batch_plan.divisors(devices))}"
+        )
+    return devices // tensor
+
+
+def _micro_batch_remedy(prompts: Any, grpo: Any) -> str:
+    """What replaces training.micro_batch, which counted prompts."""
+    group = (grpo if isinstance(grpo, dict) else {}).get("group_size", GRPORecipe.model_fields["group_size"].default)
+    said = f"training.micro_batch={prompts!r} counted prompts; a micro-batch is counted in completions now: "
+    if isinstance(prompts, int) and isinstance(group, int):
+        return f"{said}use training.micro_batch_size={prompts * group} ({prompts} prompts x grpo.group_size={group})"
+    return f"{said}use training.micro_batch_size, prompts x grpo.group_size"
 
 
 def _apply_override(data: dict, override: str) -> None:
@@ -360,6 +526,8 @@ def _explain(error: dict) -> str:
     if error["type"] == "missing":
         return f"{where} is missing"
     message = error["msg"].removeprefix("Value error, ")
+    if not where:
+        return message  # of several sections at once: the sentence names the fields
     return f"{where}={error['input']!r}: {message}" if isinstance(error["input"], (str, int, float)) else (
         f"{where}: {message}")  # fmt: skip
 

@@ -97,7 +97,9 @@ def rehearsal_recipe(
         rollout["vllm"] |= VLLM | {"max_sequences": min(VLLM["max_sequences"], recipe.rollout.vllm.max_sequences)}
 
     data["grpo"]["group_size"] = min(LARGEST_GROUP, recipe.grpo.group_size)
-    data["training"] |= _scaled_batch(recipe, hardware, data["grpo"]["group_size"]) | {
+    sizes, passes = _scaled_batch(recipe, hardware, data["grpo"]["group_size"])
+    rollout |= passes
+    data["training"] |= sizes | {
         "steps": steps,
         "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
         "checkpoint_every": 1,
@@ -346,15 +348,27 @@ def _read_outcome(result: Rehearsal, directory: Path) -> None:
         result.weights, result.mean_gap = check["weights"], check["mean_gap"]
 
 
-def _scaled_batch(recipe: Recipe, hardware: HardwareRecipe, group_size: int) -> dict[str, Any]:
-    """Prompts per step and per gradient: as few as fill the devices, in two gradients where the recipe has several."""
-    training, fsdp = recipe.training, hardware.trainer_count() // hardware.trainer_tensor
+def _scaled_batch(recipe: Recipe, hardware: HardwareRecipe, group_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(training's sizes, rollout's), said for all processes together.
+
+    As few prompts as fill the devices, in two gradients where the recipe has several, and in several passes likewise.
+    """
+    plan, fsdp = recipe.plan, hardware.trainer_count() // hardware.trainer_tensor
     unit = fsdp // math.gcd(fsdp, group_size)  # prompts whose completions spread evenly over the devices
-    accumulates = (training.micro_batch or training.prompts_per_step) < training.prompts_per_step
-    if accumulates:
-        return {"prompts_per_step": 2 * unit, "micro_batch": unit}
-    prompts = unit * math.ceil(min(2, training.prompts_per_step) / unit)
-    return {"prompts_per_step": prompts, "micro_batch": prompts if training.micro_batch else None}
+    prompts = 2 * unit if plan.accumulation_steps > 1 else unit * math.ceil(min(2, plan.prompts_per_step) / unit)
+    said = any(key.startswith("training.micro_batch") for key in recipe.batch_given)
+    micro_batch = prompts * group_size // min(2, plan.accumulation_steps)
+    pass_prompts = prompts // 2 if prompts % 2 == 0 else 1
+    return {
+        "prompts_per_step": prompts,
+        "prompts_per_process": None,
+        "prompts_per_device": None,
+        "micro_batch_size": micro_batch if said else None,
+        "micro_batch_per_device": None,
+    }, {
+        "prompts_per_pass": pass_prompts if plan.passes > 1 else None,
+        "prompts_per_device": None,
+    }
 
 
 def _shown(value: Any) -> str:

@@ -188,7 +188,7 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
         sampled = f"{samples - greedy} sampled" if samples > greedy else ""
         facts.append(" and ".join(filter(None, ["greedy" if greedy else "", sampled])) + " answers")
     if recipe:
-        plan = f"{recipe.training.steps:,} steps × {recipe.training.prompts_per_step} prompts"
+        plan = f"{recipe.training.steps:,} steps × {recipe.prompts_per_step} prompts"
         facts += [f"{plan} × {recipe.grpo.group_size} completions", f"seed {recipe.seed}"]
     facts.append(_machine(_json(run_dir / "environment.json")))
     for phase in list(compared.runs)[-1:]:

@@ -74,6 +74,19 @@ class SyncCheck:
     max_gap: float
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Completions and what the sampler makes of them.
+
+    prompt_ids [B, P], padded on the left; completion_ids [B, C], padded on the right; logps: one array per completion,
+    nats, at temperature 1.
+    """
+
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    logps: list[np.ndarray]
+
+
 class Seconds:
     """Time spent, by what it was spent on."""
 
@@ -88,38 +101,82 @@ class Seconds:
         return self.spent.pop(what, 0.0)
 
 
+class RowSampler(tunix_sampler.Sampler):
+    """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
+
+    `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several passes, over several
+    processes.  Tunix draws the noise of a whole batch from one key.
+    """
+
+    def _sample(self, logits, eos, cache, sampler_state):
+        if sampler_state.sampling_mode != "top_p" or sampler_state.seed.ndim == 1:  # greedy, or one key for all
+            return super()._sample(logits, eos, cache, sampler_state)
+        scores = _cut(
+            logits[:, -1].astype(jnp.float32) / sampler_state.temperature,
+            sampler_state.sampling_parameters["top_p"],
+            sampler_state.sampling_parameters["top_k"],
+        )
+        keys = jax.vmap(jax.random.fold_in, (0, None))(sampler_state.seed, sampler_state.decoding_step)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
+        # The largest of scores and Gumbel noise is a sample of softmax(scores).
+        greedy = dataclasses.replace(sampler_state, sampling_mode="greedy")
+        state = super()._sample((scores + noise)[:, None], eos, cache, greedy)
+        return dataclasses.replace(state, sampling_mode="top_p")
+
+
+def row_keys(key: jax.Array, rows: np.ndarray) -> jax.Array:
+    """A random key for each row of a step, [B, 2]."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(rows))
+
+
+def _cut(scores: jax.Array, top_p: float, top_k: int | None) -> jax.Array:
+    """[B, V]: -inf for all but the `top_k` best, and for those beyond a probability of `top_p` together."""
+    if not top_k and top_p >= 1:
+        return scores
+    best = jax.lax.top_k(scores, top_k or scores.shape[-1])[0]
+    probabilities = jax.nn.softmax(best, axis=-1)
+    kept = jnp.cumsum(probabilities, axis=-1) - probabilities <= top_p
+    worst = jnp.min(jnp.where(kept, best, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(scores >= worst, scores, -jnp.inf)
+
+
 class TunixSampler(vanilla_rollout.VanillaRollout):
     """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
 
     - Weights are translated at every sync (`update_params`), on the device: Tunix syncs under transfer guards.
-    - Every call draws fresh noise: without a seed the stock engine samples with PRNGKey(0) each time.
+    - Every completion draws noise of its own, which the seed, the step and its place in the step decide (`RowSampler`):
+      without a seed the stock engine samples with PRNGKey(0) each time.
     - Completions keep their end-of-sequence token, so that stopping is learned too; the stock engine cuts it off.
     """
 
-    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, seed: int = 0, **_: Any):
+    def __init__(
+        self, rollout_actor, tokenizer, mesh, rollout_config, *,
+        seed: int = 0, passes: int = 1, first_row: int = 0, **_: Any,
+    ):  # fmt: skip
+        """`passes`: calls of `generate` per step; `first_row`: place in a step of this process's first completion."""
         module = sampler_module(rollout_actor.base.config)
         # Several devices: each holds the whole model.  This engine is for models that are small.
         self.sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()) if mesh.size > 1 else None
         nnx.update(module, self._translate(nnx.state(rollout_actor, nnx.Param), nnx.state(module, nnx.Param)))
         config = module.config
-        super().__init__(
-            module,
-            tokenizer,
-            base_rollout.CacheConfig(
-                rollout_config.kv_cache_size, config.num_layers, config.num_kv_heads, config.head_dim
-            ),
+        cache = base_rollout.CacheConfig(
+            rollout_config.kv_cache_size, config.num_layers, config.num_kv_heads, config.head_dim
         )
-        self.seed = seed
-        self.calls = 0
+        super().__init__(module, tokenizer, cache)
+        self._sampler = RowSampler(module, tokenizer, tunix_sampler.CacheConfig(**dataclasses.asdict(cache)))
+        self.seed, self.passes, self.first_row = seed, passes, first_row
+        self.calls = 0  # of generate, so far; a run that goes on after a step sets it
         self.seconds = Seconds()
         self.truncated: list[bool] = []  # of the last call, one per completion
         self.lengths: list[int] = []  # likewise, in tokens, the end token included
 
     def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
         started = time.perf_counter()
-        key = jax.random.fold_in(jax.random.PRNGKey(self.seed), self.calls)
+        step, passed = divmod(self.calls, self.passes)
+        rows = self.first_row + passed * len(prompts) + np.arange(len(prompts))
+        keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
         self.calls += 1
-        output = super().generate(prompts, dataclasses.replace(rollout_config, seed=key), **kwargs)
+        output = super().generate(prompts, dataclasses.replace(rollout_config, seed=keys), **kwargs)
         limit = rollout_config.max_tokens_to_generate
         # Tunix cuts a completion at its end token; one that fills the limit never had one.
         self.truncated = [len(tokens) >= limit for tokens in output.tokens]
@@ -128,8 +185,21 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
             for ids, truncated in zip(output.tokens, self.truncated, strict=True)
         ]
         self.lengths = [len(ids) for ids in tokens]
+        self.last = dataclasses.replace(output, tokens=tokens)
         self.seconds.add("generating", started)
-        return dataclasses.replace(output, tokens=tokens)
+        return self.last
+
+    def last_scored(self, rows: int, width: int) -> Scored:
+        """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them."""
+        prompt_ids = self.last.left_padded_prompt_tokens[:rows]
+        tokens = self.last.tokens[:rows]
+        completion_ids = padded(tokens, width, self.pad_id())
+        return Scored(prompt_ids, completion_ids, self._logps(prompt_ids, completion_ids, tokens))
+
+    def _logps(self, prompt_ids, completion_ids, tokens) -> list[np.ndarray]:
+        """Log-probabilities of `tokens`, at temperature 1."""
+        logps = np.asarray(self.get_per_token_logps(jnp.asarray(prompt_ids), jnp.asarray(completion_ids)))
+        return [row[: len(ids)] for row, ids in zip(logps, tokens, strict=True)]
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
@@ -172,10 +242,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         """Completions, and the sampler's log-probability of each of their tokens, at temperature 1."""
         output = self.generate(prompts, rollout_config)
         completions = padded(output.tokens, rollout_config.max_tokens_to_generate, self.pad_id())
-        logps = np.asarray(
-            self.get_per_token_logps(jnp.asarray(output.left_padded_prompt_tokens), jnp.asarray(completions))
-        )
-        return output, [row[: len(ids)] for row, ids in zip(logps, output.tokens, strict=True)]
+        return output, self._logps(output.left_padded_prompt_tokens, completions, output.tokens)
 
     def greedy_generate(self, *, max_completion_length: int, batch_size: int) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, from the weights of the last sync."""

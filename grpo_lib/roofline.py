@@ -71,17 +71,18 @@ def floor(recipe: Recipe, facts: Compilation, update: Work, logps: Work | None) 
       update, logps: the work of one micro-batch.
     """
     chip = recipe.hardware.slice.chip
-    micro_batches = recipe.completions_per_step // recipe.micro_batch_completions
-    passes = (recipe.grpo.beta > 0) + (recipe.grpo.iterations > 1)
+    plan = recipe.plan
+    scorings = (recipe.grpo.beta > 0) + (recipe.grpo.iterations > 1)
     replicas = recipe.hardware.sampler_count() // sampler_tensor(recipe)
-    each = -(-recipe.completions_per_step // replicas)
+    each = -(-plan.completions_per_pass // replicas)
     rounds = -(-each // recipe.rollout.vllm.max_sequences) if recipe.rollout.engine == "vllm" else 1
+    rounds *= plan.passes
     parts = [
         _part("decoding", rounds * recipe.rollout.max_completion_length, decoding(recipe, facts), chip),
-        _part("policy update", micro_batches * recipe.grpo.iterations, update, chip),
+        _part("policy update", plan.accumulation_steps * recipe.grpo.iterations, update, chip),
     ]
-    if logps and passes:
-        parts.insert(1, _part("log-probabilities", micro_batches * passes, logps, chip))
+    if logps and scorings:
+        parts.insert(1, _part("log-probabilities", plan.accumulation_steps * scorings, logps, chip))
     seconds = sum(part.seconds for part in parts)
     return Floor(parts=tuple(parts), seconds=seconds, chip_hours=chip_hours(recipe, seconds))
 

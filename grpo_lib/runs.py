@@ -16,50 +16,40 @@ from grpo_lib.files import write_json_atomic, write_text_atomic
 from grpo_lib.recipes import Recipe, differences, dump_recipe, load_recipe
 
 
-def open_run(directory: str | Path, recipe: Recipe) -> Path:
-    """Start a run, or continue the one that is there.
+def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> Path:
+    """Start a run, or continue the one that is there; with `overwrite` it is replaced.
 
     Raises CourseError when the directory holds a run of another recipe (it lists what differs) or other files.
     """
     directory = Path(directory).resolve()
-    if (directory / "recipe.yaml").is_file():
-        differing = differences(load_recipe(directory / "recipe.yaml"), recipe)
-        if differing:
-            raise CourseError(
-                f"run {directory} was started with another recipe ({'; '.join(differing)}); "
-                "continue it with its own, or choose another run name"
-            )
+    if check_run(directory, recipe, overwrite=overwrite):
         return directory
-    if directory.is_dir() and any(path.name not in ("notebooks",) for path in directory.iterdir()):
-        raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
+    if overwrite and directory.exists():
+        shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_json_atomic(directory / "environment.json", environment.describe())
     write_text_atomic(directory / "recipe.yaml", dump_recipe(recipe))  # last: its presence makes this a run
     return directory
 
 
-def check_new(directory: str | Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Raises CourseError when the directory is in use and neither resuming nor overwriting was asked for."""
+def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> bool:
+    """Is there a run of this recipe, to be continued?
+
+    Raises CourseError when there is one of another recipe that was not to be overwritten, or something that is no run.
+    """
     directory = Path(directory).resolve()
-    if resume or not directory.exists() or not any(directory.iterdir()):
-        return
-    if not overwrite:
-        raise CourseError(
-            f"run {directory} exists; add --resume to continue it, --overwrite to replace it, "
-            "or --run NAME for another name"
-        )
-    if not (directory / "recipe.yaml").is_file():
-        raise CourseError(
-            f"{directory} is not a run (it has no recipe.yaml), so it is not replaced; choose another name"
-        )
-
-
-def new_run(directory: str | Path, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Path:
-    """Start a run that must be new, unless asked to resume or overwrite what is there; see `check_new`."""
-    check_new(directory, resume=resume, overwrite=overwrite)
-    if overwrite and Path(directory).exists():
-        shutil.rmtree(directory)
-    return open_run(directory, recipe)
+    if (directory / "recipe.yaml").is_file():
+        if overwrite:
+            return False
+        if differing := differences(load_recipe(directory / "recipe.yaml"), recipe):
+            raise CourseError(
+                f"run {directory} was started with another recipe ({'; '.join(differing)}); continue it with its own, "
+                "replace it with --overwrite, or choose another name with --run NAME"
+            )
+        return True
+    if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
+        raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
+    return False
 
 
 def check_base(base: str | Path) -> Path:

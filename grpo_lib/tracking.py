@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from grpo_lib.errors import CourseError
+from grpo_lib.files import write_text_atomic
 from grpo_lib.recipes import Recipe, TrackingRecipe
 
 
@@ -33,18 +35,24 @@ def require(tracking: TrackingRecipe) -> None:
 def start(recipe: Recipe, directory: Path) -> Any | None:
     """Begin a W&B run named after the recipe, with the recipe as its config; None when it is off.
 
-    Offline runs lie in the run directory, under wandb/; `wandb sync` sends one.
+    A run that goes on, goes on in the same W&B run: its id is kept in the run directory, in wandb-id.  Offline runs lie
+    there under wandb/; `wandb sync` sends one.
     """
     if recipe.tracking.wandb == "off":
         return None
     from tunix.sft import metrics_logger
 
     os.environ.setdefault("WANDB_SILENT", "true")
+    kept = directory / "wandb-id"
+    if not kept.exists():
+        write_text_atomic(kept, secrets.token_hex(4))
     return metrics_logger.WandbBackend(
         project=recipe.tracking.project,
         name=recipe.name,
         mode=recipe.tracking.wandb,
         dir=str(directory),
+        id=kept.read_text(encoding="utf-8").strip(),
+        resume="allow",
         config=recipe.model_dump(mode="json"),
     )
 

@@ -4,7 +4,8 @@
     check_first_sync(session)                    # refuses to go on when sampler and trainer differ
     rows = train(session, on_step=print)         # metrics.jsonl, TensorBoard, checkpoints
 
-A finished step is never done twice: building a session on a run with checkpoints continues after the last one.
+A finished step is not done twice: building a session on a run with checkpoints continues after the last one, with the
+same problems, noise and rows as if it had not stopped.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import answers, environment, models, tracking
+from grpo_lib import environment, models, tracking
+from grpo_lib.batch_plan import BatchPlan
 from grpo_lib.errors import CourseError
-from grpo_lib.files import append_jsonl, read_jsonl, write_json_atomic, write_text_atomic
+from grpo_lib.files import write_json_atomic
 from grpo_lib.problems import Problem, load_problems, training_batches
 from grpo_lib.prompts import SYSTEM_PROMPT, render
 from grpo_lib.recipes import Recipe
@@ -32,26 +34,21 @@ environment.prepare()
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from etils import epath  # noqa: E402
 from flax import nnx  # noqa: E402
 from tunix.rl import rl_cluster as rl  # noqa: E402
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
-from tunix.sft import hooks, metrics_logger  # noqa: E402
+from tunix.sft import metrics_logger  # noqa: E402
 
-from grpo_lib import rollout  # noqa: E402
+from grpo_lib import checkpoints, rollout  # noqa: E402
+from grpo_lib.recording import Clock, MeasuredReward, Recorder, Row, batch_metrics  # noqa: E402
 
-Row = dict[str, float]
-
-# Tunix's metric -> the name in metrics.jsonl.  The rest of a row is computed here, in _batch_metrics.
-TUNIX_METRICS = {
-    "actor/train/loss": "loss",
-    "actor/train/grad_norm": "grad_norm",
-    "actor/train/kl": "kl",
-    "actor/train/pg_clipfrac": "clip_fraction",
-    "actor/train/entropy": "entropy",
-}
-# A row is whole when these are in it.
-WHOLE = {"reward", "seconds", "loss", "entropy"}
+# How operating system and TensorStore say it.  A limit on the size of files reads like a full disk.
+DISK_FULL = ("No space left", "File too large", "quota exceeded")
+VALIDATED = "validation_accuracy"  # a row that has it has been validated
+# Completions of a step by which sampler and trainer are compared.
+COMPARED = 8
 
 
 @dataclass
@@ -59,6 +56,7 @@ class Session:
     """Everything a run needs in memory.  Made by `build_session`."""
 
     recipe: Recipe
+    plan: BatchPlan
     directory: Path
     tokenizer: Any
     actor: models.Actor
@@ -66,8 +64,9 @@ class Session:
     learner: GRPOLearner
     rollout_config: RolloutConfig
     problems: list[Problem]
-    recorder: _Recorder
-    clock: _Clock
+    recorder: Recorder
+    clock: Clock
+    saving: _Saving
     left_out: int = 0  # training problems whose prompts are too long
     closed: bool = False
     greedy: Callable | None = None  # made when it is first needed
@@ -135,6 +134,13 @@ def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tupl
     return allowed, fitting
 
 
+def checkpoint_root(recipe: Recipe, directory: Path) -> epath.Path:
+    """Where a run keeps its checkpoints: in itself, or under its name in a folder or bucket for those of all runs."""
+    if recipe.training.checkpoints is None:
+        return epath.Path(directory) / "checkpoints"
+    return epath.Path(recipe.training.checkpoints) / directory.name
+
+
 def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
     if recipe.loss.implementation == "pallas":
@@ -176,23 +182,25 @@ def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     ):
         if whole % parts:
             raise CourseError(f"hardware.{name}={parts} must divide its {whole} devices")
-    fsdp = trainer // hardware.trainer_tensor
-    if recipe.micro_batch_completions % fsdp:
-        raise CourseError(
-            f"a micro-batch of {recipe.micro_batch_completions} completions (training.micro_batch x grpo.group_size) "
-            f"does not spread evenly over {fsdp} devices; change either, or hardware.trainer_devices"
-        )
+    recipe.plan_on(found, len({device.process_index for device in devices}))  # refuses a batch that does not divide
     first = 0 if hardware.colocated else trainer
     return list(devices[:trainer]), list(devices[first : first + sampler])
 
 
-def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem], checkpoint: str | Path) -> Session:
+def build_session(
+    recipe: Recipe,
+    directory: str | Path,
+    problems: list[Problem],
+    checkpoint: str | Path,
+    say: Callable[[str], None] = print,
+) -> Session:
     """Load the actor, build sampler and learner, and restore the run's latest checkpoint if it has one.
 
     Args:
-      directory: the run directory; its `checkpoints/` holds actor and optimizer.
+      directory: the run directory; its `checkpoints/` holds actor and optimizer, unless the recipe says where.
       problems: the training problems.
       checkpoint: MaxText weights to start from (`models.convert_to_maxtext`).
+      say: is told of a checkpoint that is damaged, so that the one before it is taken.
 
     Raises:
       CourseError: a checkpoint cannot be read, a reward is unknown, a prompt is too long, the recipe needs more
@@ -201,6 +209,7 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
     require_supported(recipe)
     directory = Path(directory).resolve()
     trainer_devices, sampler_devices = place(recipe, jax.devices())
+    plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = models.load_tokenizer(recipe.model)
     given = len(problems)
     width, problems = fit_prompts(recipe, tokenizer, problems)
@@ -209,11 +218,15 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
         models.load_actor, recipe.model, checkpoint, total, tokenizer.pad_token_id,
         devices=trainer_devices, tensor=recipe.hardware.trainer_tensor,
     )  # fmt: skip
-    actor = load()
-    sampler_mesh = actor.mesh if recipe.hardware.colocated else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
+    apart = None if recipe.hardware.colocated else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
     reference = load().module if recipe.grpo.beta else None
 
-    recorder = _Recorder(directory, recipe)
+    recorder = Recorder(
+        directory,
+        iterations=recipe.grpo.iterations,
+        completions=plan.completions_per_step,
+        learning_rate=learning_rate_schedule(recipe),
+    )
     rollout_config = RolloutConfig(
         max_tokens_to_generate=recipe.rollout.max_completion_length,
         max_prompt_length=width,
@@ -222,13 +235,28 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
         top_p=recipe.rollout.top_p,
         top_k=recipe.rollout.top_k,
     )
+    saving = _Saving(recipe, checkpoint_root(recipe, directory) / "actor")
+    checkpoints.drop_one_without_its_row(saving.folder, recorder.last_step, recipe.grpo.iterations)
+    rewards = [MeasuredReward(function) for function in get_rewards(recipe.rewards)]
     with models.quiet():
-        engine = _rollout_engine(recipe, tokenizer, total)
-        cluster = _build_cluster(
-            recipe, directory, tokenizer, actor, reference, engine, sampler_mesh, rollout_config, recorder
-        )
+        engine = _rollout_engine(recipe, plan, tokenizer, total)
+
+        def build() -> tuple[models.Actor, rl.RLCluster]:
+            actor = load()
+            return actor, _build_cluster(
+                recipe, plan, directory, tokenizer, actor, reference, engine, apart or actor.mesh, rollout_config,
+                recorder, saving,
+            )  # fmt: skip
+
+        actor, cluster = _restored(build, saving, say)
         if recipe.grpo.iterations > 1:
             old_logps_from_actor(cluster)
+        if recipe.grpo.beta:
+            time_the_reference(cluster)
+        sampler = cluster.rollout
+        compared = min(plan.micro_batch_size, plan.completions_per_pass, math.lcm(COMPARED, len(trainer_devices)))
+        sampler.scored_rows = compared
+        gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
         learner = GRPOLearner(
             rl_cluster=cluster,
             algo_config=GRPOConfig(
@@ -236,17 +264,23 @@ def build_session(recipe: Recipe, directory: str | Path, problems: list[Problem]
                 num_iterations=recipe.grpo.iterations,
                 beta=recipe.grpo.beta,
                 epsilon=recipe.grpo.epsilon,
+                kl_loss_mode="low_var_kl",  # the k3 estimator, as in the GRPO paper (equation 4); Tunix's default is k1
             ),
-            reward_fns=get_rewards(recipe.rewards),
-            metric_fns=[functools.partial(_batch_metrics, cluster.rollout, recipe.grpo.group_size)],
+            reward_fns=rewards,
+            metric_fns=[
+                functools.partial(batch_metrics, sampler, recipe.grpo.group_size, rewards, lambda table: table, gap)
+            ],
         )
     cluster.actor_trainer.with_rl_metrics_to_log({"kl": np.mean, "pg_clipfrac": np.mean, "entropy": np.mean})
-    clock = _Clock(cluster)
+    clock = Clock(cluster)
     cluster.actor_trainer.with_training_hooks(clock)
     # A restored actor is newer than the weights that the sampler was made with; so is the noise that comes next.
     cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))
-    session = Session(recipe, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder, clock)
-    cluster.rollout.calls = session.step
+    session = Session(
+        recipe, plan, directory, tokenizer, actor, cluster, learner, rollout_config, problems, recorder, clock, saving
+    )
+    sampler.calls = session.step * plan.passes
+    cluster.global_steps = session.step  # the checkpoint that Tunix writes when it closes does not know it
     session.left_out = given - len(problems)
     return session
 
@@ -258,7 +292,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
     """
     recipe = session.recipe
     # The trainer scores them in the shape of its micro-batches: a larger one might not fit beside a training.
-    width = min(prompts, recipe.micro_batch_completions)
+    width = min(prompts, session.plan.micro_batch_size)
     rendered = [session.render(problem.question) for problem in session.problems[: prompts - prompts % width]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
@@ -286,32 +320,63 @@ def train(
     on_step: Callable[[Row], None] | None = None,
     validate: Callable[[], Row] | None = None,
     validate_every: int = 0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Row]:
     """Run the recipe's remaining steps; returns the rows of metrics.jsonl, those of earlier sessions included.
 
     Args:
-      on_step: called with each row, one step late (Tunix logs a step when the next one has begun).
+      on_step: called with each row, one step late (Tunix logs a step when the next one has begun), and again when a
+        validation joins it later than that.
       validate: called after every `validate_every`-th step; what it returns joins that step's row.
+      stop: asked now and then; once it is true, the step under way is finished and saved, and training ends.
     """
-    recipe, recorder = session.recipe, session.recorder
+    recipe, recorder, saving = session.recipe, session.recorder, session.saving
     rows = recorder.begin(session.step, on_step)
-    if session.step >= recipe.training.steps:
-        return rows
-    if session.closed:
+    every = validate_every if validate else 0
+    if session.closed and session.step < recipe.training.steps:
         raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
-    recorder.tracker = tracking.start(recipe, session.directory)
-    session.clock.start()
-    try:
-        with models.quiet():
-            session.learner.train(_batches(session, validate, validate_every))
-        if validate and validate_every and session.step % validate_every == 0:
-            recorder.add(session.step, validate())
-        recorder.finish()
-    finally:
-        session.closed = True
-        recorder.close_tracker()
-        recorder.closed = True
+    if session.step < recipe.training.steps:
+        saving.stop = stop
+        recorder.tracker = tracking.start(recipe, session.directory)
+        session.clock.start()
+        try:
+            with models.quiet():
+                session.learner.train(_batches(session, validate, every, stop))
+            if session.step >= recipe.training.steps:
+                _validate_last(session, validate, every)
+        except Exception as error:
+            raise _explained(error, session) from error
+        finally:
+            session.closed = True
+            recorder.finish()
+    else:
+        _validate_last(session, validate, every)  # a run may have been killed in its last validation
     return rows
+
+
+def _validate_last(session: Session, validate: Callable[[], Row] | None, every: int) -> None:
+    if every and session.step % every == 0 and not session.recorder.has(session.step, VALIDATED):
+        session.recorder.add(session.step, validate())
+
+
+def _explained(error: Exception, session: Session) -> Exception:
+    """An error of training as a person can use it: a full disk is one line, others stay as they are."""
+    full = next((sign for text in map(str, _causes(error)) for sign in DISK_FULL if sign in text), None)
+    if full is None:
+        return error
+    found = checkpoints.updates(session.saving.folder)
+    step = found[-1] // session.recipe.grpo.iterations if found else 0
+    good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
+    return CourseError(
+        f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
+        "and give the same command again"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def learning_rate_schedule(recipe: Recipe) -> optax.Schedule:
@@ -354,14 +419,73 @@ def old_logps_from_actor(cluster: rl.RLCluster) -> None:
     cluster.get_old_per_token_logps = old_logps
 
 
-def _rollout_engine(recipe: Recipe, tokenizer: Any, total: int) -> Callable:
+def time_the_reference(cluster: rl.RLCluster) -> None:
+    """Hand the time of the reference model's log-probabilities to the metrics."""
+    reference_logps = cluster.get_ref_per_token_logps
+
+    def timed(**arguments):
+        started = time.perf_counter()
+        logps = jax.block_until_ready(reference_logps(**arguments))
+        cluster.buffer_metrics({"step/seconds_reference": (time.perf_counter() - started, np.sum)})
+        return logps
+
+    cluster.get_ref_per_token_logps = timed
+
+
+def sampler_trainer_gap(sampler: Any, actor: models.Actor, rows: int, width: int) -> float:
+    """Mean absolute difference of the log-probabilities of the first `rows` completions of the step, nats per token.
+
+    Args:
+      width: tokens to which completions are padded, so that one shape is compiled.
+    """
+    scored = sampler.last_scored(rows, width)
+    trained = np.asarray(
+        models.per_token_logps(actor, scored.prompt_ids, scored.completion_ids, sampler.pad_id(), sampler.eos_id())
+    )
+    gaps = [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
+    return float(np.concatenate(gaps).mean())
+
+
+class _Saving:
+    """When a checkpoint is due, and what goes with it."""
+
+    def __init__(self, recipe: Recipe, folder: epath.Path):
+        self.folder, self.seed = folder, recipe.seed
+        self.iterations = recipe.grpo.iterations  # updates per step
+        self.last = recipe.training.steps * self.iterations
+        self.stop: Callable[[], bool] = lambda: False
+        self.trainer: Any = None
+        every = recipe.training.checkpoint_every * self.iterations
+        self.options = checkpoints.manager_options(every, recipe.training.keep, self._asked, self.keep_beside)
+
+    def _asked(self, update: int) -> bool:
+        return update == self.last or (update % self.iterations == 0 and self.stop())  # never in mid-step
+
+    def keep_beside(self, update: int) -> None:
+        checkpoints.keep_beside(self.folder, update, self._fingerprint())
+
+    def restore_beside(self) -> str | None:
+        """Once the trainer is there; returns what is wrong with what it restored."""
+        if not self.trainer.train_steps:
+            checkpoints.seed_random_numbers(self.seed)
+        elif checkpoints.restore_beside(self.folder, self.trainer.train_steps) != self._fingerprint():
+            return "its values are not those that were saved"
+        return None
+
+    def _fingerprint(self) -> int:
+        return checkpoints.fingerprint(
+            nnx.state(self.trainer.model), nnx.state(self.trainer.optimizer, nnx.optimizer.OptState)
+        )
+
+
+def _rollout_engine(recipe: Recipe, plan: BatchPlan, tokenizer: Any, total: int) -> Callable:
     """The class that Tunix makes the sampler from.
 
     Args:
       total: tokens of a training prompt and its completion.
     """
     if recipe.rollout.engine == "tunix":
-        return functools.partial(rollout.TunixSampler, seed=recipe.seed)
+        return functools.partial(rollout.TunixSampler, seed=recipe.seed, passes=plan.passes)
     from grpo_lib.vllm_engine import VllmSampler
 
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
@@ -369,226 +493,79 @@ def _rollout_engine(recipe: Recipe, tokenizer: Any, total: int) -> Callable:
     return functools.partial(VllmSampler, recipe=recipe, max_length=max(total, longest))
 
 
-def _build_cluster(
-    recipe, directory, tokenizer, actor, reference, engine, sampler_mesh, rollout_config, recorder
-) -> rl.RLCluster:
-    import orbax.checkpoint as ocp
+def _restored(
+    build: Callable[[], tuple[models.Actor, rl.RLCluster]], saving: _Saving, say: Callable[[str], None]
+) -> tuple[models.Actor, rl.RLCluster]:
+    """What `build` makes from the newest checkpoint that is whole; `say` is told of one that is not."""
+    while True:
+        try:
+            actor, cluster = build()
+        except Exception:
+            damage = checkpoints.set_damaged_aside(saving.folder)
+            if damage is None:  # then something else is wrong
+                raise
+        else:
+            saving.trainer = cluster.actor_trainer
+            reason = saving.restore_beside()
+            if reason is None:
+                return actor, cluster
+            damage = checkpoints.set_damaged_aside(saving.folder, reason)
+        say(damage)
 
+
+def _build_cluster(
+    recipe, plan, directory, tokenizer, actor, reference, engine, sampler_mesh, rollout_config, recorder, saving
+) -> rl.RLCluster:
     training, roles = recipe.training, (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
     iterations = recipe.grpo.iterations
-    checkpoints = directory / "checkpoints"
-    try:
-        return rl.RLCluster(
-            actor=actor.module,
-            reference=reference,
-            tokenizer=tokenizer,
-            cluster_config=rl.ClusterConfig(
-                role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
-                role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
-                rollout_engine=engine,
-                rollout_config=rollout_config,
-                training_config=rl.RLTrainingConfig(
-                    actor_optimizer=make_optimizer(recipe),
-                    # Tunix counts updates; a step here is a batch, with all its updates.
-                    max_steps=training.steps * iterations,
-                    eval_every_n_steps=training.steps * iterations + 1,
-                    mini_batch_size=training.prompts_per_step,
-                    train_micro_batch_size=training.micro_batch or training.prompts_per_step,
-                    rollout_micro_batch_size=training.prompts_per_step,
-                    compute_logps_micro_batch_size=training.micro_batch or training.prompts_per_step,
-                    checkpoint_root_directory=str(checkpoints),
-                    checkpointing_options=ocp.CheckpointManagerOptions(
-                        # Not save_interval_steps: with it Orbax also saves the first update, which may lie in mid-step.
-                        should_save_fn=lambda update, _: update % (training.checkpoint_every * iterations) == 0,
-                        max_to_keep=training.keep,
-                    ),
-                    metrics_logging_options=metrics_logger.MetricsLoggerOptions(
-                        log_dir=str(directory / "tensorboard"),
-                        backend_kwargs={"custom_backend": recorder.backends()},
-                    ),
-                    pbar_description=recipe.name,
+    return rl.RLCluster(
+        actor=actor.module,
+        reference=reference,
+        tokenizer=tokenizer,
+        cluster_config=rl.ClusterConfig(
+            role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
+            role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
+            rollout_engine=engine,
+            rollout_config=rollout_config,
+            training_config=rl.RLTrainingConfig(
+                actor_optimizer=make_optimizer(recipe),
+                # Tunix counts updates; a step here is a batch, with all its updates.
+                max_steps=training.steps * iterations,
+                eval_every_n_steps=training.steps * iterations + 1,
+                mini_batch_size=plan.prompts_per_process,
+                train_micro_batch_size=plan.local_micro_batch // plan.group_size,
+                rollout_micro_batch_size=plan.rollout_batch,
+                compute_logps_micro_batch_size=plan.local_micro_batch // plan.group_size,
+                checkpoint_root_directory=str(saving.folder.parent),
+                checkpointing_options=saving.options,
+                metrics_logging_options=metrics_logger.MetricsLoggerOptions(
+                    log_dir=str(directory / "tensorboard"),
+                    backend_kwargs={"custom_backend": recorder.backends()},
                 ),
+                pbar_description=recipe.name,
             ),
-        )
-    except Exception as error:
-        steps = _checkpoint_steps(checkpoints / "actor")
-        if not steps:
-            raise
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise CourseError(
-            f"checkpoint {checkpoints / 'actor' / str(steps[-1])} cannot be restored ({reason}); "
-            "remove that folder to continue from the one before"
-        ) from error
+        ),
+    )
 
 
-def _checkpoint_steps(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
-
-
-def _batches(session: Session, validate: Callable[[], Row] | None, every: int) -> Iterator[dict[str, np.ndarray]]:
-    """Endless training batches.  Tunix skips those of restored steps itself; it reads one ahead of each step.
+def _batches(
+    session: Session, validate: Callable[[], Row] | None, every: int, stop: Callable[[], bool]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
     It skips one for every update: with several updates a batch, the batches of restored steps come that often.
     """
-    recipe, restored = session.recipe, session.step
+    recipe, restored, recorder = session.recipe, session.step, session.recorder
     batches = training_batches(
-        session.problems, session.render, batch_size=recipe.training.prompts_per_step, seed=recipe.seed
+        session.problems, session.render, batch_size=session.plan.prompts_per_step, seed=recipe.seed
     )
     for step, batch in enumerate(batches, start=1):
         done = step - 1
-        if validate and every and done and done % every == 0 and done >= session.step:
-            session.recorder.add(done, validate())
+        if done >= max(restored, 1) and stop():
+            if done > restored:  # Tunix saves when it closes, unless it has
+                session.saving.keep_beside(done * recipe.grpo.iterations)
+            return
+        if every and done and done % every == 0 and done >= restored and not recorder.has(done, VALIDATED):
+            recorder.add(done, validate())
         for _ in range(recipe.grpo.iterations if step <= restored else 1):
             yield dict(batch)
-
-
-def _batch_metrics(
-    sampler: Any,
-    group_size: int,
-    prompts,
-    completions,
-    rewards,
-    advantages,
-    answer,
-    **_: Any,
-) -> dict[str, tuple[float, Callable]]:
-    """Metrics of one batch of completions, in Tunix's form {name: (value, aggregation)}.  Shapes are [prompts * G]."""
-    rewards = np.asarray(rewards, np.float32)
-    groups = rewards.reshape(-1, group_size)
-    verdicts = [answers.is_correct(text, gold) for text, gold in zip(completions, answer, strict=True)]
-    lenient = [answers.is_correct_leniently(text, gold) for text, gold in zip(completions, answer, strict=True)]
-    values = {
-        "reward": rewards.mean(),
-        "reward_std": groups.std(axis=1).mean(),
-        "zero_variance_groups": (np.ptp(groups, axis=1) == 0).mean(),
-        "accuracy": np.mean(verdicts),
-        "lenient_accuracy": np.mean(lenient),
-        "format": np.mean([answers.format_is_exact(text) for text in completions]),
-        "completion_length": np.mean(sampler.lengths),
-        "truncated": np.mean(sampler.truncated),
-        "seconds_rollout": sampler.take_seconds("generating"),
-        "seconds_sync": sampler.take_seconds("syncing"),
-    }
-    return {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
-
-
-class _Clock(hooks.TrainingHooks):
-    """Measures the update and the whole step, and hands both to Tunix's metrics.
-
-    With gradient accumulation Tunix calls the trainer once per micro-batch; the sums over a step are what counts.
-    """
-
-    def __init__(self, cluster: rl.RLCluster):
-        self.cluster = cluster
-        self.last = self.update_started = 0.0
-
-    def start(self) -> None:
-        """Time begins with the training, whatever was sampled or evaluated before."""
-        self.last = time.perf_counter()
-        for what in ("generating", "syncing"):
-            self.cluster.rollout.take_seconds(what)
-
-    def on_train_start(self, train_ctx) -> None:
-        self.update_started = time.perf_counter()
-
-    def on_train_end(self, train_ctx) -> None:
-        now = time.perf_counter()
-        self.cluster.buffer_metrics(
-            {
-                "step/seconds_update": (now - self.update_started, np.sum),
-                "step/seconds": (now - self.last, np.sum),
-            }
-        )
-        self.last = now
-
-    def on_train_step_start(self, train_ctx) -> None: ...
-    def on_train_step_end(self, train_ctx, train_step, train_loss) -> None: ...
-    def on_eval_step_start(self, train_ctx) -> None: ...
-    def on_eval_step_end(self, train_ctx, eval_loss) -> None: ...
-
-
-class _Recorder:
-    """Collects a step's metrics from Tunix's logger into one row, and writes it to metrics.jsonl when it is whole."""
-
-    def __init__(self, directory: Path, recipe: Recipe):
-        self.directory = directory
-        self.path = directory / "metrics.jsonl"
-        self.rewards = recipe.rewards
-        self.iterations = recipe.grpo.iterations
-        self.updates: dict[str, list[float]] = {}  # metrics of the updates of the step that is under way
-        self.tracker: Any | None = None
-        self.last_step: int | None = recipe.training.steps
-        self.schedule = learning_rate_schedule(recipe)
-        self.pending: dict[int, Row] = {}
-        self.rows: list[Row] = []
-        self.on_step: Callable[[Row], None] | None = None
-        self.closed = False
-
-    def backends(self) -> list[Callable[[], Any]]:
-        """Factories for Tunix's MetricsLogger: TensorBoard, and this recorder."""
-        return [
-            lambda: metrics_logger.TensorboardBackend(log_dir=str(self.directory / "tensorboard")),
-            lambda: self,
-        ]
-
-    def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
-        """Keep the rows of finished steps, drop those of steps that will be done again."""
-        self.on_step = on_step
-        known = read_jsonl(self.path) if self.path.exists() else []
-        self.rows[:] = [row for row in known if row["step"] <= finished]
-        if len(self.rows) != len(known):
-            write_text_atomic(self.path, "")
-            for row in self.rows:
-                append_jsonl(self.path, row)
-        return self.rows
-
-    def add(self, step: int, values: Row) -> None:
-        self.pending.setdefault(step, {}).update(values)
-
-    def log_scalar(self, event: str, value: Any, **kwargs: Any) -> None:
-        """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
-        if self.closed or kwargs.get("step") is None:
-            return
-        step, name = int(kwargs["step"]), event.lstrip("/")
-        if name.startswith("step/train/"):
-            self.add(step + 1, {name.removeprefix("step/train/"): float(value)})
-        elif name.startswith("rewards/train/") and (part := name.removeprefix("rewards/train/")) in self.rewards:
-            self.add(step + 1, {f"reward/{part}": float(value)})
-        elif name in TUNIX_METRICS:
-            self._add_update(step, TUNIX_METRICS[name], float(value))
-        self._write_whole_rows()
-
-    def _add_update(self, update: int, name: str, value: float) -> None:
-        """A metric of one update, counted from 1.  A row has the mean over the updates of its step."""
-        values = self.updates.setdefault(name, [])
-        values.append(value)
-        if update % self.iterations == 0:
-            self.add(update // self.iterations, {name: sum(values) / len(values)})
-            values.clear()
-
-    def close(self) -> None:
-        """Tunix calls this when training ends.  The last row still waits for its validation."""
-
-    def close_tracker(self) -> None:
-        if self.tracker:
-            self.tracker.close()
-            self.tracker = None
-
-    def finish(self) -> None:
-        """Write the last row."""
-        self.last_step = None
-        self._write_whole_rows()
-
-    def _write_whole_rows(self) -> None:
-        for step in sorted(self.pending):
-            # Tunix logs the entropy last, after the loss, when the next step is done; the rest came before it.
-            if step == self.last_step or not self.pending[step].keys() >= WHOLE:
-                continue
-            row = {"step": step, "learning_rate": float(self.schedule(step - 1)), **self.pending.pop(step)}
-            row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
-            append_jsonl(self.path, row)
-            self.rows.append(row)
-            if self.tracker:
-                tracking.log(self.tracker, row)
-            if self.on_step:
-                self.on_step(row)

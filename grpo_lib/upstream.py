@@ -186,15 +186,15 @@ def _sampling(recipe: Recipe) -> dict[str, Any]:
 
 
 def _training(recipe: Recipe) -> dict[str, Any]:
-    training = recipe.training
+    training, plan = recipe.training, recipe.plan
     steps = training.steps if training.schedule == "cosine" else FLAT * (training.steps + training.warmup_steps)
     return {
-        "batch_size": training.prompts_per_step,
+        "batch_size": plan.prompts_per_step,
         "num_batches": batches(recipe),
         "train_fraction": 1.0,
         "num_epoch": 1,
-        "train_micro_batch_size": training.micro_batch or training.prompts_per_step,
-        "rollout_micro_batch_size": training.prompts_per_step,
+        "train_micro_batch_size": plan.micro_batch_prompts,
+        "rollout_micro_batch_size": plan.prompts_per_pass,
         "learning_rate": training.learning_rate,
         "learning_rate_schedule_steps": steps,
         "warmup_steps_fraction": _fraction(training.warmup_steps, steps),

@@ -32,6 +32,8 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "rollout.vllm.memory_fraction": ("hbm_utilization_vllm",),
     "rollout.vllm.max_sequences": ("max_num_seqs",),
     "rollout.vllm.block_size": ("vllm_block_size",),
+    "rollout.prompts_per_pass": ("rollout_micro_batch_size",),
+    "rollout.prompts_per_device": ("rollout_micro_batch_size",),
     "rollout.max_prompt_length": ("max_prefill_predict_length", "max_target_length"),
     "rollout.overlong_prompts": ("hf_train_files",),
     "rollout.max_completion_length": ("max_target_length",),
@@ -45,7 +47,10 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "grpo.epsilon": ("rl.grpo_epsilon",),
     "training.steps": ("num_batches", "train_fraction", "num_epoch"),
     "training.prompts_per_step": ("batch_size",),
-    "training.micro_batch": ("train_micro_batch_size", "rollout_micro_batch_size"),
+    "training.prompts_per_process": ("batch_size",),
+    "training.prompts_per_device": ("batch_size",),
+    "training.micro_batch_size": ("train_micro_batch_size",),
+    "training.micro_batch_per_device": ("train_micro_batch_size",),
     "training.learning_rate": ("learning_rate",),
     "training.warmup_steps": ("warmup_steps_fraction",),
     "training.schedule": ("learning_rate_schedule_steps",),
@@ -62,11 +67,16 @@ Lost = dict[str, tuple[Callable[[Recipe], bool], str]]
 
 # Recipe field -> (whether it says something that is lost, what).
 NOT_MAPPED: Lost = {
+    "hardware.processes": (lambda recipe: recipe.hardware.processes not in (None, 1), "see several hosts"),
     "problems.validation": (
         lambda recipe: recipe.training.validate_every > 0,
         "upstream has no third set: what it measures during training is the test set, so that is switched off",
     ),
     "training.validate_every": (lambda recipe: recipe.training.validate_every > 0, "see problems.validation"),
+    "training.checkpoints": (
+        lambda recipe: recipe.training.checkpoints is not None,
+        "upstream keeps its checkpoints in its own run; base_output_directory may be a gs:// address",
+    ),
     "rollout.engine": (lambda recipe: recipe.rollout.engine != "vllm", "upstream samples with vLLM"),
     "rollout.vllm.kv_blocks": (
         lambda recipe: recipe.rollout.vllm.kv_blocks is not None,
@@ -114,6 +124,10 @@ DIFFERENCES: Lost = {
         "upstream knows only the cosine: it gets the first thousandth of one, which falls by less than 1e-5 of itself",
     ),
     "grpo.beta=0": (lambda recipe: recipe.grpo.beta == 0, "upstream keeps the reference model in memory all the same"),
+    "grpo.beta": (
+        lambda recipe: recipe.grpo.beta > 0,
+        "upstream estimates the KL by Tunix's default, log π − log π_ref (k1), and not as the GRPO paper does (k3)",
+    ),
     "grpo.iterations above 1": (
         lambda recipe: recipe.grpo.iterations > 1,
         "with google-tunix 0.1.7 upstream stops at the first batch (TypeError in get_old_per_token_logps)",
@@ -142,7 +156,7 @@ DIFFERENCES: Lost = {
         "upstream's share counts what the trainer holds on the same device; ours is the sampler's own",
     ),
     "several hosts": (
-        lambda recipe: hosts(recipe) > 1,
+        lambda recipe: recipe.hardware.process_count() > 1,
         "upstream is one process, which reaches the other hosts through Pathways; it does not start jax.distributed",
     ),
 }
@@ -154,12 +168,3 @@ def devices(recipe: Recipe) -> int | None:
     if hardware.slice:
         return hardware.slice.devices
     return hardware.trainer_devices and hardware.trainer_devices + (hardware.sampler_devices or 0)
-
-
-def hosts(recipe: Recipe) -> int:
-    """v5e and v6e come with up to eight chips on one host; beyond that, and elsewhere, a host has four."""
-    piece = recipe.hardware.slice
-    if not piece:
-        return 1
-    alone = 8 if piece.chip.generation in ("v5e", "v6e") else piece.chip.chips_per_host
-    return 1 if piece.devices <= alone else piece.devices // piece.chip.chips_per_host

@@ -52,7 +52,7 @@ def write_problems(recipe: Recipe, folder: str | Path) -> Written:
         if left_out:
             said.append(f"{left_out} of {len(problems)} {split} problems left out: the prompt is too long")
         if split == "train":
-            rows = batches(recipe) * recipe.training.prompts_per_step
+            rows = batches(recipe) * recipe.prompts_per_step
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
         table = pa.table({"question": [p.question for p in fitting], "answer": [p.answer for p in fitting]})

@@ -31,7 +31,7 @@ from tunix.rl.rollout import base_rollout, vllm_rollout  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.inputs import TokensPrompt  # noqa: E402
 
-from grpo_lib.rollout import Seconds, by_name  # noqa: E402
+from grpo_lib.rollout import Scored, Seconds, by_name, padded  # noqa: E402
 
 # MaxText's name of the output layer of an untied model, and tpu-inference's of Qwen2.5's and Qwen3's.
 ACTOR_HEAD = "base.decoder.logits_dense.kernel"
@@ -81,28 +81,34 @@ class VllmSampler(vllm_rollout.VllmRollout):
         )
         self.seed = recipe.seed
         self.calls = 0
+        self.scored_rows = 0  # of a call, how many the engine also scores
         self.seconds = Seconds()
         self.truncated: list[bool] = []  # of the last call, one per completion
         self.lengths: list[int] = []  # likewise, in tokens, the end token included
 
-    def generate(self, prompts, rollout_config, *, logprobs: bool = False, **_: Any) -> base_rollout.RolloutOutput:
+    def generate(self, prompts, rollout_config, *, scored: int | None = None, **_: Any) -> base_rollout.RolloutOutput:
         """Sample one completion for each prompt.
 
         Args:
-          logprobs: also return each sampled token's log-probability, under the model as it is (temperature 1, no cuts).
+          scored: of so many, the first ones, also return each sampled token's log-probability, under the model as it is
+            (temperature 1, no cuts); None: as `scored_rows` says.
         """
         started = time.perf_counter()
         set_noise(self._sampler, jax.random.fold_in(jax.random.key(self.seed), self.calls))
         self.calls += 1
+        scored = self.scored_rows if scored is None else scored
         ids, completions = self._complete(
             prompts,
-            SamplingParams(
-                max_tokens=rollout_config.max_tokens_to_generate,
-                temperature=rollout_config.temperature,
-                top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
-                top_k=rollout_config.top_k or -1,
-                logprobs=1 if logprobs else None,
-            ),
+            [
+                SamplingParams(
+                    max_tokens=rollout_config.max_tokens_to_generate,
+                    temperature=rollout_config.temperature,
+                    top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
+                    top_k=rollout_config.top_k or -1,
+                    logprobs=1 if row < scored else None,
+                )
+                for row in range(len(prompts))
+            ],
         )
         width = max(rollout_config.max_prompt_length, *(len(row) for row in ids))
         padded = np.full((len(ids), width), self.pad_id(), np.int32)
@@ -110,20 +116,28 @@ class VllmSampler(vllm_rollout.VllmRollout):
             row[width - len(prompt) :] = prompt
         self.truncated = [self._truncated(completion) for completion in completions]
         self.lengths = [len(completion.token_ids) for completion in completions]
-        output = base_rollout.RolloutOutput(
+        self.logps = [_logprobs(completion) for completion in completions[:scored]]
+        self.last = base_rollout.RolloutOutput(
             text=[self._text(completion) for completion in completions],
             logits=None,
             tokens=[np.asarray(completion.token_ids, np.int32) for completion in completions],
             left_padded_prompt_tokens=padded,
-            logprobs=[_logprobs(completion) for completion in completions] if logprobs else None,
+            logprobs=None,
         )
         self.seconds.add("generating", started)
-        return output
+        return self.last
+
+    def last_scored(self, rows: int, width: int) -> Scored:
+        """As TunixSampler.last_scored; at most `scored_rows` of them."""
+        tokens = self.last.tokens[:rows]
+        return Scored(
+            self.last.left_padded_prompt_tokens[:rows], padded(tokens, width, self.pad_id()), self.logps[:rows]
+        )
 
     def scored(self, prompts, rollout_config) -> tuple[base_rollout.RolloutOutput, list[np.ndarray]]:
         """Completions, and the engine's log-probability of each of their tokens, at temperature 1."""
-        output = self.generate(prompts, rollout_config, logprobs=True)
-        return output, output.logprobs
+        output = self.generate(prompts, rollout_config, scored=len(prompts))
+        return output, self.logps
 
     def greedy_generate(self, *, max_completion_length: int, **_: Any) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, from the weights of the last sync; as rollout.greedy_generate."""
@@ -133,7 +147,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
             sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0)
             return [
                 Generation(self._text(completion), len(completion.token_ids), self._truncated(completion))
-                for completion in self._complete(prompts, sampling)[1]
+                for completion in self._complete(prompts, [sampling] * len(prompts))[1]
             ]
 
         return generate
@@ -171,11 +185,12 @@ class VllmSampler(vllm_rollout.VllmRollout):
                 where = target.replace("*", str(layer))
                 yield name, where, _repeated(value, shapes.get(where, value.shape))
 
-    def _complete(self, prompts: list[str], sampling: SamplingParams) -> tuple[list[list[int]], list[Any]]:
+    def _complete(self, prompts: list[str], sampling: list[SamplingParams]) -> tuple[list[list[int]], list[Any]]:
         """(token ids of the prompts, vLLM's completions), both in the order of the prompts."""
-        sampling.detokenize = False
-        sampling.stop_token_ids = [self.eos_id()]
-        sampling.include_stop_str_in_output = True  # stopping is learned too
+        for one in sampling:
+            one.detokenize = False
+            one.stop_token_ids = [self.eos_id()]
+            one.include_stop_str_in_output = True  # stopping is learned too
         ids = self._sampler.tokenizer.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
         outputs = self._sampler.llm.generate(
             [TokensPrompt(prompt_token_ids=row) for row in ids], sampling, use_tqdm=False

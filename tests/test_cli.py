@@ -60,19 +60,19 @@ def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "notes.txt").write_text("mine")
     done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept")
-    assert_one_line_error(done, tmp_path / "kept", "--resume", "--overwrite", "--run")
+    assert_one_line_error(done, tmp_path / "kept", "not a run", "another run name")
     done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept", "--overwrite")
     assert_one_line_error(done, "not a run")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["notes.txt"]
 
 
-def test_resuming_with_another_recipe_lists_what_differs(grpo, tmp_path, root):
+def test_a_run_of_another_recipe_is_not_continued_and_what_differs_is_listed(grpo, tmp_path, root):
     from grpo_lib.recipes import load_recipe
     from grpo_lib.runs import open_run
 
     open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
-    done = grpo("train", "recipes/tiny-cpu.yaml", "grpo.beta=0.5", "--runs", tmp_path, "--run", "run", "--resume")
-    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5")
+    done = grpo("train", "recipes/tiny-cpu.yaml", "grpo.beta=0.5", "--runs", tmp_path, "--run", "run")
+    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run NAME")
 
 
 def test_a_report_of_what_is_no_run_is_one_line(grpo, tmp_path):

@@ -10,25 +10,25 @@ import pytest
 FLOORS = (
     # What every module may use: no course knowledge in it.
     ("errors",),
-    ("files", "environment", "generation", "metrics", "numerals", "palette"),
+    ("files", "environment", "generation", "interruption", "metrics", "numerals", "palette", "warning_signs"),
     # Pure Python: what an answer is, what the model is sent, what a run is.
-    ("statements", "journal", "accelerators"),
+    ("statements", "journal", "accelerators", "batch_plan", "roll_call"),
     ("answers", "prompts", "recipes"),
     ("rewards", "problems", "statistics", "runs", "sources", "taxonomy", "programs"),
     ("records", "memory", "roofline", "rehearsal", "subject", "tracking"),
     ("preflight",),
     # JAX.
-    ("models",),
+    ("models", "recording", "checkpoints"),
     ("rollout",),
     ("vllm_engine",),
     ("vllm_standalone",),
     ("training", "evaluation"),
     ("compilation",),
     # What a person looks at.
-    ("pages", "wording", "comparison", "capacity"),
+    ("pages", "wording", "comparison", "capacity", "run_comparison"),
     ("figures", "export"),
     ("inspector", "live", "upstream_fields", "upstream_problems", "upstream_functions"),
-    ("report", "pipeline", "show", "upstream"),
+    ("report", "pipeline", "show", "upstream", "comparison_page"),
     ("cli", "course"),
 )
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

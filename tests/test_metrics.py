@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from grpo_lib.metrics import METRICS, REWARD_PART, glossary, metric
+from grpo_lib.metrics import METRICS, REWARD_PART, REWARD_SPREAD, glossary, metric
 
 
 def test_every_entry_says_all_three_things() -> None:
@@ -31,7 +31,7 @@ def test_it_costs_nothing_to_import() -> None:
 
 @pytest.mark.slow
 def test_every_key_that_training_writes_is_in_the_glossary() -> None:
-    from grpo_lib import training
+    from grpo_lib import recording
 
     class Sampler:
         lengths, truncated = [4, 6], [False, True]
@@ -39,11 +39,27 @@ def test_every_key_that_training_writes_is_in_the_glossary() -> None:
         def take_seconds(self, what: str) -> float:
             return 0.0
 
-    batch = training._batch_metrics(Sampler(), 2, ["p"] * 2, ["5", "6"], [1.0, 0.0], None, answer=["5"] * 2)
-    written = {name.removeprefix("step/") for name in batch} | set(training.TUNIX_METRICS.values())
-    # From the clock, the recorder, the recipe's rewards and pipeline.validation.
-    written |= {"seconds", "seconds_update", "step", "learning_rate", "reward/correct_answer"}
+    def correct_answer(prompts, completions, answer):
+        return [1.0, 0.0]
+
+    part = recording.MeasuredReward(correct_answer)
+    part(["p"] * 2, ["5", "6"], answer=["5"] * 2)
+    batch = recording.batch_metrics(
+        Sampler(),
+        2,
+        [part],
+        lambda table: table,
+        lambda: 0.0,
+        ["p"] * 2,
+        ["5", "6"],
+        [1.0, 0.0],
+        None,
+        answer=["5"] * 2,
+    )
+    written = {name.removeprefix("step/") for name in batch} | set(recording.TUNIX_METRICS.values())
+    # From the clock, the reference model's, the recorder and pipeline.validation.
+    written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
-    known = {name for name in METRICS if not name.startswith(REWARD_PART)}
+    known = {name for name in METRICS if not name.startswith((REWARD_PART, REWARD_SPREAD))}
     assert known <= written, "an entry for a metric that nothing writes"

@@ -23,7 +23,7 @@ def recipe(**sections):
         "model": {"path": "nowhere", "maxtext_name": "qwen3-1.7b", "dtype": "bfloat16"},
         "hardware": {"accelerator": "v6e-8"},
         "rollout": {"engine": "vllm", "max_prompt_length": 256, "max_completion_length": 768},
-        "training": {"steps": 100, "micro_batch": 16},
+        "training": {"steps": 100, "micro_batch_size": 128},
     }
     for name, values in sections.items():
         data[name] = data.get(name, {}) | values
@@ -73,12 +73,14 @@ def stand_in(activations_gib=1.0, limit_gib=31.0, weights_gib=8.0):
 def test_a_program_says_what_decides_it():
     base = programs_of(recipe())
     assert set(base) == {"update"}
-    same = programs_of(recipe(training={"micro_batch": 16, "learning_rate": 1e-6, "steps": 7}, grpo={"epsilon": 0.1}))
+    same = programs_of(
+        recipe(training={"micro_batch_size": 128, "learning_rate": 1e-6, "steps": 7}, grpo={"epsilon": 0.1})
+    )
     assert same == base
     assert programs_of(recipe(loss={"implementation": "pallas"})) == base
     for other in (
         {"model": {"remat": "full"}},
-        {"training": {"micro_batch": 8}},
+        {"training": {"micro_batch_size": 64}},
         {"rollout": {"max_completion_length": 512}},
         {"rollout": {"temperature": 0.9}},
         {"grpo": {"beta": 0.1}},
@@ -89,8 +91,8 @@ def test_a_program_says_what_decides_it():
 
 
 def test_equal_products_of_prompts_and_completions_are_one_program():
-    a = recipe(training={"micro_batch": 4}, grpo={"group_size": 8})
-    b = recipe(training={"micro_batch": 2}, grpo={"group_size": 16})
+    a = recipe(training={"micro_batch_size": 32}, grpo={"group_size": 8})
+    b = recipe(training={"micro_batch_size": 32}, grpo={"group_size": 16})
     assert programs_of(a) == programs_of(b)
 
 
@@ -131,7 +133,7 @@ def test_slice_names_go_both_ways():
 def test_memory_adds_up_by_hand():
     """8 GiB of weights on 8 chips, KL penalty, two micro-batches."""
     made = recipe(
-        grpo={"beta": 0.1}, training={"micro_batch": 8}, rollout={"vllm": {"memory_fraction": 0.5}}
+        grpo={"beta": 0.1}, training={"micro_batch_size": 64}, rollout={"vllm": {"memory_fraction": 0.5}}
     )  # 64 sequences, 8 to a chip
     result = preflight.examine(made, stand_in())
     (chip,) = result.chips
@@ -193,16 +195,19 @@ def test_a_remedy_is_tried_before_it_is_named():
     result = preflight.preflight(made, compile)
     assert not result.fits and result.floor is None
     assert result.problem.startswith("the compiler refuses the policy update")
-    assert [trial.changes for trial in result.trials] == [{"training.micro_batch": 8}, {"training.micro_batch": 4}]
+    assert [trial.changes for trial in result.trials] == [
+        {"training.micro_batch_size": 64},
+        {"training.micro_batch_size": 32},
+    ]
     assert [trial.fits for trial in result.trials] == [False, True]
-    assert result.remedy == {"training.micro_batch": 4}
+    assert result.remedy == {"training.micro_batch_size": 32}
     after = preflight.examine(preflight.with_changes(made, result.remedy), stand_in(activations_gib=3.0))
     assert after.fits and after.margin == result.trials[-1].margin
-    assert f"change training.micro_batch=4: fits, {after.margin / GIB:.2f} GiB left" in table(result)
+    assert f"change training.micro_batch_size=32: fits, {after.margin / GIB:.2f} GiB left" in table(result)
 
 
 def test_remedies_come_in_order_and_add_up():
-    made = recipe(training={"micro_batch": 1}, rollout={"vllm": {"memory_fraction": 0.6}})
+    made = recipe(training={"micro_batch_size": 8}, rollout={"vllm": {"memory_fraction": 0.6}})
     result = preflight.examine(made, stand_in(activations_gib=30.0))
     trials, remedy = find_remedy(made, result, stand_in(activations_gib=30.0))
     assert [set(trial.changes) for trial in trials] == [
@@ -228,18 +233,18 @@ def test_the_compiler_s_refusal_is_read(message, gib):
 
 def test_a_larger_slice_comes_last_with_a_micro_batch_that_fills_it():
     """Weights alone are too much for eight chips."""
-    made = recipe(training={"micro_batch": 1}, model={"remat": "full"}, rollout={"vllm": {"memory_fraction": 0.3}})
+    made = recipe(training={"micro_batch_size": 8}, model={"remat": "full"}, rollout={"vllm": {"memory_fraction": 0.3}})
     compile = stand_in(weights_gib=60.0)
     result = preflight.examine(made, compile)
     trials, remedy = find_remedy(made, result, compile)
     assert remedy["hardware.accelerator"] == "v6e-16"
-    assert remedy["training.micro_batch"] == 2
+    assert remedy["training.micro_batch_size"] == 16
     assert trials[-1].fits
 
 
 def test_the_parts_of_a_slice_grow_with_it():
     made = recipe(
-        training={"micro_batch": 2},
+        training={"micro_batch_size": 16},
         hardware={"trainer_devices": 4, "sampler_devices": 4},
         rollout={"vllm": {"memory_fraction": 0.8}},
         model={"remat": "full"},
@@ -247,6 +252,37 @@ def test_the_parts_of_a_slice_grow_with_it():
     compile = stand_in(weights_gib=40.0)
     remedy = find_remedy(made, preflight.examine(made, compile), compile)[1]
     assert (remedy["hardware.trainer_devices"], remedy["hardware.sampler_devices"]) == (8, 8)
+
+
+def test_a_remedy_is_said_as_the_recipe_says_it_and_keeps_the_step():
+    """Sizes by process and device, on two hosts: twice the chips are twice the hosts, and the step stays."""
+    made = recipe(
+        hardware={"accelerator": "v4-16"},
+        model={"remat": "full"},
+        training={"prompts_per_process": 8, "micro_batch_size": None, "micro_batch_per_device": 2},
+        rollout={"prompts_per_device": 4, "vllm": {"memory_fraction": 0.3}},
+    )
+    assert (made.plan.processes, made.plan.micro_batch_size, made.plan.passes) == (2, 16, 4)
+    compile = stand_in(weights_gib=60.0)
+    remedy = find_remedy(made, preflight.examine(made, compile), compile)[1]
+    larger = preflight.with_changes(made, remedy)
+    assert remedy["hardware.accelerator"] == "v4-32" and larger.plan.processes == 4
+    assert (larger.plan.prompts_per_step, larger.plan.passes, larger.plan.micro_batch_size) == (16, 4, 16)
+    assert "training.prompts_per_process=null training.prompts_per_step=16" in preflight.spelled(remedy)
+
+    tight = recipe(training={"micro_batch_size": None, "micro_batch_per_device": 16})
+    result = preflight.preflight(tight, stand_in(activations_gib=3.0))
+    assert result.remedy == {"training.micro_batch_per_device": 4}
+
+
+def test_passes_sample_fewer_at_once_and_decode_as_often():
+    made = recipe(rollout={"prompts_per_pass": 4})
+    result = preflight.preflight(made, stand_in(activations_gib=0.1))
+    assert result.pool.wanted == 32  # 4 prompts of 8
+    assert {part.name: part.times for part in result.floor.parts}["decoding"] == 4 * 768
+    slots = preflight.with_changes(made, {"rollout.vllm.max_sequences": 16})
+    floor = preflight.preflight(slots, stand_in(activations_gib=0.1)).floor
+    assert {part.name: part.times for part in floor.parts}["decoding"] == 4 * 2 * 768
 
 
 def test_a_cache_that_holds_no_sequence_does_not_fit():
@@ -264,7 +300,9 @@ def test_no_remedy_is_said_plainly():
 
 def test_the_floor_by_hand():
     """Per chip: layers add 1e12 flops and 2e9 bytes to 1e12 and 5e9; ten layers."""
-    result = preflight.preflight(recipe(training={"micro_batch": 4, "steps": 100}, grpo={"beta": 0.1}), stand_in())
+    result = preflight.preflight(
+        recipe(training={"micro_batch_size": 32, "steps": 100}, grpo={"beta": 0.1}), stand_in()
+    )
     chip = CHIPS["v6e"]
     parts = {part.name: part for part in result.floor.parts}
     assert parts["policy update"].work == roofline.Work(flops=11e12, traffic=25e9)
@@ -349,7 +387,7 @@ def test_without_libtpu_the_command_says_what_to_install(root):
 
 def test_a_margin_smaller_than_the_weights_is_pointed_out():
     """16 GiB of weights on 8 chips: 2 to a chip.  Two updates a step, and then one."""
-    several = recipe(training={"prompts_per_step": 16, "micro_batch": 8})
+    several = recipe(training={"prompts_per_step": 16, "micro_batch_size": 64})
     result = preflight.examine(several, stand_in(weights_gib=16.0, activations_gib=1.6))
     assert 0 < result.margin < 2 * GIB
     short = 2 - result.margin / GIB

@@ -56,7 +56,10 @@ def test_the_later_override_wins():
         ("rollout.engine=torch", ["rollout.engine", "'vllm'"]),
         ("rollout.max_prompt_length=long", ["rollout.max_prompt_length"]),
         ("grpo.group_size=1", ["grpo.group_size"]),
-        ("training.micro_batch=6", ["micro_batch=6 must divide prompts_per_step=16", "1, 2, 4, 8, 16"]),
+        (
+            "training.micro_batch_size=6",
+            ["training.micro_batch_size=6 must divide local_batch=128: use 8, 16, 32, 64 or"],
+        ),
         ("rewards=[]", ["rewards"]),
         ("name=a/b", ["name"]),
         ("training.steps", ["section.key=value"]),
@@ -192,8 +195,11 @@ def test_profiles_that_are_no_mapping_are_refused(tmp_path):
             ["hardware.accelerator=v6e-8", "hardware.trainer_devices=6", "hardware.sampler_devices=4"],
             "do not fit the 8 devices of v6e-8",
         ),
-        (["hardware.accelerator=v6e-64", "training.micro_batch=4"], "use training.micro_batch=8"),
-        (["hardware.accelerator=v6e-256", "training.prompts_per_step=2"], "change prompts_per_step or group_size"),
+        (
+            ["hardware.accelerator=v6e-64", "training.micro_batch_size=32"],
+            "shares (devices / trainer_tensor): use 64 or",
+        ),
+        (["hardware.accelerator=v6e-256", "training.prompts_per_step=2"], "multiple of the 64 processes: use 64"),
         (["model.sizes={base_emb_dim_x: 3}"], "model.sizes"),
     ],
 )
@@ -206,6 +212,14 @@ def test_hardware_that_does_not_fit_is_refused_with_the_remedy(changes, words):
 @pytest.mark.parametrize(("name", "devices"), [("v6e-8", 8), ("v5e-4", 4), ("v5p-8", 4), ("v4-16", 8), ("v5p-64", 32)])
 def test_names_of_v4_and_v5p_count_cores(name, devices):
     assert parse_slice(name).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [("v4-8", 1), ("v4-16", 2), ("v5p-8", 1), ("v5p-64", 8), ("v6e-8", 1), ("v5e-8", 1), ("v6e-16", 4), ("v6e-64", 16)],
+)
+def test_hosts_of_a_slice(name, hosts):
+    assert parse_slice(name).hosts == hosts
 
 
 def test_who_trains_and_who_samples():

@@ -54,7 +54,7 @@ def test_every_axis_and_the_accumulation_stay_above_one_or_at_one(path):
     scaled = rehearsal.rehearsal_recipe(recipe)
 
     def shape(r):
-        hardware, training = r.hardware, r.training
+        hardware = r.hardware
         sampler = hardware.sampler_count()
         tensor = hardware.sampler_tensor or sampler
         return {
@@ -62,7 +62,8 @@ def test_every_axis_and_the_accumulation_stay_above_one_or_at_one(path):
             "tensor": hardware.trainer_tensor,
             "sampler tensor": tensor,
             "sampler replicas": sampler // tensor,
-            "gradients per step": training.prompts_per_step // (training.micro_batch or training.prompts_per_step),
+            "gradients per step": r.plan.accumulation_steps,
+            "passes": r.plan.passes,
         }
 
     before, after = shape(recipe), shape(scaled)
@@ -85,12 +86,21 @@ def test_axes_become_two_and_those_that_share_devices_grow_together():
 
 
 def test_a_micro_batch_fills_its_devices():
-    recipe = smoke("hardware.sampler_tensor=2", "grpo.group_size=3", "training.micro_batch=8")
+    recipe = smoke("hardware.sampler_tensor=2", "grpo.group_size=3", "training.micro_batch_size=24")
     scaled = rehearsal.rehearsal_recipe(recipe)
     assert scaled.hardware.trainer_count() == 4
-    assert (scaled.training.prompts_per_step, scaled.training.micro_batch, scaled.grpo.group_size) == (4, 4, 3)
-    several = rehearsal.rehearsal_recipe(smoke("training.micro_batch=1"))
-    assert (several.training.prompts_per_step, several.training.micro_batch) == (2, 1)
+    assert (scaled.prompts_per_step, scaled.training.micro_batch_size, scaled.grpo.group_size) == (4, 12, 3)
+    several = rehearsal.rehearsal_recipe(smoke("training.micro_batch_size=8"))
+    assert (several.prompts_per_step, several.training.micro_batch_size, several.grpo.group_size) == (2, 4, 4)
+
+
+def test_passes_stay_several_and_sizes_by_the_device_are_said_for_all():
+    changes = ["training.prompts_per_step=null", "training.prompts_per_device=2", "training.micro_batch_size=null"]
+    recipe = smoke("rollout.prompts_per_device=4", "training.micro_batch_per_device=1", *changes)
+    assert (recipe.plan.passes, recipe.plan.accumulation_steps) == (4, 16)
+    scaled = rehearsal.rehearsal_recipe(recipe)
+    assert (scaled.plan.passes, scaled.plan.accumulation_steps, scaled.prompts_per_step) == (2, 2, 2)
+    assert not [key for key in scaled.batch_given if "per_device" in key]
 
 
 def test_one_step_leaves_a_cosine_no_warm_up():

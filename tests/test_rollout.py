@@ -7,6 +7,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from grpo_lib.errors import CourseError
 
@@ -99,6 +102,49 @@ def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, config, tin
     assert again.generate(PROMPTS, config).text == first
     again.calls = 1  # what a resumed run does
     assert again.generate(PROMPTS, config).text == second
+
+
+def test_a_completion_does_not_depend_on_its_neighbours(sampler, config, tiny_actor, tokenizer):
+    """The same step in one pass, in two, and as the second of two processes would sample its half."""
+    from grpo_lib.rollout import TunixSampler
+
+    def sample(prompts, calls=1, **place):
+        engine = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, config, seed=7, **place)
+        size = len(prompts) // calls
+        return [text for n in range(calls) for text in engine.generate(prompts[n * size : (n + 1) * size], config).text]
+
+    half = len(PROMPTS) // 2
+    whole = sample(PROMPTS[: 2 * half])
+    assert len(set(whole)) > 1
+    assert sample(PROMPTS[: 2 * half], calls=2, passes=2) == whole
+    assert sample(PROMPTS[half : 2 * half], first_row=half) == whole[half:]
+
+
+@given(
+    scores=arrays(np.float32, (2, 12), elements=st.floats(-8, 8, width=32), unique=True),
+    top_p=st.floats(0.05, 1),
+    top_k=st.none() | st.integers(1, 12),
+)
+def test_the_cut_keeps_what_tunix_keeps(scores, top_p, top_k):
+    """Against the indices that Tunix's own sampling can return, over many draws of its noise."""
+    import jax
+    from tunix.generate.sampler import sample_top_p
+
+    from grpo_lib.rollout import _cut
+
+    kept = np.isfinite(np.asarray(_cut(scores, top_p, top_k)))
+    keys = jax.random.split(jax.random.key(0), 64)
+    drawn = np.asarray(jax.vmap(lambda key: sample_top_p(scores[:, None], key, 1.0, top_p, top_k)[0])(keys))
+    for row in range(2):
+        assert set(drawn[:, row]) <= set(np.flatnonzero(kept[row]))
+        best = np.argmax(scores[row])
+        assert kept[row, best]
+        assert kept[row].sum() <= (top_k or 12)
+        if top_p < 1:  # without the last one that is kept, what is left has less than top_p
+            shares = np.exp(scores[row] - scores[row].max())
+            considered = np.sort(shares)[::-1][: top_k or 12]
+            held = np.sort(shares[kept[row]])[::-1] / considered.sum()
+            assert held[:-1].sum() <= top_p + 1e-5
 
 
 def test_completions_keep_their_end_token_unless_truncated(sampler, config):

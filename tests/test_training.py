@@ -22,7 +22,7 @@ SMALL = [
 # The devices of one host.
 FOUR = [SimpleNamespace(process_index=0, id=number) for number in range(4)]
 # Clocks differ between two runs of the same steps; nothing else may.
-CLOCKS = {"seconds", "seconds_rollout", "seconds_sync", "seconds_update"}
+CLOCKS = {"seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,9 @@ def build(recipe, converted_base):
     from grpo_lib import training
     from grpo_lib.problems import load_problems
 
-    def build_in(directory, recipe=recipe):
-        return training.build_session(recipe, directory, load_problems(recipe.problems, "train"), converted_base)
+    def build_in(directory, recipe=recipe, **more):
+        problems = load_problems(recipe.problems, "train")
+        return training.build_session(recipe, directory, problems, converted_base, **more)
 
     return build_in
 
@@ -129,15 +130,68 @@ def test_a_closed_session_says_what_to_do(build, tmp_path):
         training.train(session)
 
 
-def test_a_damaged_training_checkpoint_is_named(whole_run, build, tmp_path):
+def test_a_damaged_training_checkpoint_is_said_and_the_one_before_it_is_taken(whole_run, build, tmp_path):
     import shutil
 
-    shutil.copytree(whole_run[0].directory / "checkpoints", tmp_path / "checkpoints")
-    for path in (tmp_path / "checkpoints" / "actor" / "4").rglob("*"):
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    newest = tmp_path / "checkpoints" / "actor" / "4"
+    for path in newest.rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(CourseError, match=r"actor/4 cannot be restored .* remove that folder"):
-        build(tmp_path)
+    said = []
+    session = build(tmp_path, say=said.append)
+    assert session.step == 2
+    assert len(said) == 1 and "checkpoint of update 4 cannot be restored" in said[0]
+    assert not newest.exists() and (tmp_path / "checkpoints" / "damaged" / "actor-4").is_dir()
+
+
+def test_values_that_are_not_those_that_were_saved_are_damage(whole_run, build, tmp_path):
+    """A flipped bit that the files' own checksums do not see."""
+    import json
+    import shutil
+
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    beside = tmp_path / "checkpoints" / "beside" / "4.0.json"
+    state = json.loads(beside.read_text())
+    beside.write_text(json.dumps(state | {"fingerprint": state["fingerprint"] ^ 1}))
+    said = []
+    assert build(tmp_path, say=said.append).step == 2
+    assert "its values are not those that were saved" in said[0]
+
+
+def test_checkpoints_may_lie_elsewhere_under_the_name_of_the_run(build, recipe, tmp_path):
+    from grpo_lib import checkpoints, training
+
+    elsewhere = change(recipe, training={"checkpoints": str(tmp_path / "all"), "steps": 2})
+    training.train(build(tmp_path / "run", elsewhere))
+    assert checkpoints.updates(training.checkpoint_root(elsewhere, tmp_path / "run") / "actor") == [2]
+    assert (tmp_path / "all" / "run" / "beside" / "2.0.json").is_file()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert build(tmp_path / "run", elsewhere).step == 2
+    in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
+    assert str(training.checkpoint_root(in_a_bucket, tmp_path / "run")) == "gs://bucket/grpo/run"
+
+
+def test_rewards_that_draw_random_numbers_go_on_where_they_were(build, recipe, tmp_path, monkeypatch):
+    import random
+
+    from grpo_lib import training
+
+    def noisy(prompts, completions, **_):
+        return [random.random() + np.random.random() for _ in completions]
+
+    monkeypatch.setattr(training, "get_rewards", lambda names: [noisy])
+    whole = training.train(build(tmp_path / "whole"))
+
+    def stop(row):
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(BaseException):  # noqa: B017
+        training.train(build(tmp_path / "stopped"), on_step=stop)
+    random.seed(), np.random.seed()
+    assert without_clocks(training.train(build(tmp_path / "stopped"))) == without_clocks(whole)
+    assert whole[0]["reward/noisy"] != whole[1]["reward/noisy"]
 
 
 def test_a_prompt_that_is_too_long_is_not_cut(build, recipe, tmp_path):
@@ -257,8 +311,8 @@ def test_a_slice_of_several_hosts_is_refused(recipe):
 def test_a_micro_batch_that_does_not_spread_over_the_devices_found_is_refused(recipe):
     from grpo_lib.training import place
 
-    odd = change(recipe, training={"micro_batch": 1}, grpo={"group_size": 3})
-    with pytest.raises(CourseError, match=r"micro-batch of 3 completions .* does not spread evenly over 4 devices"):
+    odd = change(recipe, training={"micro_batch_size": 3}, grpo={"group_size": 3})
+    with pytest.raises(CourseError, match=r"micro_batch_size=3 must spread evenly over 4 trainer shares .* use 12"):
         place(odd, FOUR)
 
 
@@ -283,6 +337,22 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert without_clocks(training.train(second)) == without_clocks(whole)
 
 
+def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monkeypatch):
+    from tunix.sft import metrics_logger
+
+    from grpo_lib import tracking
+
+    begun = []
+    monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **arguments: begun.append(arguments))
+    offline = change(recipe, tracking={"wandb": "offline"})
+    for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
+        tracking.start(offline, directory)
+    first, second, other = (arguments["id"] for arguments in begun)
+    assert first == second != other and len(first) == 8
+    assert {arguments["resume"] for arguments in begun} == {"allow"}
+    assert tracking.start(recipe, tmp_path / "off") is None and not (tmp_path / "off").exists()
+
+
 def test_rows_reach_weights_and_biases_in_order():
     from grpo_lib import tracking
 
@@ -299,7 +369,7 @@ def test_rows_reach_weights_and_biases_in_order():
 
 
 def test_batch_metrics_by_hand():
-    from grpo_lib.training import _batch_metrics
+    from grpo_lib.recording import MeasuredReward, batch_metrics
 
     class Sampler:
         lengths, truncated = [4, 6, 8, 2], [False, True, False, False]
@@ -307,14 +377,22 @@ def test_batch_metrics_by_hand():
         def take_seconds(self, what):
             return {"generating": 1.5, "syncing": 0.5}[what]
 
+    def tags(prompts, completions, answer):
+        return [1.0, 0.0, 0.0, 1.0]
+
     good, bad = "<reasoning>1+1=2</reasoning><answer>2</answer>", "<answer>3</answer>"
-    metrics = _batch_metrics(
-        Sampler(), 2, prompts=["p"] * 4, completions=[good, bad, "so 2", good], answer=["2"] * 4,
-        rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
+    completions, part = [good, bad, "so 2", good], MeasuredReward(tags)
+    assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values and part.__name__ == "tags"
+    metrics = batch_metrics(
+        Sampler(), 2, [part], lambda table: table, lambda: 0.125, prompts=["p"] * 4, completions=completions,
+        answer=["2"] * 4, rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
     )  # fmt: skip
     values = {name.removeprefix("step/"): value for name, (value, _) in metrics.items()}
+    assert values.pop("seconds_reward") > 0
     assert values == {
         "reward": 0.5,
+        "reward/tags": 0.5,
+        "reward_spread/tags": 0.5,
         "reward_std": 0.25,
         "zero_variance_groups": 0.5,
         "accuracy": 0.5,
@@ -322,6 +400,41 @@ def test_batch_metrics_by_hand():
         "format": 0.5,
         "completion_length": 5.0,
         "truncated": 0.25,
+        "sampler_trainer_gap": 0.125,
         "seconds_rollout": 1.5,
         "seconds_sync": 0.5,
     }
+    joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
+    assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two passes
+
+
+def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tmp_path):
+    from grpo_lib.recording import WHOLE, Recorder
+
+    seen = []
+    recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=lambda step: 0.5 + step)
+    recorder.begin(0, lambda row: seen.append(dict(row)))
+    for name in ("reward", "seconds", "completion_length"):
+        recorder.log_scalar(f"step/train/{name}", 2.0, step=0)
+    recorder.log_scalar("actor/train/loss", float("nan"), step=1)
+    assert seen == [] and not recorder.path.exists()
+    recorder.log_scalar("actor/train/entropy", 0.25, step=1)
+    row = {"step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0}
+    row |= {"reward": 2.0, "seconds": 2.0, "completion_length": 2.0}
+    assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= WHOLE
+    recorder.add(1, {"validation_accuracy": 0.75})
+    assert read_jsonl(recorder.path) == [row | {"validation_accuracy": 0.75}] == seen[1:]
+    assert recorder.has(1, "validation_accuracy") and not recorder.has(2, "validation_accuracy")
+    again = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+    assert again.last_step == 1 and again.begin(0, None) == [] == read_jsonl(recorder.path)
+
+
+def test_a_process_that_is_not_the_first_writes_nothing(tmp_path):
+    from grpo_lib.recording import WHOLE, Recorder
+
+    recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float, writes=False)
+    recorder.pending[1] = dict.fromkeys(WHOLE, 1.0) | {"completion_length": 3.0}
+    recorder.log_scalar("actor/train/entropy", 0.25, step=1)
+    recorder.add(1, {"validation_accuracy": 0.75})
+    assert [row["step"] for row in recorder.rows] == [1]
+    assert list(tmp_path.iterdir()) == []

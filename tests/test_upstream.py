@@ -29,7 +29,9 @@ GSM8K = f"problems.path={ROOT / 'tests' / 'gsm8k_fixture'}"
 
 # An override for each field that upstream cannot say, with which the recipe says something that is lost.
 SAYS_IT = {
+    "hardware.processes": "hardware.processes=2",
     "problems.validation": "training.validate_every=5",
+    "training.checkpoints": "training.checkpoints=gs://bucket/grpo",
     "training.validate_every": "training.validate_every=5",
     "rollout.engine": "rollout.engine=tunix",
     "rollout.vllm.kv_blocks": "rollout.vllm.kv_blocks=64",
@@ -116,8 +118,9 @@ def test_maxtext_accepts_the_list_and_reads_the_recipe_in_it(path):
     grpo = (config.rl.num_generations, config.rl.num_iterations, config.rl.grpo_beta, config.rl.grpo_epsilon)
     assert grpo == (recipe.grpo.group_size, recipe.grpo.iterations, recipe.grpo.beta, recipe.grpo.epsilon)
     assert config.train_steps == training.steps
-    assert config.batch_size == training.prompts_per_step
-    assert config.train_micro_batch_size == training.micro_batch or config.batch_size
+    assert config.batch_size == recipe.prompts_per_step
+    assert config.train_micro_batch_size * recipe.grpo.group_size == recipe.micro_batch_completions
+    assert config.rollout_micro_batch_size == recipe.plan.prompts_per_pass
     assert config.learning_rate == training.learning_rate
     assert int(config.warmup_steps_fraction * config.learning_rate_schedule_steps) == training.warmup_steps
     optimizer = (config.adam_b1, config.adam_b2, config.adam_weight_decay, config.gradient_clipping_threshold)
@@ -235,7 +238,9 @@ def test_differences_are_named_where_they_arise(overrides, words):
 def test_a_split_of_an_unknown_number_of_devices_is_refused():
     with pytest.raises(CourseError, match=r"needs hardware\.trainer_devices"):
         listed(tiny("hardware.sampler_devices=2"))
-    given = mapping(listed(tiny("hardware.sampler_devices=2", "hardware.trainer_devices=6")))
+    given = mapping(
+        listed(tiny("hardware.sampler_devices=2", "hardware.trainer_devices=6", "training.prompts_per_step=12"))
+    )
     assert (given["trainer_devices_fraction"], given["sampler_devices_fraction"]) == ("0.75", "0.25")
 
 
@@ -325,7 +330,8 @@ def test_the_command_prints_one_argument_to_a_line(grpo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [(["--as", "trl"], "choose yaml or maxtext"), (["--problems", "x"], "needs --as maxtext")]
+    ("options", "words"),
+    [(["--as", "trl"], "choose yaml, plan or maxtext"), (["--problems", "x"], "needs --as maxtext")],
 )
 def test_wrong_options_are_one_line(grpo, options, words):
     done = grpo("config", "recipes/tiny-cpu.yaml", *options)

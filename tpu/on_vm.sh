@@ -55,7 +55,7 @@ check() { # on all workers at once: they find each other, and each sees its chip
 print('$(worker):', jax.local_device_count(), 'of', jax.device_count(), jax.devices()[0].device_kind, 'chips')"
 }
 
-start() { # start RECIPE [KEY=VALUE…] [--resume] [--overwrite] [--run NAME]
+start() { # start RECIPE [KEY=VALUE…] [--overwrite] [--run NAME]
   local word name='' overrides=() previous='' settings resolved
   idle
   for word in "${@:2}"; do

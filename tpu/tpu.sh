@@ -57,10 +57,10 @@ Secrets are HF_TOKEN and WANDB_API_KEY of the environment, as far as they are se
 is removed here afterwards, are never on a command line and never printed; what arrives is checked by its length.
 END
     run) cat << 'END' ;;
-usage: tpu/tpu.sh run RECIPE [KEY=VALUE…] [--resume] [--overwrite] [--run RUN]
+usage: tpu/tpu.sh run RECIPE [KEY=VALUE…] [--overwrite] [--run RUN]
 
 Start `grpo train RECIPE …` on all workers. It goes on when the connection ends. Refused while a run is going on.
-  --resume, --overwrite, --run RUN    as for grpo train
+  --overwrite, --run RUN    as for grpo train; without --overwrite a run that was interrupted goes on
 END
     status) cat << 'END' ;;
 usage: tpu/tpu.sh status
@@ -703,7 +703,6 @@ main() {
       --all) ALL=1 ;;
       --yes) YES=1 ;;
       -f | --follow) FOLLOW=1 ;;
-      --resume) WORDS+=("$1") ;;
       --overwrite) OVERWRITE=1 ;;
       --vm) ON_VM=1 ;;
       --run) value "$@"; WORDS+=("$1" "$2"); shift ;;

@@ -19,10 +19,10 @@ TINY = [
     "model.dtype=bfloat16",
     "hardware.accelerator=v6e-4",
     "rollout.max_prompt_length=64",
-    "training.micro_batch=1",
+    "training.micro_batch_size=8",
 ]
 # 98,304 completions of 88 tokens at once: their activations alone are more than the memory of four chips.
-ABSURD = ["training.prompts_per_step=12288", "training.micro_batch=12288"]
+ABSURD = ["training.prompts_per_step=12288", "training.micro_batch_size=98304"]
 
 COMMANDS = {
     "fits": TINY,
@@ -121,8 +121,8 @@ def test_an_absurd_micro_batch_is_refused_with_a_change_that_fits(done, results)
     assert "compiler refuses the policy update" in absurd.problem
     says = absurd.programs[0].says
     assert says.refused and says.wanted > 31.24 * 2**30 / 4
-    assert set(absurd.remedy) == {"training.micro_batch"}
-    assert absurd.remedy["training.micro_batch"] < 12288
+    assert set(absurd.remedy) == {"training.micro_batch_size"}
+    assert absurd.remedy["training.micro_batch_size"] < 98304
     assert absurd.trials[-1].fits and absurd.trials[-1].margin > 0
 
 

@@ -1,4 +1,4 @@
-"""Every recipe and every profile, rehearsed on virtual CPU devices, two at a time.
+"""Every recipe and every profile, rehearsed on virtual CPU devices.
 
 Recipes and profiles are found by listing.  Those that come down to one and the same rehearsal (the two losses until the
 kernel is there, one recipe on two slices) are rehearsed once, since the second run would repeat the first.  One of each
@@ -78,7 +78,8 @@ def rehearse(name: str, folder: Path, base: Path | None, gsm8k: Path | None) -> 
 
 @pytest.fixture(scope="module")
 def rehearsals(request, tmp_path_factory) -> dict[str, Future]:
-    """All that were asked for, started two at a time; the bfloat16 model is converted once for all of them."""
+    """All that were asked for, two at a time (one, where other tests run beside them).  The bfloat16 model is
+    converted once for all of them."""
     from grpo_lib import models
 
     try:
@@ -95,7 +96,7 @@ def rehearsals(request, tmp_path_factory) -> dict[str, Future]:
         model = rehearsal.rehearsal_recipe(load_recipe(RECIPES / in_bfloat16[0])).model
         models.convert_to_maxtext(model, folder / "base")
         base = folder / "base"
-    pool = ThreadPoolExecutor(max_workers=2)
+    pool = ThreadPoolExecutor(max_workers=1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
     yield {name: pool.submit(rehearse, name, folder, base if name in in_bfloat16 else None, gsm8k) for name in names}
     pool.shutdown(cancel_futures=True)
 

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ENGINE = ["rollout.engine=vllm", "training.validate_every=0"]
 SHORT = ["training.prompts_per_step=4", "grpo.group_size=4", "problems.train=200", "problems.test=50"]
 LEARNING = ["training.steps=20", "problems.test=512"]
-CLOCKS = {"seconds", "seconds_rollout", "seconds_sync", "seconds_update"}
+CLOCKS = {"seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"}
 END_OF_TURN = 1
 TINY_RATE = load_recipe(HERE.parents[1] / "recipes" / "tiny-cpu.yaml").training.learning_rate
 
