@@ -142,14 +142,6 @@ def test_a_frozen_process_ends_the_others_and_itself_when_it_wakes_up(start, fro
     assert members[frozen].ends() == (EXIT_CODE, sentence)
 
 
-def test_silence_is_not_counted_while_all_are_alive(start):
-    members = run_of(start, 2, silent_seconds=1.5)
-    time.sleep(2)
-    for member in members:
-        member.say("go on")
-        assert member.ends() == (0, "")
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_one_process_is_told_to_the_others(start, failing):
     members = run_of(start, 3)

@@ -247,7 +247,10 @@ def test_the_page_shows_both_runs_and_is_the_same_again(root, tmp_path):
         assert f'aria-label="{curve},' in text
     ids = re.findall(r'\sid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    assert f"43.9{NBSP}%" in text and f"97.0{NBSP}%" in text and "seed: 1 != 2" in text
+    summary = json.loads((folders[1] / "summary.json").read_text(encoding="utf-8"))
+    for phase in ("before", "after"):
+        assert f"{100 * summary[phase]['accuracy']:.1f}{NBSP}%" in text
+    assert "seed: 1 != 2" in text
 
 
 # --- the command ---

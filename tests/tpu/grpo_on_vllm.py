@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import vllm_on_cpu
 
 
@@ -106,4 +107,7 @@ def stock_old_logps(session) -> str:
 if __name__ == "__main__":
     vllm_on_cpu.install()
     print(json.dumps(run(json.loads(sys.argv[1]))), flush=True)
+    # Replicas of the engine fork processes that wait for each other, and would hold the pipes of this one open.
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
     os._exit(0)
