@@ -323,7 +323,7 @@ def rehearse(
 CHANCE = 0.02
 
 
-KEPT = "What a run or an --output has finished is kept: give the same command again, and it goes on."
+KEPT = "what a run or an --output has finished is kept: give the same command again, and it goes on"
 
 
 def main() -> None:
@@ -334,11 +334,11 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted:
-        print(f"stopped by SIGTERM. {KEPT}", file=sys.stderr)
+        print(f"stopped by SIGTERM; {KEPT}", file=sys.stderr)
         sys.exit(EXIT_CODE)
     except SystemExit as end:
         if end.code == 130:  # typer's, after Ctrl-C
-            print(f"interrupted. {KEPT}", file=sys.stderr)
+            print(f"interrupted; {KEPT}", file=sys.stderr)
         raise
 
 

@@ -160,8 +160,10 @@ class Recorder:
         self.pending: dict[int, Row] = {}
         self.rows: list[Row] = read_jsonl(self.path) if self.path.exists() else []
         self.tracker: Any | None = None
+        self.tensorboard: Any | None = None
         self.on_step: Callable[[Row], None] | None = None
-        self.closed = False
+        # JAX hands every scalar to every listener of the process, those of other sessions included.
+        self.recording = False
 
     @property
     def last_step(self) -> int:
@@ -169,13 +171,12 @@ class Recorder:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
     def backends(self) -> list[Callable[[], Any]]:
-        """Factories for Tunix's MetricsLogger: TensorBoard, and this recorder."""
-        tensorboard = [lambda: metrics_logger.TensorboardBackend(log_dir=str(self.directory / "tensorboard"))]
-        return [*(tensorboard if self.writes else []), lambda: self]
+        """Factories for Tunix's MetricsLogger: this recorder, which passes on to TensorBoard what is its own."""
+        return [lambda: self]
 
     def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
         """Keep the rows of finished steps, drop those of steps that will be done again."""
-        self.on_step = on_step
+        self.on_step, self.recording = on_step, True
         if self.last_step > finished:
             self.rows[:] = [row for row in self.rows if row["step"] <= finished]
             self._rewrite()
@@ -197,8 +198,13 @@ class Recorder:
 
     def log_scalar(self, event: str, value: Any, **kwargs: Any) -> None:
         """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
-        if self.closed or kwargs.get("step") is None:
+        if not self.recording or kwargs.get("step") is None:
             return
+        if self.writes:
+            if self.tensorboard is None:
+                folder = str(self.directory / "tensorboard")
+                self.tensorboard = metrics_logger.TensorboardBackend(log_dir=folder)
+            self.tensorboard.log_scalar(event, value, **kwargs)
         step, name = int(kwargs["step"]), event.lstrip("/")
         if name.startswith("step/train/"):
             self.pending.setdefault(step + 1, {})[name.removeprefix("step/train/")] = float(value)
@@ -219,10 +225,11 @@ class Recorder:
 
     def finish(self) -> None:
         """Nothing more is recorded."""
-        self.closed = True
-        if self.tracker:
-            self.tracker.close()
-            self.tracker = None
+        self.recording = False
+        for log in (self.tracker, self.tensorboard):
+            if log:
+                log.close()
+        self.tracker = self.tensorboard = None
 
     def _write_whole_rows(self) -> None:
         # Tunix logs the entropy last, after the loss, when the next step is done; the rest came before it.

@@ -331,26 +331,24 @@ def train(
       stop: asked now and then; once it is true, the step under way is finished and saved, and training ends.
     """
     recipe, recorder, saving = session.recipe, session.recorder, session.saving
-    rows = recorder.begin(session.step, on_step)
     every = validate_every if validate else 0
-    if session.closed and session.step < recipe.training.steps:
+    left = session.step < recipe.training.steps
+    if left and session.closed:
         raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
-    if session.step < recipe.training.steps:
-        saving.stop = stop
-        recorder.tracker = tracking.start(recipe, session.directory)
-        session.clock.start()
-        try:
+    rows = recorder.begin(session.step, on_step)
+    try:
+        if left:
+            session.closed, saving.stop = True, stop
+            recorder.tracker = tracking.start(recipe, session.directory)
+            session.clock.start()
             with models.quiet():
                 session.learner.train(_batches(session, validate, every, stop))
-            if session.step >= recipe.training.steps:
-                _validate_last(session, validate, every)
-        except Exception as error:
-            raise _explained(error, session) from error
-        finally:
-            session.closed = True
-            recorder.finish()
-    else:
-        _validate_last(session, validate, every)  # a run may have been killed in its last validation
+        if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
+            _validate_last(session, validate, every)
+    except Exception as error:
+        raise _explained(error, session) from error
+    finally:
+        recorder.finish()
     return rows
 
 

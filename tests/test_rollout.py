@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -120,6 +120,7 @@ def test_a_completion_does_not_depend_on_its_neighbours(sampler, config, tiny_ac
     assert sample(PROMPTS[half : 2 * half], first_row=half) == whole[half:]
 
 
+@settings(max_examples=20)  # each compiles
 @given(
     scores=arrays(np.float32, (2, 12), elements=st.floats(-8, 8, width=32), unique=True),
     top_p=st.floats(0.05, 1),

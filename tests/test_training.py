@@ -433,8 +433,22 @@ def test_a_process_that_is_not_the_first_writes_nothing(tmp_path):
     from grpo_lib.recording import WHOLE, Recorder
 
     recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float, writes=False)
+    recorder.begin(0, None)
     recorder.pending[1] = dict.fromkeys(WHOLE, 1.0) | {"completion_length": 3.0}
     recorder.log_scalar("actor/train/entropy", 0.25, step=1)
     recorder.add(1, {"validation_accuracy": 0.75})
     assert [row["step"] for row in recorder.rows] == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_records_no_training_but_its_own(tmp_path):
+    """JAX hands every scalar to every listener of the process."""
+    from grpo_lib.recording import Recorder
+
+    waiting, over = (Recorder(tmp_path / n, iterations=1, completions=8, learning_rate=float) for n in ("a", "b"))
+    over.begin(0, None)
+    over.finish()
+    for recorder in (waiting, over):
+        recorder.log_scalar("step/train/reward", 2.0, step=0)
+        assert recorder.pending == {}
     assert list(tmp_path.iterdir()) == []
