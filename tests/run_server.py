@@ -63,7 +63,13 @@ def serve() -> None:
     from grpo_lib import environment
 
     environment.prepare()
-    from grpo_lib import evaluation, pipeline, training  # noqa: F401
+    from maxtext.configs import pyconfig  # noqa: F401
+    from maxtext.utils import maxtext_utils, model_creation_utils  # noqa: F401
+
+    from grpo_lib import evaluation, models, pipeline, training  # noqa: F401
+    from grpo_lib.recipes import load_recipe
+
+    models.load_tokenizer(load_recipe("recipes/tiny-cpu.yaml").model)  # imports transformers
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a run prints must not stand between the answers

@@ -258,7 +258,7 @@ def test_gsm8k_trains_and_evaluates_on_every_problem(grpo, tmp_path, gsm8k_dir, 
     assert "cannot solve" in done.stdout
     done = grpo(
         "train", "recipes/tiny-cpu.yaml", *data, "training.steps=2", "training.prompts_per_step=4",
-        "problems.test=40", "problems.validation=20", "rollout.max_prompt_length=200",
+        "problems.train=400", "problems.test=40", "problems.validation=20", "rollout.max_prompt_length=200",
         "rollout.overlong_prompts=skip", "--base", converted_base, "--runs", tmp_path, "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

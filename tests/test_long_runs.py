@@ -21,7 +21,7 @@ from grpo_lib.interruption import EXIT_CODE
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("GRPO_KILLS", "4"))  # 25 take five minutes and more
+KILLS = int(os.environ.get("GRPO_KILLS", "2"))  # .ci/run asks for more; 25 take minutes
 STEPS = 8
 RECIPE = [
     f"training.steps={STEPS}",
@@ -153,7 +153,7 @@ def wait_for(condition, seconds: float = 40, pause: float = 0.01) -> bool:
     return False
 
 
-MOMENTS = (soon, in_a_step, in_a_save, in_an_evaluation)
+MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
 
 
 def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, undisturbed, tmp_path):
@@ -173,7 +173,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, 
     server.start(job(directory))
     assert server.wait() == 0, said(directory)
     assert_same(directory, undisturbed)
-    assert set(killed) == set(MOMENTS)
+    assert set(killed) == set(MOMENTS[:KILLS])
 
 
 # --- stopped, without room, damaged ---

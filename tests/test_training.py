@@ -130,68 +130,25 @@ def test_a_closed_session_says_what_to_do(build, tmp_path):
         training.train(session)
 
 
-def test_a_damaged_training_checkpoint_is_said_and_the_one_before_it_is_taken(whole_run, build, tmp_path):
-    import shutil
-
-    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
-    newest = tmp_path / "checkpoints" / "actor" / "4"
-    for path in newest.rglob("*"):
-        if path.is_file() and path.stat().st_size > 1000:
-            path.write_bytes(path.read_bytes()[:300])
-    said = []
-    session = build(tmp_path, say=said.append)
-    assert session.step == 2
-    assert len(said) == 1 and "checkpoint of update 4 cannot be restored" in said[0]
-    assert not newest.exists() and (tmp_path / "checkpoints" / "damaged" / "actor-4").is_dir()
-
-
-def test_values_that_are_not_those_that_were_saved_are_damage(whole_run, build, tmp_path):
-    """A flipped bit that the files' own checksums do not see."""
+def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
+    """Of the last one a bit has flipped that the files' own checksums do not see; the one before it is cut short."""
     import json
     import shutil
 
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
-    beside = tmp_path / "checkpoints" / "beside" / "4.0.json"
+    checkpoints = tmp_path / "checkpoints"
+    beside = checkpoints / "beside" / "4.0.json"
     state = json.loads(beside.read_text())
     beside.write_text(json.dumps(state | {"fingerprint": state["fingerprint"] ^ 1}))
+    for path in (checkpoints / "actor" / "2").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:300])
     said = []
-    assert build(tmp_path, say=said.append).step == 2
-    assert "its values are not those that were saved" in said[0]
-
-
-def test_checkpoints_may_lie_elsewhere_under_the_name_of_the_run(build, recipe, tmp_path):
-    from grpo_lib import checkpoints, training
-
-    elsewhere = change(recipe, training={"checkpoints": str(tmp_path / "all"), "steps": 2})
-    training.train(build(tmp_path / "run", elsewhere))
-    assert checkpoints.updates(training.checkpoint_root(elsewhere, tmp_path / "run") / "actor") == [2]
-    assert (tmp_path / "all" / "run" / "beside" / "2.0.json").is_file()
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert build(tmp_path / "run", elsewhere).step == 2
-    in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
-    assert str(training.checkpoint_root(in_a_bucket, tmp_path / "run")) == "gs://bucket/grpo/run"
-
-
-def test_rewards_that_draw_random_numbers_go_on_where_they_were(build, recipe, tmp_path, monkeypatch):
-    import random
-
-    from grpo_lib import training
-
-    def noisy(prompts, completions, **_):
-        return [random.random() + np.random.random() for _ in completions]
-
-    monkeypatch.setattr(training, "get_rewards", lambda names: [noisy])
-    whole = training.train(build(tmp_path / "whole"))
-
-    def stop(row):
-        if row["step"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(BaseException):  # noqa: B017
-        training.train(build(tmp_path / "stopped"), on_step=stop)
-    random.seed(), np.random.seed()
-    assert without_clocks(training.train(build(tmp_path / "stopped"))) == without_clocks(whole)
-    assert whole[0]["reward/noisy"] != whole[1]["reward/noisy"]
+    session = build(tmp_path, say=said.append)
+    assert session.step == 0
+    assert "checkpoint of update 4 cannot be restored (its values are not those that were saved)" in said[0]
+    assert "the one of update 2 is taken" in said[0] and "training starts again" in said[1] and len(said) == 2
+    assert sorted(path.name for path in (checkpoints / "damaged").iterdir()) == ["actor-2", "actor-4"]
 
 
 def test_a_prompt_that_is_too_long_is_not_cut(build, recipe, tmp_path):
@@ -316,14 +273,25 @@ def test_a_micro_batch_that_does_not_spread_over_the_devices_found_is_refused(re
         place(odd, FOUR)
 
 
-def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path):
-    """A step is a batch of completions: its row, its checkpoint and its problems, whatever the number of updates."""
-    from grpo_lib import training
+def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
+    """A step is a batch of completions: its row, its checkpoint and its problems, whatever the number of updates.
 
-    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8})
+    With checkpoints in a folder for those of all runs, and a reward that draws random numbers.
+    """
+    import random
+
+    from grpo_lib import checkpoints, training
+
+    def noisy(prompts, completions, **_):
+        return [random.random() + np.random.random() for _ in completions]
+
+    monkeypatch.setattr(training, "get_rewards", lambda names: [noisy])
+    elsewhere = {"checkpoints": str(tmp_path / "all")}
+    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
     whole = training.train(build(tmp_path / "whole", twice))
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
     assert max(row["clip_fraction"] for row in whole) > 0  # the second update is off-policy
+    assert len({row["reward/noisy"] for row in whole}) == 4
 
     def stop(row):
         if row["step"] == 2:
@@ -332,9 +300,19 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     first = build(tmp_path / "stopped", twice)
     with pytest.raises(BaseException):  # noqa: B017
         training.train(first, on_step=stop)
+    assert checkpoints.updates(training.checkpoint_root(twice, tmp_path / "stopped") / "actor") == [4]
+    assert not (tmp_path / "stopped" / "checkpoints").exists()
+    random.seed(), np.random.seed()
     second = build(tmp_path / "stopped", twice)
     assert second.step == 2
     assert without_clocks(training.train(second)) == without_clocks(whole)
+
+
+def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):
+    from grpo_lib.training import checkpoint_root
+
+    in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
+    assert str(checkpoint_root(in_a_bucket, tmp_path / "run")) == "gs://bucket/grpo/run"
 
 
 def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monkeypatch):
