@@ -346,7 +346,10 @@ def train(
         if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
             _validate_last(session, validate, every)
     except Exception as error:
-        raise _explained(error, session) from error
+        explained = _explained(error, session)
+        if explained is error:  # an error is not its own cause
+            raise
+        raise explained from error
     finally:
         recorder.finish()
     return rows
