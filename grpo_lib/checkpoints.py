@@ -25,8 +25,8 @@ from grpo_lib.errors import CourseError
 ITEMS = ("model_params", "optimizer_state")
 
 
-def manager_options(every: int, keep: int, asked: Callable[[int], bool], on_save: Callable[[int], None]) -> Any:
-    """Options for Tunix's checkpoint manager: save after every `every`-th update, and after one for which it is asked.
+def manager_options(every: int, keep: int, last: int, on_save: Callable[[int], None]) -> Any:
+    """Options for Tunix's checkpoint manager: save after every `every`-th update, and after the last.
 
     Args:
       on_save: called with the update, before its checkpoint is written.
@@ -34,7 +34,7 @@ def manager_options(every: int, keep: int, asked: Callable[[int], bool], on_save
 
     # Not save_interval_steps: with it Orbax also saves the first update, which may lie in mid-step.
     def should_save(update: int, _: int | None) -> bool:
-        due = update % every == 0 or asked(update)
+        due = update % every == 0 or update == last
         if due:
             on_save(update)
         return due
@@ -85,8 +85,17 @@ def set_damaged_aside(folder: epath.Path, reason: str | None = None) -> str | No
 
 
 def read(item: epath.Path) -> Any:
-    """One item of a checkpoint as a tree of NumPy arrays, whatever devices it was saved from."""
-    with ocp.PyTreeCheckpointer() as reader:
+    """One item of a checkpoint as a tree of NumPy arrays, whatever devices it was saved from.
+
+    Of several processes this one reads it, and does not wait for the others.
+    """
+    this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process-{this}"
+    )
+    with ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+    ) as reader:
         tree = reader.metadata(item).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         return reader.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
@@ -118,10 +127,10 @@ def fingerprint(*trees: Any) -> int:
 
     Integers that wrap around: the same however the arrays are spread over devices.
     """
-    return int(_fingerprint(jax.tree.leaves(trees)))
+    return int(_fingerprint(jax.block_until_ready(jax.tree.leaves(trees))))
 
 
-def keep_beside(folder: epath.Path, update: int, values: int, process: int = 0) -> None:
+def keep_beside(folder: epath.Path, update: int, values: int) -> None:
     """Keep what belongs to the checkpoint of an update; call it before that is saved.
 
     Args:
@@ -134,21 +143,21 @@ def keep_beside(folder: epath.Path, update: int, values: int, process: int = 0) 
         "python": [version, list(words), gauss],
         "numpy": [name, keys.tolist(), position, has_gauss, cached],
     }
-    path = _beside(folder, update, process)
+    path = _beside(folder, update)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"*.{process}.json"):
+    for old in path.parent.glob("*.json"):
         if int(old.name.split(".")[0]) not in (update, *updates(folder)):
             old.unlink()
     # Not atomic, and need not be: its checkpoint is finished later, and without that it is never read.
     path.write_text(json.dumps(state))
 
 
-def restore_beside(folder: epath.Path, update: int, process: int = 0) -> int:
+def restore_beside(folder: epath.Path, update: int) -> int:
     """Set the random numbers back to where they were, and return the fingerprint.
 
     Raises CourseError when the file is missing or damaged.
     """
-    path = _beside(folder, update, process)
+    path = _beside(folder, update)
     try:
         state = json.loads(path.read_text())
         version, words, gauss = state["python"]
@@ -164,8 +173,8 @@ def restore_beside(folder: epath.Path, update: int, process: int = 0) -> int:
         ) from error
 
 
-def _beside(folder: epath.Path, update: int, process: int) -> epath.Path:
-    return folder.parent / "beside" / f"{update}.{process}.json"
+def _beside(folder: epath.Path, update: int) -> epath.Path:
+    return folder.parent / "beside" / f"{update}.json"
 
 
 def _damage(checkpoint: epath.Path) -> str | None:

@@ -6,14 +6,17 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -106,43 +109,101 @@ def train(
     runs: RunsFolder = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of this name.")] = False,
     base: Base = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of several processes: where the first one is; the next port, too."),
+    ] = None,
+    process: Annotated[int | None, typer.Option(min=0, help="Of several processes: the number of this one.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many there are; default: hardware.processes.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert, evaluate, train, evaluate again, export and report: a whole run.
 
     Given again, it continues a run that was interrupted.  On SIGTERM the step under way is saved, and the exit code
     is 75.
+
+    A run of several processes, such as one on each host of a slice: the same command for each, with --coordinator and
+    its --process, on a folder that all see.  When one is lost, the others end with 76 and say which.
     """
+    resolved = load_recipe(recipe, overrides or ())
+    count = _process_count(resolved, coordinator, process, processes)
+    directory = runs / (run or resolved.name)
+    with _together(coordinator, count, process, dump_recipe(resolved)):
+        if process:  # the first one looks after the files, and does the talking
+            _follow(resolved, directory)
+        else:
+            _train(resolved, directory, overwrite, base, as_json)
+
+
+def _process_count(recipe: Recipe, coordinator: str | None, process: int | None, processes: int | None) -> int:
+    """How many processes the run has.  Raises CourseError where options and recipe do not say the same."""
+    said = recipe.hardware.processes
+    if processes and said and processes != said:
+        raise CourseError(f"--processes {processes}, and hardware.processes={said}: say the same, or leave one out")
+    count = processes or recipe.hardware.process_count()
+    if count > 1 and (coordinator is None or process is None):
+        raise CourseError(
+            f"a run of {count} processes needs --coordinator HOST:PORT, where process 0 is, and --process 0 to "
+            f"{count - 1}: start it {count} times"
+        )
+    if count == 1 and (coordinator or process is not None):
+        raise CourseError("--coordinator and --process are for several processes: add --processes N")
+    return count
+
+
+def _together(coordinator: str | None, count: int, process: int | None, digest: str):
+    """The other processes for the time of a block; nothing of the kind where there are none."""
+    if count == 1:
+        return contextlib.nullcontext()
+    from grpo_lib import processes
+
+    return processes.joined(coordinator, count, process, digest=digest)
+
+
+def _train(recipe: Recipe, directory: Path, overwrite: bool, base: Path | None, as_json: bool) -> None:
     from grpo_lib.problems import load_problems
     from grpo_lib.rewards import get_rewards
     from grpo_lib.runs import check_base, check_run, link_base, open_run
 
-    resolved = load_recipe(recipe, overrides or ())
-    directory = runs / (run or resolved.name)
     # Whatever can be wrong is found before the directory is made.
-    continued = check_run(directory, resolved, overwrite=overwrite)
+    continued = check_run(directory, recipe, overwrite=overwrite)
     if base:
         check_base(base)
-    get_rewards(resolved.rewards)
+    get_rewards(recipe.rewards)
     for split in ("train", "validation", "test"):
-        load_problems(resolved.problems, split)
+        load_problems(recipe.problems, split)
 
-    from grpo_lib import models, pipeline, report, training
+    from grpo_lib import models, pipeline, processes, report, training
 
-    training.require_supported(resolved)
-    models.model_directory(resolved.model)
+    training.require_supported(recipe)
+    models.model_directory(recipe.model)
     say = _say(as_json)
-    directory = open_run(directory, resolved, overwrite=overwrite)
+    directory = open_run(directory, recipe, overwrite=overwrite)
     if continued:
         say(f"continuing {directory}")
     if base:
         link_base(directory, base)
+    processes.wait("the run directory")
     with Notice() as notice:
         summary = pipeline.run(
-            resolved, directory, _print_row(resolved, say), say, progress=sys.stderr.isatty(), notice=notice
+            recipe, directory, _print_row(recipe, say), say, progress=sys.stderr.isatty(), notice=notice
         )
         page = report.write_report(directory)
     _finish(summary, as_json, f"{_headline(summary)}\nreport: {page}")
+
+
+def _follow(recipe: Recipe, directory: Path) -> None:
+    """What the other processes of a run do: all of the work, and nothing of the rest."""
+    from grpo_lib import pipeline, processes, training
+
+    training.require_supported(recipe)
+    processes.wait("the run directory")
+    if not (directory / "recipe.yaml").is_file():
+        raise CourseError(f"{directory.resolve()} is not the folder in which process 0 started the run; share one")
+    with Notice() as notice:
+        pipeline.run(recipe, directory, progress=False, notice=notice)
 
 
 @app.command()
@@ -332,14 +393,27 @@ def main() -> None:
         app()
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2)
     except Interrupted:
         print(f"stopped by SIGTERM; {KEPT}", file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        _leave(EXIT_CODE)
     except SystemExit as end:
         if end.code == 130:  # typer's, after Ctrl-C
             print(f"interrupted; {KEPT}", file=sys.stderr)
-        raise
+        _leave(end.code)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: Any) -> NoReturn:
+    """Exit; at once where other processes may be gone, for which JAX would wait a minute and a half."""
+    if "grpo_lib.processes" in sys.modules and code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if sys.modules["grpo_lib.processes"].several():
+            os._exit(code)
+    sys.exit(code)
 
 
 def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:

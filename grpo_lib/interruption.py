@@ -32,6 +32,10 @@ class Notice:
         """Was a SIGTERM received?"""
         return self._given
 
+    def give(self) -> None:
+        """As if a SIGTERM had been received: another process of the run was asked to end."""
+        self._given = True
+
     @contextlib.contextmanager
     def at_a_good_moment(self) -> Iterator[None]:
         """Whoever runs inside looks at `given()` and comes to an end by itself."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import environment
+from grpo_lib import environment, processes
 from grpo_lib.errors import CourseError
 from grpo_lib.recipes import ModelRecipe
 
@@ -227,11 +227,16 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Path:
     """Convert the recipe's Hugging Face directory to a MaxText checkpoint; returns its `0/items` folder.
 
     A finished conversion is kept: calling again returns it.  The folder appears only when it is complete.
+    Of several processes the first converts, and the others wait.
     """
-    output = Path(output).resolve()
-    items = output / "0" / "items"
-    if items.is_dir():
-        return items
+    items = Path(output).resolve() / "0" / "items"
+    if processes.is_first() and not items.is_dir():
+        _convert_to_maxtext(model, items.parents[1])
+    processes.wait("conversion")
+    return items
+
+
+def _convert_to_maxtext(model: ModelRecipe, output: Path) -> None:
     directory = model_directory(model)
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -243,7 +248,6 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Path:
         raise CourseError(f"MaxText wrote no checkpoint; its log is {log}")
     shutil.rmtree(output, ignore_errors=True)  # a folder without a checkpoint in it
     partial.rename(output)
-    return items
 
 
 def load_actor(
@@ -255,7 +259,8 @@ def load_actor(
     devices: list[jax.Device] | None = None,
     tensor: int = 1,
 ) -> Actor:
-    """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens.
+    """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens.  Several processes load it
+    together.
 
     Args:
       devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
@@ -295,32 +300,48 @@ def load_actor(
             raise CourseError(
                 f"checkpoint {checkpoint} cannot be read ({reason}); remove the folder and convert the model again"
             ) from error
+    make_keys_plain(module)
     return Actor(module, config, mesh)
+
+
+def make_keys_plain(module: nnx.Module) -> None:
+    """Keep the module's random keys as the numbers that they are made of, which JAX takes as keys, too.
+
+    Between several processes JAX 0.11 moves arrays to other memory, as Tunix does with the policy after each sync, but
+    no typed keys ("device_put's second argument must be … addressable devices").
+    """
+    keys = nnx.state(module, nnx.RngKey)
+    nnx.update(module, jax.tree.map(jax.random.key_data, keys))
 
 
 def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path) -> Path:
     """Write the actor's weights as a Hugging Face directory with tokenizer; returns the directory.
 
     MaxText's converter reads a checkpoint, so the weights are written as one first, into a folder that is removed.
-    An existing directory is replaced only when the new one is complete.
+    An existing directory is replaced only when the new one is complete.  Several processes write the checkpoint
+    together, and the first converts it.
     """
     import orbax.checkpoint as ocp
 
     output = Path(output).resolve()
     partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    if processes.is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    processes.wait("the folder of the export")
     weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
     with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
         parameters = nnx.to_pure_dict(nnx.state(actor.module.base, nnx.Param))
         checkpointer.save(weights, {"params": {"params": parameters}})
-    # The converter reads the whole model onto every device that it sees: not onto chips that hold a training.
-    _run_converter(_to_hugging_face, 1, log, model, weights, result)
-    if not list(result.glob("*.safetensors")):
-        raise CourseError(f"MaxText wrote no weights; its log is {log}")
-    shutil.rmtree(output, ignore_errors=True)
-    result.rename(output)
-    shutil.rmtree(partial)
+    if processes.is_first():
+        # The converter reads the whole model onto every device that it sees: not onto chips that hold a training.
+        _run_converter(_to_hugging_face, 1, log, model, weights, result)
+        if not list(result.glob("*.safetensors")):
+            raise CourseError(f"MaxText wrote no weights; its log is {log}")
+        shutil.rmtree(output, ignore_errors=True)
+        result.rename(output)
+        shutil.rmtree(partial)
+    processes.wait("the export")
     return output
 
 
@@ -350,9 +371,12 @@ def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_i
     Args:
       prompt_ids: [B, P], padded on the left.
       completion_ids: [B, C], padded on the right.
+
+    Of several processes all call it, with the same ids; the result is spread over their devices (`processes.on_host`).
     """
     from tunix.rl import common
 
+    prompt_ids, completion_ids = processes.spread((prompt_ids, completion_ids), actor.mesh)
     graphdef, state = nnx.split(actor.module)
     with actor.scope():
         return common.compute_per_token_logps(

@@ -2,17 +2,19 @@
 
     convert -> build session -> check the first sync -> evaluate before -> train -> evaluate after -> export -> summary
 
-Every step keeps what is there already, so a run that was interrupted goes on where it stopped.
+Every step keeps what is there already, so a run that was interrupted goes on where it stopped.  In a run of several
+processes all take every step together; what a step returns, the first one gets.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import evaluation, models, training, warning_signs
+from grpo_lib import evaluation, models, processes, training, warning_signs
 from grpo_lib.errors import CourseError
 from grpo_lib.files import read_jsonl, write_json_atomic
 from grpo_lib.interruption import Notice
@@ -42,12 +44,16 @@ def build_session(recipe: Recipe, directory: Path, say: Callable[[str], None] = 
     return session
 
 
-def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun:
+def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun | None:
     """Greedy evaluation of the test problems, `which` being before or after.  A finished one is read, not repeated.
 
     One that was interrupted goes on where it was.  Raises CourseError when the moment has passed: before any step was
     taken, or after the last.
     """
+    return session.lead(lambda: _evaluate(session, which, progress))
+
+
+def _evaluate(session: training.Session, which: str, progress: bool) -> evaluation.EvalRun:
     path = session.directory / "evals" / f"{which}.jsonl"
     steps = session.recipe.training.steps
     if not path.exists():
@@ -82,7 +88,7 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
         summary = run.summary()
         return {"validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"]}
 
-    return validate
+    return lambda: session.lead(validate) or {}
 
 
 def export(session: training.Session) -> Path:
@@ -113,11 +119,12 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     progress: bool = True,
     notice: Notice | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """A run from the first step to summary.json and the export; arguments as for `learn`."""
     started = time.perf_counter()
     session = learn(recipe, directory, on_step, say, progress, notice)
-    summary = write_summary(recipe, directory, time.perf_counter() - started)
+    wall_seconds = time.perf_counter() - started
+    summary = write_summary(recipe, directory, wall_seconds) if processes.is_first() else None
     say(f"exported to {export(session)}")
     return summary
 
@@ -144,8 +151,8 @@ def learn(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
     )
-    before = evaluate(session, "before", progress)
-    say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+    if before := evaluate(session, "before", progress):
+        say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
     if session.step:
         say(f"continuing after step {session.step} of {recipe.training.steps}")
     with notice.at_a_good_moment():
@@ -154,11 +161,18 @@ def learn(
             _watched(session, on_step, say),
             validation(session),
             recipe.training.validate_every,
-            stop=notice.given,
+            stop=functools.partial(_given_to_any, notice),
         )
-    after = evaluate(session, "after", progress)
-    say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+    if after := evaluate(session, "after", progress):
+        say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
     return session
+
+
+def _given_to_any(notice: Notice) -> bool:
+    """Was this process asked to end, or another one?  Then all do."""
+    if processes.any_of(notice.given()):
+        notice.give()
+    return notice.given()
 
 
 def _watched(session: training.Session, on_step: Callable[[dict], None] | None, say: Callable[[str], None]) -> Callable:

@@ -58,7 +58,6 @@ def batch_metrics(
     sampler: Any,
     group_size: int,
     parts: Sequence[MeasuredReward],
-    gather: Callable[[np.ndarray], np.ndarray],
     gap: Callable[[], float],
     prompts,
     completions,
@@ -72,9 +71,8 @@ def batch_metrics(
     Args:
       sampler: what sampled them; it knows their lengths, and the seconds that it took.
       parts: the reward functions, which have just been called.
-      gather: [n, ...] of this process -> [processes * n, ...] of all of them.
       gap: mean difference between the sampler's log-probabilities and the trainer's, in nats.
-      completions, rewards, advantages, answer: of this process, one per completion; groups lie together.
+      completions, rewards, advantages, answer: one per completion; groups lie together.
     """
     columns = {
         "reward": rewards,
@@ -87,8 +85,7 @@ def batch_metrics(
         "truncated": sampler.truncated,
         **{REWARD_PART + part.__name__: part.values for part in parts},
     }
-    table = gather(np.stack([np.asarray(column, np.float32) for column in columns.values()], axis=1))
-    columns = dict(zip(columns, table.T, strict=True))
+    columns = {name: np.asarray(column, np.float32) for name, column in columns.items()}
     groups = columns["reward"].reshape(-1, group_size)
     values = {name: column.mean() for name, column in columns.items()}
     values |= {REWARD_SPREAD + part.__name__: columns[REWARD_PART + part.__name__].std() for part in parts}

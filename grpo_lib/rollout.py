@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import environment
+from grpo_lib import environment, processes
 from grpo_lib.errors import CourseError
 from grpo_lib.generation import Generation
 
@@ -106,7 +106,25 @@ class RowSampler(tunix_sampler.Sampler):
 
     `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several passes, over several
     processes.  Tunix draws the noise of a whole batch from one key.
+
+    With a `sharding` of the weights, which is replicated, the rows of a batch are spread over the devices that hold
+    them, where they divide.
     """
+
+    sharding: jax.sharding.NamedSharding | None = None
+
+    def init_sample_state(self, all_input_ids, *arguments, **more):
+        state = super().init_sample_state(all_input_ids, *arguments, **more)
+        mesh, rows = self.sharding and self.sharding.mesh, len(all_input_ids)
+        if mesh is None or rows % mesh.size:
+            return state
+        by_row = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
+
+        def spread(leaf):
+            has_rows = isinstance(leaf, jax.Array) and leaf.ndim and len(leaf) == rows
+            return jax.device_put(leaf, by_row) if has_rows else leaf
+
+        return jax.tree.map(spread, state)
 
     def _sample(self, logits, eos, cache, sampler_state):
         if sampler_state.sampling_mode != "top_p" or sampler_state.seed.ndim == 1:  # greedy, or one key for all
@@ -147,13 +165,14 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     - Every completion draws noise of its own, which the seed, the step and its place in the step decide (`RowSampler`):
       without a seed the stock engine samples with PRNGKey(0) each time.
     - Completions keep their end-of-sequence token, so that stopping is learned too; the stock engine cuts it off.
+    - Of several processes each samples its share on its own devices, and receives the others' completions.
     """
 
     def __init__(
         self, rollout_actor, tokenizer, mesh, rollout_config, *,
-        seed: int = 0, passes: int = 1, first_row: int = 0, **_: Any,
+        seed: int = 0, passes: int = 1, **_: Any,
     ):  # fmt: skip
-        """`passes`: calls of `generate` per step; `first_row`: place in a step of this process's first completion."""
+        """`mesh`: of this process's devices; `passes`: calls of `generate` per step."""
         module = sampler_module(rollout_actor.base.config)
         # Several devices: each holds the whole model.  This engine is for models that are small.
         self.sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()) if mesh.size > 1 else None
@@ -164,7 +183,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         )
         super().__init__(module, tokenizer, cache)
         self._sampler = RowSampler(module, tokenizer, tunix_sampler.CacheConfig(**dataclasses.asdict(cache)))
-        self.seed, self.passes, self.first_row = seed, passes, first_row
+        self._sampler.sharding = self.sharding
+        self.seed, self.passes = seed, passes
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
         self.seconds = Seconds()
         self.truncated: list[bool] = []  # of the last call, one per completion
@@ -173,10 +193,13 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
         started = time.perf_counter()
         step, passed = divmod(self.calls, self.passes)
-        rows = self.first_row + passed * len(prompts) + np.arange(len(prompts))
+        rows = passed * len(prompts) + np.arange(len(prompts))
         keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
         self.calls += 1
-        output = super().generate(prompts, dataclasses.replace(rollout_config, seed=keys), **kwargs)
+        own = processes.share(len(prompts))
+        output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]), **kwargs)
+        if processes.several():
+            output = _gathered(output)
         limit = rollout_config.max_tokens_to_generate
         # Tunix cuts a completion at its end token; one that fills the limit never had one.
         self.truncated = [len(tokens) >= limit for tokens in output.tokens]
@@ -208,11 +231,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def _translate(self, params: nnx.State, state: nnx.State) -> nnx.State:
         state = translate_weights(params, state)
-        if not self.sharding:
-            return state
-        # Between virtual CPU devices JAX copies through the host, which Tunix forbids while it syncs.
-        with jax.transfer_guard("allow"):
-            return jax.device_put(state, self.sharding)
+        return processes.copied_here(state, self.sharding) if self.sharding else state
 
     def take_seconds(self, what: str) -> float:
         """Seconds spent "generating" or "syncing" since the last time this was asked."""
@@ -233,6 +252,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def expected(self, actor: dict[str, jax.Array]) -> Iterator[tuple[str, str, jax.Array]]:
         """(actor's name, sampler's name, the value that it should have), for every weight that has a place here."""
         translated = _translate(actor)
+        if self.sharding:
+            translated = processes.copied_here(translated, self.sharding)
         for name, value in translated.items():
             layer = LAYER_NAME.fullmatch(name)
             source = STACKED + LAYER_WEIGHTS[layer[1]] if layer else OTHER_WEIGHTS[name]
@@ -248,8 +269,9 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         """The `generate` of grpo_lib.evaluation, from the weights of the last sync."""
         tokenizer = self._sampler.tokenizer.tokenizer
         return greedy_generate(
-            self.module_and_state, tokenizer, max_completion_length=max_completion_length, batch_size=batch_size
-        )
+            self.module_and_state, tokenizer, max_completion_length=max_completion_length, batch_size=batch_size,
+            sharding=self.sharding,
+        )  # fmt: skip
 
 
 def sampler_module(config: Any) -> qwen3.Qwen3:
@@ -287,6 +309,17 @@ def translate_weights(actor_state: nnx.State, sampler_state: nnx.State) -> nnx.S
     )
 
 
+def _gathered(output: base_rollout.RolloutOutput) -> base_rollout.RolloutOutput:
+    """The completions of all processes."""
+    tables = (output.text, [ids.tolist() for ids in output.tokens], output.left_padded_prompt_tokens.tolist())
+    text, tokens, prompts = zip(*processes.gather(list(zip(*tables, strict=True))), strict=True)
+    tokens = [np.array(ids, np.int32) for ids in tokens]
+    return dataclasses.replace(
+        output, text=list(text), tokens=tokens, left_padded_prompt_tokens=np.array(prompts, np.int32),
+        logits=None, logprobs=None,
+    )  # fmt: skip
+
+
 def check_sync(
     sampler: Any, actor_module: nnx.Module, prompts: list[str], config, logps: Callable, dtype: str = "float32"
 ) -> SyncCheck:
@@ -307,7 +340,7 @@ def check_sync(
     check_weights(sampler, actor)
     output, sampled = sampler.scored(prompts, config)
     completions = padded(output.tokens, config.max_tokens_to_generate, sampler.pad_id())
-    trained = np.asarray(logps(jnp.asarray(output.left_padded_prompt_tokens), completions))
+    trained = logps(output.left_padded_prompt_tokens, completions)
     gap = np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(sampled, trained, strict=True)])
     check = SyncCheck(len(actor), int(gap.size), float(gap.mean()), float(gap.max()))
     if not check.mean_gap <= MAX_MEAN_GAP[dtype]:  # also true for NaN
@@ -376,6 +409,7 @@ def greedy_generate(
     max_completion_length: int,
     batch_size: int,
     bucket: int = 16,
+    sharding: jax.sharding.NamedSharding | None = None,
 ) -> Callable[..., list[Generation]]:
     """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
 
@@ -387,10 +421,20 @@ def greedy_generate(
         evaluated as it is.
       batch_size: prompts sampled at once; fewer when they are longer than LONG_PROMPT tokens.  Batches are filled up to
         their size, and prompts to multiples of `bucket` tokens, so that few shapes are compiled.  No prompt is cut.
+      sharding: of the weights, where they are on several devices.
+
+    Of several processes, each answers its share of the prompts; all of them call it, with the same ones.
     """
-    samplers: dict[int, tunix_sampler.Sampler] = {}
+    samplers: dict[int, RowSampler] = {}
 
     def generate(prompts: list[str], *, temperature: float | None = None, seed: int = 0) -> list[Generation]:
+        if not processes.several():
+            return generate_here(prompts, temperature, seed)
+        own = prompts[processes.share(len(prompts))]
+        answers = generate_here(own, temperature, seed) if own else []
+        return [Generation(**fields) for fields in processes.gather([dataclasses.asdict(a) for a in answers])]
+
+    def generate_here(prompts: list[str], temperature: float | None, seed: int) -> list[Generation]:
         longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
         width = -(-longest // bucket) * bucket
         module, state = sampler_state()
@@ -399,7 +443,8 @@ def greedy_generate(
             cache = tunix_sampler.CacheConfig(
                 width + max_completion_length, config.num_layers, config.num_kv_heads, config.head_dim
             )
-            samplers[width] = tunix_sampler.Sampler(module, tokenizer, cache)
+            samplers[width] = RowSampler(module, tokenizer, cache)
+            samplers[width].sharding = sharding
         sampler = samplers[width]
         sampler.transformer_state = state
         generations = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import environment, models, tracking
+from grpo_lib import environment, models, processes, tracking
 from grpo_lib.batch_plan import BatchPlan
 from grpo_lib.errors import CourseError
 from grpo_lib.files import write_json_atomic
@@ -32,6 +32,7 @@ from grpo_lib.rewards import get_rewards
 environment.prepare()
 
 import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from etils import epath  # noqa: E402
@@ -85,11 +86,29 @@ class Session:
         return render_with(self.recipe, self.tokenizer, question)
 
     def generate(self, prompts: list[str]):
-        """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation."""
-        evaluation = self.recipe.evaluation
+        """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation.
+
+        In a run of several processes it is called inside `lead`.
+        """
+        return self._answer(processes.from_first(prompts))
+
+    def lead[T](self, work: Callable[[], T]) -> T | None:
+        """Do `work`, which may call `generate`.  Of several processes the first does it; the others help with the
+        completions that it asks for, and get None.
+        """
+        if processes.is_first():
+            result = work()
+            processes.from_first(None)
+            return result
+        while (prompts := processes.from_first(None)) is not None:
+            self._answer(prompts)
+        return None
+
+    def _answer(self, prompts: list[str]):
         if self.greedy is None:
             self.greedy = self.sampler.greedy_generate(
-                max_completion_length=self.recipe.evaluation_completion_length, batch_size=evaluation.batch_size
+                max_completion_length=self.recipe.evaluation_completion_length,
+                batch_size=-(-self.recipe.evaluation.batch_size // jax.process_count()),
             )
         return self.greedy(prompts)
 
@@ -159,15 +178,18 @@ def require_engine(recipe: Recipe) -> None:
 def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample: the first ones train; the same or the next ones sample.
 
+    Of several processes all devices train, and each process samples on its own.
+
     Args:
-      devices: all that JAX finds.
+      devices: all that JAX finds, in all processes.
 
     Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
-    processes: a run of several hosts is not built yet (and tpu-inference 0.31.0 wants all devices in its own process).
+    processes and the recipe wants them to do different things.
     """
     hardware, found = recipe.hardware, len(devices)
-    if len({device.process_index for device in devices}) > 1:
-        raise CourseError("this slice has several hosts, and such a run is not built yet; use a slice of one host")
+    count = len({device.process_index for device in devices})
+    if count > 1:
+        _require_alike(recipe, found, count)
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
     needed = trainer if hardware.colocated else trainer + sampler
     if needed > found:
@@ -182,9 +204,25 @@ def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     ):
         if whole % parts:
             raise CourseError(f"hardware.{name}={parts} must divide its {whole} devices")
-    recipe.plan_on(found, len({device.process_index for device in devices}))  # refuses a batch that does not divide
+    recipe.plan_on(found, count)  # refuses a batch that does not divide
+    if count > 1:
+        return list(devices), [device for device in devices if device.process_index == jax.process_index()]
     first = 0 if hardware.colocated else trainer
     return list(devices[:trainer]), list(devices[first : first + sampler])
+
+
+def _require_alike(recipe: Recipe, found: int, count: int) -> None:
+    """Refuse what does not let all processes do the same."""
+    hardware, said = recipe.hardware, f"{count} processes train and sample alike, on all their devices: "
+    if recipe.rollout.engine != "tunix":
+        raise CourseError(
+            f"rollout.engine={recipe.rollout.engine} needs all devices in one process (tpu-inference 0.31.0), and "
+            f"there are {count}; use a slice of one host, or rollout.engine=tunix"
+        )
+    if not hardware.colocated:
+        raise CourseError(f"{said}set hardware.sampler_devices to null")
+    if hardware.trainer_count(found) != found:
+        raise CourseError(f"{said}set hardware.trainer_devices to {found}, or to null")
 
 
 def build_session(
@@ -218,7 +256,8 @@ def build_session(
         models.load_actor, recipe.model, checkpoint, total, tokenizer.pad_token_id,
         devices=trainer_devices, tensor=recipe.hardware.trainer_tensor,
     )  # fmt: skip
-    apart = None if recipe.hardware.colocated else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
+    together = recipe.hardware.colocated and not processes.several()
+    apart = None if together else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
     reference = load().module if recipe.grpo.beta else None
 
     recorder = Recorder(
@@ -226,6 +265,7 @@ def build_session(
         iterations=recipe.grpo.iterations,
         completions=plan.completions_per_step,
         learning_rate=learning_rate_schedule(recipe),
+        writes=processes.is_first(),
     )
     rollout_config = RolloutConfig(
         max_tokens_to_generate=recipe.rollout.max_completion_length,
@@ -236,7 +276,8 @@ def build_session(
         top_k=recipe.rollout.top_k,
     )
     saving = _Saving(recipe, checkpoint_root(recipe, directory) / "actor")
-    checkpoints.drop_one_without_its_row(saving.folder, recorder.last_step, recipe.grpo.iterations)
+    if processes.is_first():
+        checkpoints.drop_one_without_its_row(saving.folder, recorder.last_step, recipe.grpo.iterations)
     rewards = [MeasuredReward(function) for function in get_rewards(recipe.rewards)]
     with models.quiet():
         engine = _rollout_engine(recipe, plan, tokenizer, total)
@@ -251,6 +292,8 @@ def build_session(
         actor, cluster = _restored(build, saving, say)
         if recipe.grpo.iterations > 1:
             old_logps_from_actor(cluster)
+        if processes.several():
+            spread_batches(cluster, actor.mesh)
         if recipe.grpo.beta:
             time_the_reference(cluster)
         sampler = cluster.rollout
@@ -267,10 +310,10 @@ def build_session(
                 kl_loss_mode="low_var_kl",  # the k3 estimator, as in the GRPO paper (equation 4); Tunix's default is k1
             ),
             reward_fns=rewards,
-            metric_fns=[
-                functools.partial(batch_metrics, sampler, recipe.grpo.group_size, rewards, lambda table: table, gap)
-            ],
+            metric_fns=[functools.partial(batch_metrics, sampler, recipe.grpo.group_size, rewards, gap)],
         )
+        if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
+            learner.can_enable_async_rollout = False
     cluster.actor_trainer.with_rl_metrics_to_log({"kl": np.mean, "pg_clipfrac": np.mean, "entropy": np.mean})
     clock = Clock(cluster)
     cluster.actor_trainer.with_training_hooks(clock)
@@ -299,7 +342,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
     def trainer_logps(prompt_ids, ids):
         rows = (slice(start, start + width) for start in range(0, len(ids), width))
         parts = [models.per_token_logps(session.actor, prompt_ids[row], ids[row], pad, eos) for row in rows]
-        return np.concatenate([np.asarray(part) for part in parts])
+        return np.concatenate([processes.on_host(part) for part in parts])
 
     calls = session.sampler.calls
     check = rollout.check_sync(
@@ -311,7 +354,8 @@ def check_first_sync(session: Session, prompts: int = 32) -> rollout.SyncCheck:
         recipe.model.dtype,
     )
     session.sampler.calls = calls  # the check must not change what the run samples
-    write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
+    if processes.is_first():
+        write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
     return check
 
 
@@ -328,9 +372,12 @@ def train(
       on_step: called with each row, one step late (Tunix logs a step when the next one has begun), and again when a
         validation joins it later than that.
       validate: called after every `validate_every`-th step; what it returns joins that step's row.
-      stop: asked now and then; once it is true, the step under way is finished and saved, and training ends.
+      stop: asked now and then, in all processes; once it is true, the step under way is finished and saved, and
+        training ends.
+
+    Of several processes the first has the rows and calls `on_step`; all call `validate`, see `Session.lead`.
     """
-    recipe, recorder, saving = session.recipe, session.recorder, session.saving
+    recipe, recorder = session.recipe, session.recorder
     every = validate_every if validate else 0
     left = session.step < recipe.training.steps
     if left and session.closed:
@@ -338,8 +385,8 @@ def train(
     rows = recorder.begin(session.step, on_step)
     try:
         if left:
-            session.closed, saving.stop = True, stop
-            recorder.tracker = tracking.start(recipe, session.directory)
+            session.closed = True
+            recorder.tracker = tracking.start(recipe, session.directory) if processes.is_first() else None
             session.clock.start()
             with models.quiet():
                 session.learner.train(_batches(session, validate, every, stop))
@@ -356,8 +403,12 @@ def train(
 
 
 def _validate_last(session: Session, validate: Callable[[], Row] | None, every: int) -> None:
-    if every and session.step % every == 0 and not session.recorder.has(session.step, VALIDATED):
+    if every and session.step % every == 0 and _unvalidated(session, session.step):
         session.recorder.add(session.step, validate())
+
+
+def _unvalidated(session: Session, step: int) -> bool:
+    return processes.from_first(not session.recorder.has(step, VALIDATED))
 
 
 def _explained(error: Exception, session: Session) -> Exception:
@@ -420,6 +471,28 @@ def old_logps_from_actor(cluster: rl.RLCluster) -> None:
     cluster.get_old_per_token_logps = old_logps
 
 
+def spread_batches(cluster: rl.RLCluster, mesh: jax.sharding.Mesh) -> None:
+    """Let the trainer and the reference model of several processes take batches that each process has whole.
+
+    Tunix takes them for this process's part of a batch: see `processes.spread`.
+    """
+
+    def spreading(logps: Callable) -> Callable:
+        def spread(*, prompt_tokens, completion_tokens, micro_batch_size, **more):
+            parts = []
+            for first in range(0, len(prompt_tokens), micro_batch_size):
+                rows = slice(first, first + micro_batch_size)
+                batch = processes.spread((prompt_tokens[rows], completion_tokens[rows]), mesh)
+                parts.append(processes.on_host(logps(prompt_tokens=batch[0], completion_tokens=batch[1], **more)))
+            return jnp.concatenate(parts)
+
+        return spread
+
+    cluster.actor_trainer._prepare_inputs = functools.partial(processes.spread, mesh=mesh)
+    cluster.get_ref_per_token_logps = spreading(cluster.get_ref_per_token_logps)
+    cluster.get_old_per_token_logps = spreading(cluster.get_old_per_token_logps)
+
+
 def time_the_reference(cluster: rl.RLCluster) -> None:
     """Hand the time of the reference model's log-probabilities to the metrics."""
     reference_logps = cluster.get_ref_per_token_logps
@@ -440,7 +513,7 @@ def sampler_trainer_gap(sampler: Any, actor: models.Actor, rows: int, width: int
       width: tokens to which completions are padded, so that one shape is compiled.
     """
     scored = sampler.last_scored(rows, width)
-    trained = np.asarray(
+    trained = processes.on_host(
         models.per_token_logps(actor, scored.prompt_ids, scored.completion_ids, sampler.pad_id(), sampler.eos_id())
     )
     gaps = [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
@@ -454,16 +527,14 @@ class _Saving:
         self.folder, self.seed = folder, recipe.seed
         self.iterations = recipe.grpo.iterations  # updates per step
         self.last = recipe.training.steps * self.iterations
-        self.stop: Callable[[], bool] = lambda: False
         self.trainer: Any = None
         every = recipe.training.checkpoint_every * self.iterations
-        self.options = checkpoints.manager_options(every, recipe.training.keep, self._asked, self.keep_beside)
-
-    def _asked(self, update: int) -> bool:
-        return update == self.last or (update % self.iterations == 0 and self.stop())  # never in mid-step
+        self.options = checkpoints.manager_options(every, recipe.training.keep, self.last, self.keep_beside)
 
     def keep_beside(self, update: int) -> None:
-        checkpoints.keep_beside(self.folder, update, self._fingerprint())
+        fingerprint = self._fingerprint()  # by all processes; so are the random numbers the same in all
+        if processes.is_first():
+            checkpoints.keep_beside(self.folder, update, fingerprint)
 
     def restore_beside(self) -> str | None:
         """Once the trainer is there; returns what is wrong with what it restored."""
@@ -499,10 +570,13 @@ def _restored(
 ) -> tuple[models.Actor, rl.RLCluster]:
     """What `build` makes from the newest checkpoint that is whole; `say` is told of one that is not."""
     while True:
+        if processes.several():  # they restore together: it must not fail in one of them
+            while damage := processes.from_first(_set_aside(saving)):
+                say(damage)
         try:
             actor, cluster = build()
         except Exception:
-            damage = checkpoints.set_damaged_aside(saving.folder)
+            damage = None if processes.several() else _set_aside(saving)
             if damage is None:  # then something else is wrong
                 raise
         else:
@@ -510,8 +584,13 @@ def _restored(
             reason = saving.restore_beside()
             if reason is None:
                 return actor, cluster
-            damage = checkpoints.set_damaged_aside(saving.folder, reason)
+            damage = processes.from_first(_set_aside(saving, reason))
         say(damage)
+
+
+def _set_aside(saving: _Saving, reason: str | None = None) -> str | None:
+    """What process 0 says of the newest checkpoint when it is damaged, and then out of the way."""
+    return checkpoints.set_damaged_aside(saving.folder, reason) if processes.is_first() else None
 
 
 def _build_cluster(
@@ -533,10 +612,13 @@ def _build_cluster(
                 # Tunix counts updates; a step here is a batch, with all its updates.
                 max_steps=training.steps * iterations,
                 eval_every_n_steps=training.steps * iterations + 1,
-                mini_batch_size=plan.prompts_per_process,
-                train_micro_batch_size=plan.local_micro_batch // plan.group_size,
-                rollout_micro_batch_size=plan.rollout_batch,
-                compute_logps_micro_batch_size=plan.local_micro_batch // plan.group_size,
+                # Of all processes together: each sees the whole batch.
+                mini_batch_size=plan.prompts_per_step,
+                train_micro_batch_size=plan.micro_batch_prompts,
+                rollout_micro_batch_size=plan.prompts_per_pass,
+                compute_logps_micro_batch_size=plan.micro_batch_prompts,
+                # Tunix's default is 2; several processes run one program at a time (`processes`).
+                max_inflight_computations=1 if processes.several() else 2,
                 checkpoint_root_directory=str(saving.folder.parent),
                 checkpointing_options=saving.options,
                 metrics_logging_options=metrics_logger.MetricsLoggerOptions(
@@ -566,7 +648,7 @@ def _batches(
             if done > restored:  # Tunix saves when it closes, unless it has
                 session.saving.keep_beside(done * recipe.grpo.iterations)
             return
-        if every and done and done % every == 0 and done >= restored and not recorder.has(done, VALIDATED):
+        if every and done and done % every == 0 and done >= restored and _unvalidated(session, done):
             recorder.add(done, validate())
         for _ in range(recipe.grpo.iterations if step <= restored else 1):
             yield dict(batch)

@@ -138,7 +138,7 @@ def test_random_numbers_go_on_where_they_were(folder):
 def test_what_is_kept_beside_stays_as_long_as_its_checkpoint(folder):
     for update in (2, 4, 6, 8):  # the checkpoint is not there yet when it is written
         checkpoints.keep_beside(folder, update, values=0)
-    assert sorted(path.name for path in (folder.parent / "beside").iterdir()) == ["2.0.json", "4.0.json", "8.0.json"]
+    assert sorted(path.name for path in (folder.parent / "beside").iterdir()) == ["2.json", "4.json", "8.json"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ def test_what_is_kept_beside_stays_as_long_as_its_checkpoint(folder):
 def test_what_is_kept_beside_and_cannot_be_read_is_named(folder, text, reason):
     if text is not None:
         (folder.parent / "beside").mkdir()
-        (folder.parent / "beside" / "4.0.json").write_text(text)
-    with pytest.raises(CourseError, match=rf"4\.0\.json .*{reason}; remove .*actor/4 to continue"):
+        (folder.parent / "beside" / "4.json").write_text(text)
+    with pytest.raises(CourseError, match=rf"4\.json .*{reason}; remove .*actor/4 to continue"):
         checkpoints.restore_beside(folder, 4)

@@ -18,7 +18,8 @@ FLOORS = (
     ("records", "memory", "roofline", "rehearsal", "subject", "tracking"),
     ("preflight",),
     # JAX.
-    ("models", "recording", "checkpoints"),
+    ("processes", "recording", "checkpoints"),
+    ("models",),
     ("rollout",),
     ("vllm_engine",),
     ("vllm_standalone",),

@@ -48,7 +48,6 @@ def test_every_key_that_training_writes_is_in_the_glossary() -> None:
         Sampler(),
         2,
         [part],
-        lambda table: table,
         lambda: 0.0,
         ["p"] * 2,
         ["5", "6"],

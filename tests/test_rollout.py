@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from grpo_lib import processes
 from grpo_lib.errors import CourseError
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,7 @@ def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, config, tin
 
 
 def test_a_completion_does_not_depend_on_its_neighbours(sampler, config, tiny_actor, tokenizer):
-    """The same step in one pass, in two, and as the second of two processes would sample its half."""
+    """The same step in one pass, in two, and with its rows in halves; of two processes each samples one."""
     from grpo_lib.rollout import TunixSampler
 
     def sample(prompts, calls=1, **place):
@@ -117,7 +118,9 @@ def test_a_completion_does_not_depend_on_its_neighbours(sampler, config, tiny_ac
     whole = sample(PROMPTS[: 2 * half])
     assert len(set(whole)) > 1
     assert sample(PROMPTS[: 2 * half], calls=2, passes=2) == whole
-    assert sample(PROMPTS[half : 2 * half], first_row=half) == whole[half:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "share", lambda number: slice(half, number))
+        assert sample(PROMPTS[: 2 * half]) == whole[half:]
 
 
 @settings(max_examples=20)  # each compiles
