@@ -312,6 +312,9 @@ def preflight(
         bool, typer.Option("--quick", help="Compile with little effort: a tenth of the time, about the same size.")
     ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Compile again what .cache/preflight holds.")] = False,
+    largest: Annotated[
+        bool, typer.Option("--largest-micro-batch", help="Find the largest micro-batch that fits, instead.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
     price: Annotated[
         float | None, typer.Option("--price-per-chip-hour", min=0, help="For the cost of a run at the floor.")
@@ -328,6 +331,11 @@ def preflight(
     resolved = load_recipe(recipe, overrides or ())
     say = functools.partial(print, file=sys.stderr, flush=True)
     compiler = compilation.Compiler(resolved, say, refresh=refresh)
+    if largest:
+        found = preflight.largest_micro_batch(resolved, compiler, say, quick=quick)
+        text = f"largest micro-batch that fits: {found} of the step's {resolved.completions_per_step} completions"
+        _finish({"largest_micro_batch": found}, as_json, text if found else "no micro-batch fits")
+        return
     command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
     result = preflight.preflight(resolved, compiler, say, quick=quick, command=command, versions=compiler.versions)
     if output:

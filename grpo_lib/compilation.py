@@ -10,6 +10,7 @@ recipe's optimizer.  No weight is made: arrays are shapes with a sharding over t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -171,9 +172,9 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
     from maxtext.utils import maxtext_utils, model_creation_utils
 
-    from grpo_lib import models
+    from grpo_lib import hidden_states, models
 
-    few = {}
+    few, length = {}, program.prompt_length + program.completion_length
     if program.layers:
         few = {
             "scan_layers": False,
@@ -186,19 +187,20 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
             weights=_has_weights(program.model.path),
             **{
                 "scan_layers": True,
-                "max_target_length": program.prompt_length + program.completion_length,
+                "max_target_length": length,
                 "enable_checkpointing": False,
                 "ici_fsdp_parallelism": program.devices // program.tensor,
                 "ici_tensor_parallelism": program.tensor,
                 "hardware": "tpu",
                 "jax_cache_dir": "",
             }
+            | hidden_states.maxtext_settings(program.loss, length)
             | few,
         )
     )
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
-    model = TunixMaxTextAdapter(base_model=base, pad_id=0)
+    model = hidden_states.adapter_for(program.loss, TunixMaxTextAdapter(base_model=base, pad_id=0))
     graph, state = nnx.split(model)
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
 
@@ -212,6 +214,7 @@ def _lower_update(program, recipe, config, mesh, model):
     from tunix.rl.grpo.grpo_learner import GRPOConfig
     from tunix.sft.peft_trainer import PeftTrainer
 
+    from grpo_lib import losses
     from grpo_lib.training import make_optimizer
 
     # The accumulation's length is a constant in the program, and 1 accumulates too.
@@ -223,9 +226,13 @@ def _lower_update(program, recipe, config, mesh, model):
     optimizer = nnx.merge(graph, state)
     algorithm = GRPOConfig(beta=0.04 if program.reference else 0.0, num_iterations=2 if program.old else 1)
     algorithm.temperature = program.temperature
+    policy_loss = grpo_loss_fn
+    if program.loss != "jax":
+        algorithm.kl_loss_mode = "low_var_kl"  # Tunix's own is compiled with its default: as large, another formula
+        policy_loss = functools.partial(losses.grpo_loss, implementation=program.loss)
 
     def loss(model, train_example, algo_config):
-        return grpo_loss_fn(model, train_example, algo_config=algorithm, pad_id=0, eos_id=1)
+        return policy_loss(model, train_example, algo_config=algorithm, pad_id=0, eos_id=1)
 
     trainer = SimpleNamespace(
         _lora_enabled=False,
@@ -248,18 +255,23 @@ def _lower_logps(program, recipe, config, mesh, model):
     from flax import nnx
     from tunix.rl import common
 
+    from grpo_lib import losses
+
     graph, state = nnx.split(model)
     batch = _micro_batch(program, mesh)
-    traced = common.compute_per_token_logps.trace(
+    if program.loss == "jax":
+        compute, more = common.compute_per_token_logps, {"stop_gradient": True, "return_logits": False}
+    else:
+        compute, more = losses.per_token_logps, {"implementation": program.loss}
+    traced = compute.trace(
         graph,
         state,
         prompt_tokens=batch.prompt_ids,
         completion_tokens=batch.completion_ids,
         pad_id=0,
         eos_id=1,
-        stop_gradient=True,
-        return_logits=False,
         temperature=program.temperature,
+        **more,
     )
     return traced.lower(lowering_platforms=("tpu",)), {"batch": _shard_bytes((batch.prompt_ids, batch.completion_ids))}
 

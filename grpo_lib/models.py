@@ -7,6 +7,7 @@ model's config.json, so that any size of a supported architecture can be used, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import environment, processes
+from grpo_lib import environment, hidden_states, losses, processes
 from grpo_lib.errors import CourseError
 from grpo_lib.recipes import ModelRecipe
 
@@ -62,6 +63,7 @@ class Actor:
     module: nnx.Module  # TunixMaxTextAdapter
     config: Any  # MaxText HyperParameters
     mesh: jax.sharding.Mesh
+    loss: str = "jax"  # the recipe's loss.implementation, by which log-probabilities are computed
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -258,6 +260,7 @@ def load_actor(
     *,
     devices: list[jax.Device] | None = None,
     tensor: int = 1,
+    loss: str = "jax",
 ) -> Actor:
     """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens.  Several processes load it
     together.
@@ -265,6 +268,7 @@ def load_actor(
     Args:
       devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
         on the axis `fsdp` and `tensor` on the axis `tensor`.
+      loss: the recipe's loss.implementation.
 
     Raises CourseError when the checkpoint is missing, cut short or of another shape.
     """
@@ -288,6 +292,7 @@ def load_actor(
                 enable_checkpointing=True,
                 ici_fsdp_parallelism=len(devices) // tensor,
                 ici_tensor_parallelism=tensor,
+                **hidden_states.maxtext_settings(loss, max_length),
             )
         )
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
@@ -301,7 +306,7 @@ def load_actor(
                 f"checkpoint {checkpoint} cannot be read ({reason}); remove the folder and convert the model again"
             ) from error
     make_keys_plain(module)
-    return Actor(module, config, mesh)
+    return Actor(hidden_states.adapter_for(loss, module), config, mesh, loss)
 
 
 def make_keys_plain(module: nnx.Module) -> None:
@@ -366,7 +371,7 @@ def differing_weights(one: str | Path, other: str | Path) -> list[str]:
 
 
 def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0):
-    """log pi(token) of each completion token, [B, C], by Tunix's own function on the MaxText model.
+    """log pi(token) of each completion token, [B, C], by Tunix's own function on the MaxText model, or the loss's.
 
     Args:
       prompt_ids: [B, P], padded on the left.
@@ -378,8 +383,11 @@ def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_i
 
     prompt_ids, completion_ids = processes.spread((prompt_ids, completion_ids), actor.mesh)
     graphdef, state = nnx.split(actor.module)
+    compute = common.compute_per_token_logps
+    if actor.loss != "jax":
+        compute = functools.partial(losses.per_token_logps, implementation=actor.loss)
     with actor.scope():
-        return common.compute_per_token_logps(
+        return compute(
             graphdef,
             state,
             prompt_tokens=jnp.asarray(prompt_ids),

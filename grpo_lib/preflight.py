@@ -184,8 +184,8 @@ def _notes(
 ) -> Iterator[str]:
     if update.quick:
         yield "compiled with little effort (--quick): temporaries are a few per cent off"
-    if recipe.loss.implementation == "pallas":
-        yield "loss.implementation=pallas is not built yet: what was compiled is the loss of jax"
+    if update.loss != "jax":
+        yield "the floor is that of loss.implementation=jax: the compiler does not count inside a kernel"
     if update.accelerator != recipe.hardware.accelerator:
         yield (
             f"the trainer's {update.devices} of {recipe.hardware.slice.devices} chips were compiled as a "
@@ -214,6 +214,24 @@ def _floor(recipe: Recipe, compile: Compile, result: Result) -> roofline.Floor:
         for name, program in programs_of(recipe).items()
     }
     return roofline.floor(recipe, facts, work["update"], work.get("logps"))
+
+
+def largest_micro_batch(
+    recipe: Recipe, compile: Compile, say: Callable[[str], None] = lambda text: None, *, quick: bool = False
+) -> int | None:
+    """The most completions of one gradient computation that fit, of those that divide the step; None where none fits.
+
+    Found by halving: what fits, fits with less.
+    """
+    sizes = micro_batch_sizes(recipe.plan)
+    fitting, beyond = -1, len(sizes)
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        changed = with_changes(recipe, {"training.micro_batch_size": sizes[middle], MICRO_BATCH[1]: None})
+        say(f"trying a micro-batch of {sizes[middle]} completions")
+        fits = examine(changed, compile, quick=quick).fits
+        fitting, beyond = (middle, beyond) if fits else (fitting, middle)
+    return sizes[fitting] if fitting >= 0 else None
 
 
 # What to change when a recipe does not fit.

@@ -172,7 +172,9 @@ class GRPORecipe(_Section):
 class LossRecipe(_Section):
     """How the policy loss is computed; the value is the same, the memory and the time are not."""
 
-    implementation: Literal["jax", "pallas"] = "jax"
+    implementation: Literal["jax", "chunked", "pallas"] = Field(
+        "jax", description="jax: Tunix's own, from all logits; chunked: a few tokens at a time; pallas: a TPU kernel"
+    )
 
 
 class TrackingRecipe(_Section):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import environment, models, processes, tracking
+from grpo_lib import environment, losses, models, processes, tracking
 from grpo_lib.batch_plan import BatchPlan
 from grpo_lib.errors import CourseError
 from grpo_lib.files import write_json_atomic
@@ -162,8 +162,6 @@ def checkpoint_root(recipe: Recipe, directory: Path) -> epath.Path:
 
 def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
-    if recipe.loss.implementation == "pallas":
-        raise CourseError("loss.implementation=pallas is not built yet; use jax")
     require_engine(recipe)
     tracking.require(recipe.tracking)
     place(recipe, jax.devices())
@@ -254,7 +252,7 @@ def build_session(
     total = width + recipe.rollout.max_completion_length
     load = functools.partial(
         models.load_actor, recipe.model, checkpoint, total, tokenizer.pad_token_id,
-        devices=trainer_devices, tensor=recipe.hardware.trainer_tensor,
+        devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
     )  # fmt: skip
     together = recipe.hardware.colocated and not processes.several()
     apart = None if together else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
@@ -292,6 +290,9 @@ def build_session(
         actor, cluster = _restored(build, saving, say)
         if recipe.grpo.iterations > 1:
             old_logps_from_actor(cluster)
+        if recipe.grpo.beta and recipe.loss.implementation != "jax":
+            worker = cluster.inference_worker
+            worker.get_ref_per_token_logps = losses.reference_logps(worker, recipe.loss.implementation)
         if processes.several():
             spread_batches(cluster, actor.mesh)
         if recipe.grpo.beta:
@@ -300,6 +301,7 @@ def build_session(
         compared = min(plan.micro_batch_size, plan.completions_per_pass, math.lcm(COMPARED, len(trainer_devices)))
         sampler.scored_rows = compared
         gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+        chosen = recipe.loss.implementation
         learner = GRPOLearner(
             rl_cluster=cluster,
             algo_config=GRPOConfig(
@@ -307,6 +309,8 @@ def build_session(
                 num_iterations=recipe.grpo.iterations,
                 beta=recipe.grpo.beta,
                 epsilon=recipe.grpo.epsilon,
+                # Of `jax`, Tunix has one of its own, with the values of the reference in `losses`.
+                policy_loss_fn="grpo" if chosen == "jax" else losses.policy_loss_name(chosen),
                 kl_loss_mode="low_var_kl",  # the k3 estimator, as in the GRPO paper (equation 4); Tunix's default is k1
             ),
             reward_fns=rewards,

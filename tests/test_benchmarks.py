@@ -235,6 +235,7 @@ def test_parity_counts_both_graders_and_texts(benchmarks) -> None:
         "trl_environment.py",
         "export_parity.py",
         "grading.py",
+        "policy_loss.py",
     ],
 )
 def test_help(program: str) -> None:

@@ -18,7 +18,8 @@ FLOORS = (
     ("records", "memory", "roofline", "rehearsal", "subject", "tracking"),
     ("preflight",),
     # JAX.
-    ("processes", "recording", "checkpoints"),
+    ("processes", "recording", "checkpoints", "loss_kernel"),
+    ("hidden_states", "losses"),
     ("models",),
     ("rollout",),
     ("vllm_engine",),

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_lib import memory, preflight, roofline
 from grpo_lib.accelerators import CHIPS, slice_of
+from grpo_lib.batch_plan import micro_batch_sizes
 from grpo_lib.compilation import wanted_bytes
 from grpo_lib.errors import CourseError
 from grpo_lib.preflight import find_remedy, hardware_table, saved_result, saved_results, shipped_recipes, table
@@ -77,7 +78,10 @@ def test_a_program_says_what_decides_it():
         recipe(training={"micro_batch_size": 128, "learning_rate": 1e-6, "steps": 7}, grpo={"epsilon": 0.1})
     )
     assert same == base
-    assert programs_of(recipe(loss={"implementation": "pallas"})) == base
+    pallas = programs_of(recipe(loss={"implementation": "pallas"}))["update"]
+    assert pallas == base["update"].model_copy(update={"loss": "pallas"}) and few_layers(pallas) == few_layers(
+        base["update"]
+    )
     for other in (
         {"model": {"remat": "full"}},
         {"training": {"micro_batch_size": 64}},
@@ -364,7 +368,7 @@ def test_the_differing_recipes_of_the_loss_share_their_figures():
     by_name = {result.name: result for result in saved_results()}
     jax, pallas = by_name["qwen2.5-3b-gsm8k-jax"], by_name["qwen2.5-3b-gsm8k-pallas"]
     assert jax.chips == pallas.chips and jax.floor == pallas.floor
-    assert any("pallas is not built yet" in note for note in pallas.notes)
+    assert any("implementation=pallas: preflight compiles the loss of jax" in note for note in pallas.notes)
 
 
 def test_without_libtpu_the_command_says_what_to_install(root):
@@ -394,6 +398,21 @@ def test_a_margin_smaller_than_the_weights_is_pointed_out():
     assert any(f"would be {short:.2f} GiB short" in note for note in result.notes)
     one = preflight.with_changes(several, {"training.prompts_per_step": 8})
     assert not preflight.examine(one, stand_in(weights_gib=16.0, activations_gib=1.6)).notes
+
+
+@pytest.mark.parametrize("limit", [0, 8, 40, 128, 500])
+def test_the_largest_micro_batch_is_found_by_halving(limit):
+    asked = []
+
+    def compile(program):
+        asked.append(program.sequences)
+        fits = program.sequences <= limit
+        return stand_in(activations_gib=0.1)(program).model_copy(update={"refused": None if fits else "no room"})
+
+    whole = recipe(training={"prompts_per_step": 16, "micro_batch_size": 128})
+    fitting = [size for size in micro_batch_sizes(whole.plan) if size <= limit]
+    assert preflight.largest_micro_batch(whole, compile) == (fitting[-1] if fitting else None)
+    assert len(asked) <= 4
 
 
 def test_a_quick_compilation_is_another_program_and_says_so():

@@ -129,7 +129,7 @@ def test_what_was_not_rehearsed_is_said():
     recipe = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-pallas.yaml")
     said = "\n".join(rehearsal.notes(recipe, rehearsal.rehearsal_recipe(recipe, engine="tunix")))
     assert "THE vLLM ENGINE WAS NOT REHEARSED" in said and ".venv-tpu/bin/grpo rehearse" in said
-    assert "loss.implementation=pallas is not built yet" in said
+    assert "loss.implementation=pallas: the kernel was interpreted here" in said
     assert "word problems stood in" in said
     assert "(Llama, Qwen2.5) are not rehearsed" in said
     tiny = load_recipe(ROOT / "recipes" / "tiny-cpu.yaml")
@@ -238,7 +238,7 @@ def test_the_command_lists_what_it_scales_and_hands_on_the_exit_code(tmp_path, m
     done = invoke(path, "--runs", str(tmp_path))
     assert done.exit_code == 3
     for expected in (
-        "training.steps: 100 -> 2", "THE vLLM ENGINE WAS NOT REHEARSED", "pallas is not built yet", "at work",
+        "training.steps: 100 -> 2", "THE vLLM ENGINE WAS NOT REHEARSED", "the kernel was interpreted", "at work",
         "rehearsal of qwen2.5-3b-gsm8k-pallas: FAILED (exit code 3)",
     ):  # fmt: skip
         assert expected in done.output

@@ -121,6 +121,16 @@ def test_a_restored_run_continues_as_if_it_had_not_stopped(whole_run, build, tmp
     assert read_jsonl(tmp_path / "metrics.jsonl") == rows
 
 
+@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
+def test_every_implementation_of_the_loss_takes_the_same_steps(whole_run, build, recipe, implementation, tmp_path):
+    from grpo_lib import training
+
+    session = build(tmp_path, change(recipe, loss={"implementation": implementation}, training={"steps": 2}))
+    rows = training.train(session)
+    for own, wanted in zip(without_clocks(rows), without_clocks(whole_run[2][:2]), strict=True):
+        assert own == pytest.approx(wanted, abs=1e-5)
+
+
 def test_a_closed_session_says_what_to_do(build, tmp_path):
     from grpo_lib import training
 
@@ -202,7 +212,6 @@ def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatc
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name))
     for sections, message in (
-        ({"loss": {"implementation": "pallas"}}, r"loss\.implementation=pallas is not built yet; use jax"),
         ({"rollout": {"engine": "vllm"}}, r"rollout\.engine=vllm needs vllm-tpu, .*make setup-tpu"),
         ({"tracking": {"wandb": "offline"}}, r"tracking\.wandb=offline needs wandb, .*pip install wandb"),
     ):
