@@ -28,6 +28,7 @@ COMMANDS = {
     "fits": TINY,
     "again": TINY,
     "absurd": [*TINY, *ABSURD],
+    "pallas": [*TINY, "loss.implementation=pallas", "grpo.beta=0.04"],
 }
 
 
@@ -83,6 +84,16 @@ def test_the_tiny_recipe_compiles_and_fits(done, results):
     assert results["fits"].fits and results["fits"].margin > 0
     assert results["fits"].floor.seconds > 0
     assert results["fits"].trials == ()
+
+
+def test_the_kernel_s_loss_is_compiled_for_the_update_and_for_the_reference(results):
+    result = results["pallas"]
+    assert result.fits and len(result.programs) == 2
+    assert any("the compiler does not count inside a kernel" in note for note in result.notes)
+    # The same weights, optimizer and batch; the reference's log-probabilities come beside them.
+    jax, pallas = results["fits"].programs[0].says, result.programs[0].says
+    assert (pallas.parameter_shard, pallas.optimizer_shard) == (jax.parameter_shard, jax.optimizer_shard)
+    assert pallas.batch == jax.batch + 4 * 8 * 24 // 4
 
 
 def test_the_compiler_s_sizes_are_those_of_the_parameters(results, sizes):
