@@ -368,7 +368,8 @@ def test_the_recipes_that_differ_in_the_loss_differ_in_the_memory_of_the_update(
     by_name = {result.name: result for result in saved_results()}
     jax, pallas = by_name["qwen2.5-3b-gsm8k-jax"], by_name["qwen2.5-3b-gsm8k-pallas"]
     jax_lines, pallas_lines = ({line.name: line.bytes for line in one.chips[0].lines} for one in (jax, pallas))
-    assert {name for name in jax_lines if jax_lines[name] != pallas_lines[name]} == {"update: temporaries", "programs"}
+    differing = {name for name in jax_lines if abs(jax_lines[name] - pallas_lines[name]) > 2**20}
+    assert differing == {"update: temporaries", "programs"}
     assert pallas_lines["update: temporaries"] < jax_lines["update: temporaries"] / 2
     assert jax.floor == pallas.floor
     assert any("does not count inside a kernel" in note for note in pallas.notes)
