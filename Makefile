@@ -22,7 +22,7 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it by them
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight, rehearse anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
-course: setup ## run all six notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
+course: setup ## run all seven notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
 
 test: setup ## run the tests, two at a time

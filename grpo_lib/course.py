@@ -35,6 +35,7 @@ from grpo_lib.recipes import load_recipe
 
 NOTEBOOKS = (
     "00_setup", "01_checkpoint_conversion", "02_reward_design", "03_grpo_training", "04_evaluation", "05_on_a_tpu",
+    "06_policy_loss_kernel",
 )  # fmt: skip
 # Imported by a kernel while the notebook before it still runs: JAX, MaxText and Tunix take 10 s or more.
 PRELOAD = "grpo_lib.training"
