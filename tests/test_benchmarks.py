@@ -236,6 +236,7 @@ def test_parity_counts_both_graders_and_texts(benchmarks) -> None:
         "export_parity.py",
         "grading.py",
         "policy_loss.py",
+        "run_overhead.py",
     ],
 )
 def test_help(program: str) -> None:

@@ -771,7 +771,9 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     recipe = parse_recipe(tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}})
 
     def session(step, generate):
-        return SimpleNamespace(directory=tmp_path, recipe=recipe, step=step, generate=generate, render=str.upper)
+        return SimpleNamespace(
+            directory=tmp_path, recipe=recipe, step=step, generate=generate, render=str.upper, lead=lambda work: work()
+        )
 
     def idle(prompts):
         return ["?"] * len(prompts)
