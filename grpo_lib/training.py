@@ -290,9 +290,10 @@ def build_session(
         actor, cluster = _restored(build, saving, say)
         if recipe.grpo.iterations > 1:
             old_logps_from_actor(cluster)
-        if recipe.grpo.beta and recipe.loss.implementation != "jax":
+        chosen = recipe.loss.implementation
+        if recipe.grpo.beta and chosen != "jax":
             worker = cluster.inference_worker
-            worker.get_ref_per_token_logps = losses.reference_logps(worker, recipe.loss.implementation)
+            worker.get_ref_per_token_logps = losses.reference_logps(worker, chosen)
         if processes.several():
             spread_batches(cluster, actor.mesh)
         if recipe.grpo.beta:
@@ -301,7 +302,6 @@ def build_session(
         compared = min(plan.micro_batch_size, plan.completions_per_pass, math.lcm(COMPARED, len(trainer_devices)))
         sampler.scored_rows = compared
         gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
-        chosen = recipe.loss.implementation
         learner = GRPOLearner(
             rl_cluster=cluster,
             algo_config=GRPOConfig(
