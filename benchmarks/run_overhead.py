@@ -1,14 +1,16 @@
-"""What logging and checkpointing cost: 100 steps with all of it against the same steps with none.
+"""What logging and checkpointing cost: 100 steps with all of it against 100 with none, in one run that takes turns.
 
-    python benchmarks/run_overhead.py                     # recipes/tiny-cpu.yaml, 3 rounds of 100 steps
+    python benchmarks/run_overhead.py                     # recipes/tiny-cpu.yaml, 3 runs of 100 and 100 steps
     python benchmarks/run_overhead.py --steps 20 --rounds 1 --json
 
-With: metrics.jsonl, TensorBoard, the comparison of sampler and trainer in every step, a checkpoint as often as the
-recipe says, and the last one waited for.  Without: the rollout, the rewards, the update and the sync alone.  Both take
-the same steps from the same weights, in processes of their own, in turns; the first steps, which compile, are left out.
+With: metrics.jsonl, TensorBoard, the comparison of sampler and trainer in every step, and a checkpoint as often as the
+recipe says.  Without: the rollout, the rewards, the update and the sync alone.
 
-Two ratios: of seconds on the clock, and of CPU seconds of the whole process, its background threads included, which
-neighbours on the machine disturb less.
+As many steps as lie between two checkpoints are taken with it, then as many without, and so on: what slows the machine
+for a while slows both.  A turn with it holds one checkpoint, in its middle, which is on disk before the turn ends.  The
+first steps, which compile, are left out; what the first checkpoint pays for all is not.
+
+Two ratios: of seconds on the clock, and of CPU seconds of the whole process, its background threads included.
 """
 
 from __future__ import annotations
@@ -27,108 +29,134 @@ from unittest import mock
 
 from job import ROOT, only_result_on_stdout
 
-WARM_UP = 3  # first steps, which hold the compilations
 SUMMARY = {"median": statistics.median, "min": min, "max": max}
+KINDS = ("seconds", "cpu_seconds")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="recipes/tiny-cpu.yaml")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100, help="with, and as many without")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--worker", choices=["with", "without"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--base", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.steps <= WARM_UP + 1 or arguments.rounds < 1:
-        sys.exit(f"error: --steps must be above {WARM_UP + 1}, and --rounds at least 1")
-    if arguments.worker:
-        with only_result_on_stdout() as stdout:
-            seconds = measure(arguments.recipe, arguments.steps, arguments.base, arguments.worker == "with")
-            print(json.dumps(seconds), file=stdout)
-        return
 
     from grpo_lib import environment, models
     from grpo_lib.recipes import load_recipe
 
     recipe = load_recipe(ROOT / arguments.recipe)
+    block = recipe.training.checkpoint_every
+    if arguments.steps < block or arguments.steps % block or arguments.rounds < 1:
+        sys.exit(f"error: --steps must be {block}, or a multiple of it, and --rounds at least 1")
+    if arguments.worker:
+        with only_result_on_stdout() as stdout:
+            print(json.dumps(measure(arguments.recipe, arguments.steps, block, arguments.base)), file=stdout)
+        return
+
     rounds = []
     with tempfile.TemporaryDirectory(prefix="run-overhead-") as folder:
         models.convert_to_maxtext(recipe.model, Path(folder) / "base")
         for number in range(arguments.rounds):
-            order = ("with", "without") if number % 2 else ("without", "with")
-            seconds = {which: in_a_process(arguments, Path(folder) / "base" / "0" / "items", which) for which in order}
-            rounds.append(seconds)
-            print(
-                f"round {number + 1}: {seconds['with'][0]:.3f} s a step with, {seconds['without'][0]:.3f} s without; "
-                f"of CPUs {seconds['with'][1]:.3f} and {seconds['without'][1]:.3f}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-    kinds = ("seconds", "cpu_seconds")
-    ratios = {kind: [one["with"][n] / one["without"][n] for one in rounds] for n, kind in enumerate(kinds)}
+            rounds.append(in_a_process(arguments, Path(folder) / "base" / "0" / "items"))
+            ratios = " and ".join(f"{ratio(rounds[-1:], kind):.3f} of {kind.replace('_', ' ')}" for kind in KINDS)
+            print(f"round {number + 1}: with / without {ratios}", file=sys.stderr, flush=True)
     machine = environment.describe(devices=False)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "steps": arguments.steps,
-        "checkpoint_every": recipe.training.checkpoint_every,
-        **{
-            f"{kind}_per_step": {which: [round(one[which][n], 4) for one in rounds] for which in ("with", "without")}
-            for n, kind in enumerate(kinds)
+        "checkpoint_every": block,
+        "rounds": rounds,
+        "ratio": {
+            kind: {"all": round(ratio(rounds, kind), 3)}
+            | {name: round(f([ratio([one], kind) for one in rounds]), 3) for name, f in SUMMARY.items()}
+            for kind in KINDS
         },
-        "ratio": {kind: {name: round(f(ratios[kind]), 3) for name, f in SUMMARY.items()} for kind in kinds},
         "machine": {key: machine[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")},
     }
-    for kind, ratio in result["ratio"].items():
-        median, low, high = (ratio[name] for name in SUMMARY)
-        print(f"with / without, {kind}: {median:.3f} in the median of {len(rounds)} rounds ({low:.3f} to {high:.3f})")
+    for kind, found in result["ratio"].items():
+        print(
+            f"with / without, {kind.replace('_', ' ')}: {found['all']:.3f} "
+            f"(a single round {found['min']:.3f} to {found['max']:.3f}, {len(rounds)} of {arguments.steps} steps each)"
+        )
     if arguments.json:
         print(json.dumps(result))
 
 
-def in_a_process(arguments: argparse.Namespace, base: Path, which: str) -> list[float]:
-    """Seconds and CPU seconds per step, measured by a process of its own."""
+def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> float:
+    """What all blocks with took together, by what all blocks without did."""
+    spent = {which: sum(sum(one[which][kind]) for one in rounds) for which in ("with", "without")}
+    return spent["with"] / spent["without"]
+
+
+def in_a_process(arguments: argparse.Namespace, base: Path) -> dict[str, dict[str, list[float]]]:
+    """One round, by a process of its own."""
     command = [
-        sys.executable, __file__, "--worker", which, "--base", str(base),
+        sys.executable, __file__, "--worker", "--base", str(base),
         "--recipe", arguments.recipe, "--steps", str(arguments.steps),
     ]  # fmt: skip
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        sys.exit(f"error: the run {which} failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
+        sys.exit(f"error: the run failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(recipe_path: str, steps: int, base: str, recorded: bool) -> list[float]:
-    """Seconds and CPU seconds per step, from the end of the warm-up until the last checkpoint is on disk."""
-    import orbax.checkpoint as ocp
-
+def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, dict[str, list[float]]]:
+    """{"with" or "without": {"seconds" or "cpu_seconds": of each block}}, from one run of twice `steps` and some."""
     from grpo_lib import recording, training
     from grpo_lib.problems import load_problems
     from grpo_lib.recipes import load_recipe
 
-    settings = [f"training.steps={steps}", "training.validate_every=0"]
-    recipe = load_recipe(ROOT / recipe_path, settings)
-    marks: list[tuple[float, float]] = []
+    turn = block + 1  # Tunix logs a step when the next one is under way: the first step of a turn counts for neither
+    warm_up = 2 * turn - turn // 2  # so that checkpoints fall into the middle of the turns with
+    recipe = load_recipe(
+        ROOT / recipe_path,
+        [
+            f"training.steps={warm_up + 2 * turn * (steps // block) + 1}",  # the last one saves once more
+            f"training.checkpoint_every={2 * turn}",
+            "training.validate_every=0",
+        ],
+    )
+    blocks: dict[str, dict[str, list[float]]] = {which: {kind: [] for kind in KINDS} for which in ("with", "without")}
+    done, begun = 0, (0.0, 0.0)
+
+    def now_with() -> bool:
+        return (done - warm_up) // turn % 2 == 0
+
+    def in_turn(function, otherwise):
+        """`function` in the turns with, and nothing but `otherwise` in those without."""
+        return lambda *given, **named: function(*given, **named) if now_with() else otherwise
 
     class Marking(recording.Clock):
         def on_train_end(self, train_ctx) -> None:
+            nonlocal done, begun
             super().on_train_end(train_ctx)
-            marks.append((time.perf_counter(), time.process_time()))
+            if train_ctx.train_steps == done:  # a micro-batch of several
+                return
+            was_with, done = now_with(), train_ctx.train_steps
+            taken = (done - warm_up) % turn  # steps of this turn
+            if taken == 0:
+                train_ctx.checkpoint_manager._checkpoint_manager.wait_until_finished()
+            now = (time.perf_counter(), time.process_time())
+            if taken == 1:
+                begun = now
+            elif taken == 0 and done > warm_up:
+                for kind, before, after in zip(KINDS, begun, now, strict=True):
+                    blocks["with" if was_with else "without"][kind].append(after - before)
 
     with contextlib.ExitStack() as changes:
-        changes.enter_context(mock.patch.object(training, "Clock", Marking))
-        if not recorded:
-            changes.enter_context(mock.patch.object(training, "batch_metrics", lambda *_, **__: {}))
-            changes.enter_context(mock.patch.object(training.Recorder, "backends", lambda _: [mock.MagicMock]))
-            never = ocp.CheckpointManagerOptions(should_save_fn=lambda *_: False)
-            changes.enter_context(mock.patch.object(training.checkpoints, "manager_options", lambda *_: never))
+        for owner, name, new in (
+            (training, "Clock", Marking),
+            (training, "batch_metrics", in_turn(training.batch_metrics, {})),
+            (training.Recorder, "log_scalar", in_turn(training.Recorder.log_scalar, None)),
+        ):
+            changes.enter_context(mock.patch.object(owner, name, new))
         folder = changes.enter_context(tempfile.TemporaryDirectory(prefix="run-overhead-"))
         session = training.build_session(recipe, folder, load_problems(recipe.problems, "train"), base)
         training.train(session)
-        marks.append((time.perf_counter(), time.process_time()))
-    # Without: until the last update, for Tunix saves a checkpoint when it closes, whatever its options say.
-    ended = marks[-1] if recorded else marks[-2]
-    return [(end - begin) / (steps - WARM_UP) for end, begin in zip(ended, marks[WARM_UP - 1], strict=True)]
+    return blocks
 
 
 if __name__ == "__main__":

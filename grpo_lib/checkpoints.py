@@ -31,12 +31,15 @@ def manager_options(every: int, keep: int, last: int, on_save: Callable[[int], N
     Args:
       on_save: called with the update, before its checkpoint is written.
     """
+    told = None
 
     # Not save_interval_steps: with it Orbax also saves the first update, which may lie in mid-step.
     def should_save(update: int, _: int | None) -> bool:
+        nonlocal told
         due = update % every == 0 or update == last
-        if due:
+        if due and update != told:  # Tunix asks, and then Orbax does
             on_save(update)
+            told = update
         return due
 
     return ocp.CheckpointManagerOptions(should_save_fn=should_save, max_to_keep=keep, cleanup_tmp_directories=True)
@@ -145,8 +148,9 @@ def keep_beside(folder: epath.Path, update: int, values: int) -> None:
     }
     path = _beside(folder, update)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {update, *updates(folder)}
     for old in path.parent.glob("*.json"):
-        if int(old.name.split(".")[0]) not in (update, *updates(folder)):
+        if int(old.name.split(".")[0]) not in kept:
             old.unlink()
     # Not atomic, and need not be: its checkpoint is finished later, and without that it is never read.
     path.write_text(json.dumps(state))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tunix.sft import hooks, metrics_logger
+from tunix.sft import hooks
 
-from grpo_lib import answers, tracking
+from grpo_lib import answers
 from grpo_lib.files import append_jsonl, read_jsonl, write_jsonl_atomic
 from grpo_lib.metrics import REWARD_PART, REWARD_SPREAD
 
@@ -156,8 +156,7 @@ class Recorder:
         self.updates: dict[str, list[float]] = {}  # metrics of the updates of the step that is under way
         self.pending: dict[int, Row] = {}
         self.rows: list[Row] = read_jsonl(self.path) if self.path.exists() else []
-        self.tracker: Any | None = None
-        self.tensorboard: Any | None = None
+        self.trackers: Sequence[Any] = ()  # of grpo_lib.tracking; only where this process writes
         self.on_step: Callable[[Row], None] | None = None
         # JAX hands every scalar to every listener of the process, those of other sessions included.
         self.recording = False
@@ -168,7 +167,7 @@ class Recorder:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
     def backends(self) -> list[Callable[[], Any]]:
-        """Factories for Tunix's MetricsLogger: this recorder, which passes on to TensorBoard what is its own."""
+        """Factories for Tunix's MetricsLogger: this recorder alone."""
         return [lambda: self]
 
     def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
@@ -187,7 +186,7 @@ class Recorder:
             return
         written.update(values)
         self._rewrite()
-        self._report(written)
+        self._report(written, {"step": written["step"], **values})
 
     def has(self, step: int, name: str) -> bool:
         """Is the row of this step written, with this metric?"""
@@ -197,11 +196,6 @@ class Recorder:
         """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
         if not self.recording or kwargs.get("step") is None:
             return
-        if self.writes:
-            if self.tensorboard is None:
-                folder = str(self.directory / "tensorboard")
-                self.tensorboard = metrics_logger.TensorboardBackend(log_dir=folder)
-            self.tensorboard.log_scalar(event, value, **kwargs)
         step, name = int(kwargs["step"]), event.lstrip("/")
         if name.startswith("step/train/"):
             self.pending.setdefault(step + 1, {})[name.removeprefix("step/train/")] = float(value)
@@ -223,10 +217,9 @@ class Recorder:
     def finish(self) -> None:
         """Nothing more is recorded."""
         self.recording = False
-        for log in (self.tracker, self.tensorboard):
-            if log:
-                log.close()
-        self.tracker = self.tensorboard = None
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers = ()
 
     def _write_whole_rows(self) -> None:
         # Tunix logs the entropy last, after the loss, when the next step is done; the rest came before it.
@@ -239,14 +232,15 @@ class Recorder:
             self.rows.append(row)
             if self.writes:
                 append_jsonl(self.path, row)
-            self._report(row)
+            self._report(row, row)
 
     def _rewrite(self) -> None:
         if self.writes:
             write_jsonl_atomic(self.path, self.rows)
 
-    def _report(self, row: Row) -> None:
-        if self.tracker:
-            tracking.log(self.tracker, row)
+    def _report(self, row: Row, news: Row) -> None:
+        """`news`: what of the row has not been reported."""
+        for tracker in self.trackers:
+            tracker.log(news)
         if self.on_step:
             self.on_step(row)

@@ -49,7 +49,7 @@ from grpo_lib.recording import Clock, MeasuredReward, Recorder, Row, batch_metri
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
 VALIDATED = "validation_accuracy"  # a row that has it has been validated
 # Completions of a step by which sampler and trainer are compared.
-COMPARED = 8
+COMPARED = 2
 
 
 @dataclass
@@ -390,7 +390,8 @@ def train(
     try:
         if left:
             session.closed = True
-            recorder.tracker = tracking.start(recipe, session.directory) if processes.is_first() else None
+            if processes.is_first():
+                recorder.trackers = tracking.start(recipe, session.directory, session.step)
             session.clock.start()
             with models.quiet():
                 session.learner.train(_batches(session, validate, every, stop))

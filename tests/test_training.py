@@ -90,8 +90,31 @@ def test_tensorboard_holds_the_same_numbers(whole_run):
     session, _, rows, _ = whole_run
     events = EventAccumulator(str(session.directory / "tensorboard"))
     events.Reload()
-    logged = [event.value for event in events.Scalars("step/train/reward")]
-    assert logged == pytest.approx([row["reward"] for row in rows], abs=1e-5)
+    assert set(events.Tags()["scalars"]) == {f"train/{name}" for row in rows for name in row if name != "step"}
+    for name in ("reward", "loss", "seconds"):
+        logged = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert logged == [(row["step"], pytest.approx(row[name], abs=1e-5)) for row in rows]
+
+
+def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from grpo_lib import tracking
+
+    for finished, reward in ((0, 1.0), (2, 2.0)):
+        (board,) = tracking.start(recipe, tmp_path, finished)
+        for step in range(finished + 1, 5):
+            board.log({"step": step, "reward": reward, "kl": None})
+        board.log({"step": 4, "validation_accuracy": reward})
+        if not finished:
+            killed = board  # never closed: what was logged is on disk
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [event.value for event in events.Scalars("train/validation_accuracy")] == [2.0]
+    assert events.Tags()["scalars"] == ["train/reward", "train/validation_accuracy"]
+    killed.close()
+    board.close()
 
 
 def test_a_finished_run_is_left_alone(whole_run, build):
@@ -324,26 +347,32 @@ def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monk
     monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **arguments: begun.append(arguments))
     offline = change(recipe, tracking={"wandb": "offline"})
     for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
-        tracking.start(offline, directory)
+        tracking.start(offline, directory, 0)
     first, second, other = (arguments["id"] for arguments in begun)
     assert first == second != other and len(first) == 8
     assert {arguments["resume"] for arguments in begun} == {"allow"}
-    assert tracking.start(recipe, tmp_path / "off") is None and not (tmp_path / "off").exists()
+    assert [type(tracker) for tracker in tracking.start(recipe, tmp_path / "off", 0)] == [tracking.TensorBoard]
+    assert not (tmp_path / "off" / "wandb-id").exists()
 
 
-def test_rows_reach_weights_and_biases_in_order():
+def test_rows_reach_weights_and_biases_in_order(recipe, tmp_path, monkeypatch):
+    from tunix.sft import metrics_logger
+
     from grpo_lib import tracking
 
     class Backend:
-        def __init__(self):
-            self.logged = []
+        logged: list = []  # noqa: RUF012
+
+        def __init__(self, **_):
+            pass
 
         def log_scalar(self, name, value, step):
             self.logged.append((name, value, step))
 
-    backend = Backend()
-    tracking.log(backend, {"step": 3, "reward": 0.5, "validation_accuracy": None})
-    assert backend.logged == [("reward", 0.5, 3)]
+    monkeypatch.setattr(metrics_logger, "WandbBackend", Backend)
+    _, wandb = tracking.start(change(recipe, tracking={"wandb": "offline"}), tmp_path, 0)
+    wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
+    assert Backend.logged == [("reward", 0.5, 3)]
 
 
 def test_batch_metrics_by_hand():
