@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from grpo_lib.figures import Row, training_curves
+from grpo_lib.warning_signs import signs
 
 
 class LivePlot:
@@ -18,7 +19,7 @@ class LivePlot:
 
     Call it with each row of metrics. It redraws at most twice a second, and less often where drawing is slow, so
     that it takes no more than a tenth of the time; the last step is always drawn. `finish()` draws what an
-    interrupted run left undrawn. Outside a notebook it does nothing.
+    interrupted run left undrawn. Early warnings (`warning_signs`) stand below it. Outside a notebook it does nothing.
     """
 
     SECONDS_BETWEEN = 0.5
@@ -27,7 +28,7 @@ class LivePlot:
     def __init__(self, total_steps: int | None = None, rows: Iterable[Row] = ()):
         self.total_steps = total_steps
         self.rows: list[Row] = list(rows)  # those of an earlier session of the same run
-        self._handle: Any = None
+        self._handles: list[Any] = []  # of what is shown: the picture, and then the warnings
         self._next = 0.0
         self._undrawn = False
 
@@ -49,14 +50,15 @@ class LivePlot:
         self._undrawn = False
         if not _in_notebook():
             return
-        from IPython.display import display
+        from IPython.display import Markdown, display
 
         started = time.monotonic()
-        figure = training_curves(self.rows, self.total_steps)
-        if self._handle is None:
-            self._handle = display(figure, display_id=True)
-        else:
-            self._handle.update(figure)
+        shown: list[Any] = [training_curves(self.rows, self.total_steps)]
+        if found := signs(self.rows):
+            shown.append(Markdown("\n".join(f"- **warning**, {sign}" for sign in found)))
+        for handle, content in zip(self._handles, shown, strict=False):
+            handle.update(content)
+        self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]
         ended = time.monotonic()
         pause = (ended - started) * (1 / self.LARGEST_SHARE - 1)
         self._next = ended + max(self.SECONDS_BETWEEN, pause)

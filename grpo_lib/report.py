@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import comparison, figures, pages, statistics
+from grpo_lib import comparison, figures, pages, statistics, warning_signs
 from grpo_lib.comparison import Comparison, calculation_rates, category_counts, flip_counts, reward_means
 from grpo_lib.errors import CourseError
 from grpo_lib.export import export_table
@@ -86,6 +86,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         ),
         curves=[pages.trusted(figures.panel_svg(panel, rows)) for panel in figures.panels(rows)],
         smoothed=figures.smoothing(len(rows)),
+        signs=warning_signs.signs(rows),
         validated=any(row.get("validation_accuracy") is not None for row in rows),
         files=_text_files(run_dir),
         **page_values(compared),

@@ -38,9 +38,10 @@ import optax  # noqa: E402
 from etils import epath  # noqa: E402
 from flax import nnx  # noqa: E402
 from tunix.rl import rl_cluster as rl  # noqa: E402
+from tunix.rl import utils as tunix_utils  # noqa: E402
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
-from tunix.sft import metrics_logger  # noqa: E402
+from tunix.sft import metrics_logger, sharding_utils  # noqa: E402
 
 from grpo_lib import checkpoints, rollout  # noqa: E402
 from grpo_lib.recording import Clock, MeasuredReward, Recorder, Row, batch_metrics  # noqa: E402
@@ -289,7 +290,7 @@ def build_session(
 
         actor, cluster = _restored(build, saving, say)
         if recipe.grpo.iterations > 1:
-            old_logps_from_actor(cluster)
+            old_logps_from_actor(cluster, actor)
         chosen = recipe.loss.implementation
         if recipe.grpo.beta and chosen != "jax":
             worker = cluster.inference_worker
@@ -461,7 +462,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     )
 
 
-def old_logps_from_actor(cluster: rl.RLCluster) -> None:
+def old_logps_from_actor(cluster: rl.RLCluster, actor: models.Actor) -> None:
     """Take the old log-probabilities of several updates per batch from the actor as it was when it was sampled.
 
     google-tunix 0.1.7 asks the rollout engine for them.  Its vLLM engine answers with lists of different lengths
@@ -470,10 +471,21 @@ def old_logps_from_actor(cluster: rl.RLCluster) -> None:
     """
     pad, eos = cluster.rollout.pad_id(), cluster.rollout.eos_id()
 
-    def old_logps(prompt_tokens, completion_tokens, micro_batch_size=None):
+    def with_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
         return cluster.get_actor_per_token_logps(prompt_tokens, completion_tokens, pad, eos, micro_batch_size)
 
-    cluster.get_old_per_token_logps = old_logps
+    def without_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
+        snapshot = tunix_utils.put_params_on_memory_kind(cluster._anchor_policy_state, cluster._default_memory_kind)
+        graphdef, _ = nnx.split(actor.module)
+        temperature = cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
+        parts = []
+        with actor.scope():
+            for rows in tunix_utils.chunk_slices_by_size(len(prompt_tokens), micro_batch_size or len(prompt_tokens)):
+                batch = sharding_utils.shard_input((prompt_tokens[rows], completion_tokens[rows]), ("fsdp",))
+                parts.append(losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss))
+        return jnp.concatenate(parts)
+
+    cluster.get_old_per_token_logps = with_logits if actor.loss == "jax" else without_logits
 
 
 def spread_batches(cluster: rl.RLCluster, mesh: jax.sharding.Mesh) -> None:

@@ -196,7 +196,7 @@ def test_the_live_plot_redraws_seldom_and_always_draws_the_last_step(monkeypatch
     assert drawn[-1] == 21
 
 
-def test_in_a_notebook_the_cell_keeps_one_picture(tmp_path):
+def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     source = """
@@ -208,10 +208,18 @@ plot = live.LivePlot(total_steps=3)
 for step in range(1, 4):
     plot({"step": step, "reward": step})
 """
-    cells = [nbformat.v4.new_code_cell(text) for text in (source, "figures.training_curves(plot.rows)", "1")]
+    warned = """
+plot = live.LivePlot(total_steps=9)
+for step in range(1, 10):
+    plot({"step": step, "reward": step, "kl": 0.0 if step < 4 else 3.0})
+"""
+    cells = [nbformat.v4.new_code_cell(text) for text in (source, "figures.training_curves(plot.rows)", "1", warned)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     for cell in notebook.cells[:2]:
         (output,) = cell.outputs
         assert "image/png" in output["data"]
     assert len(notebook.cells[2].outputs) == 1  # no picture is flushed late
+    picture, warnings = notebook.cells[3].outputs
+    assert "image/png" in picture["data"]
+    assert warnings["data"]["text/markdown"].startswith("- **warning**, step 6: ")

@@ -219,6 +219,15 @@ def test_the_note_on_the_curves_speaks_of_validation_where_there_is_one(run_dir)
     assert "Green: greedy answers to validation" in report.write_report(run_dir).read_text(encoding="utf-8")
 
 
+def test_early_warnings_stand_below_the_curves(run_dir):
+    assert "Early warnings" not in report.write_report(run_dir).read_text(encoding="utf-8")
+    last = ROWS[-1]["step"]
+    for step in range(last + 1, last + 5):
+        append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"step": step, "kl": 3.0})
+    text = report.write_report(run_dir).read_text(encoding="utf-8")
+    assert "Early warnings" in text and f"<p>step {last + 3}: " in text
+
+
 def test_ids_in_the_figures_are_unique(run_dir):
     text = report.write_report(run_dir).read_text(encoding="utf-8")
     ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])

@@ -331,6 +331,26 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert without_clocks(training.train(second)) == without_clocks(whole)
 
 
+@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
+def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, monkeypatch, implementation):
+    from tunix.rl import rl_cluster
+
+    from grpo_lib import training
+
+    monkeypatch.setattr(
+        rl_cluster.RLCluster, "get_actor_per_token_logps", lambda *_, **__: pytest.fail("asked for logits")
+    )
+    twice = change(
+        recipe, loss={"implementation": implementation}, grpo={"iterations": 2}, rollout={"temperature": 0.8},
+        training={"steps": 2},
+    )  # fmt: skip
+    rows = training.train(build(tmp_path / "own", twice))
+    monkeypatch.undo()
+    wanted = training.train(build(tmp_path / "wanted", change(twice, loss={"implementation": "jax"})))
+    for own, theirs in zip(without_clocks(rows), without_clocks(wanted), strict=True):
+        assert own == pytest.approx(theirs, abs=1e-4)
+
+
 def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):
     from grpo_lib.training import checkpoint_root
 
