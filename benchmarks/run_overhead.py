@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from unittest import mock
 
 from job import ROOT, only_result_on_stdout
 
-SUMMARY = {"median": statistics.median, "min": min, "max": max}
 KINDS = ("seconds", "cpu_seconds")
 
 
@@ -60,7 +58,7 @@ def main() -> None:
         models.convert_to_maxtext(recipe.model, Path(folder) / "base")
         for number in range(arguments.rounds):
             rounds.append(in_a_process(arguments, Path(folder) / "base" / "0" / "items"))
-            ratios = " and ".join(f"{ratio(rounds[-1:], kind):.3f} of {kind.replace('_', ' ')}" for kind in KINDS)
+            ratios = " and ".join(f"{ratio(rounds[-1:], kind)[0]:.3f} of {kind.replace('_', ' ')}" for kind in KINDS)
             print(f"round {number + 1}: with / without {ratios}", file=sys.stderr, flush=True)
     machine = environment.describe(devices=False)
     result: dict[str, Any] = {
@@ -69,25 +67,29 @@ def main() -> None:
         "checkpoint_every": block,
         "rounds": rounds,
         "ratio": {
-            kind: {"all": round(ratio(rounds, kind), 3)}
-            | {name: round(f([ratio([one], kind) for one in rounds]), 3) for name, f in SUMMARY.items()}
+            kind: dict(zip(("all", "low", "high"), (round(x, 3) for x in ratio(rounds, kind)), strict=True))
             for kind in KINDS
         },
         "machine": {key: machine[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")},
     }
     for kind, found in result["ratio"].items():
         print(
-            f"with / without, {kind.replace('_', ' ')}: {found['all']:.3f} "
-            f"(a single round {found['min']:.3f} to {found['max']:.3f}, {len(rounds)} of {arguments.steps} steps each)"
+            f"with / without, {kind.replace('_', ' ')}: {found['all']:.3f}, 95 % interval {found['low']:.3f} to "
+            f"{found['high']:.3f} ({len(rounds)} rounds of {arguments.steps} and {arguments.steps} steps)"
         )
     if arguments.json:
         print(json.dumps(result))
 
 
-def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> float:
-    """What all blocks with took together, by what all blocks without did."""
-    spent = {which: sum(sum(one[which][kind]) for one in rounds) for which in ("with", "without")}
-    return spent["with"] / spent["without"]
+def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> tuple[float, float, float]:
+    """What all turns with took together, by what those without did, and a 95 % bootstrap interval over the pairs."""
+    from grpo_lib import statistics
+
+    on, off = ([turn for one in rounds for turn in one[which][kind]] for which in ("with", "without"))
+    most, mean = max(on + off), sum(off) / len(off)
+    more = statistics.paired_bootstrap([turn / most for turn in off], [turn / most for turn in on])
+    difference, low, high = (1 + x * most / mean for x in (more.difference, more.low, more.high))
+    return difference, low, high
 
 
 def in_a_process(arguments: argparse.Namespace, base: Path) -> dict[str, dict[str, list[float]]]:

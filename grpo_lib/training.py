@@ -263,7 +263,7 @@ def build_session(
         directory,
         iterations=recipe.grpo.iterations,
         completions=plan.completions_per_step,
-        learning_rate=learning_rate_schedule(recipe),
+        learning_rate=learning_rates(recipe).__getitem__,
         writes=processes.is_first(),
     )
     rollout_config = RolloutConfig(
@@ -450,6 +450,15 @@ def learning_rate_schedule(recipe: Recipe) -> optax.Schedule:
             first, training.learning_rate, training.warmup_steps, decay_steps=training.steps
         )
     return optax.warmup_constant_schedule(first, training.learning_rate, training.warmup_steps)
+
+
+def learning_rates(recipe: Recipe) -> np.ndarray:
+    """The learning rates of all steps, [steps], for the rows.
+
+    Asked for one by one, each would be computed on the device, and wait there for the update that is under way.
+    """
+    steps = recipe.training.steps
+    return np.broadcast_to(np.asarray(learning_rate_schedule(recipe)(jnp.arange(steps))), steps)
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:

@@ -214,6 +214,16 @@ def test_problems_with_long_prompts_are_left_out_on_request(recipe, tokenizer):
         training.fit_prompts(none, tokenizer, problems)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3, 20])
+def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
+    from grpo_lib.training import learning_rate_schedule, learning_rates
+
+    planned = change(recipe, training={"schedule": schedule, "steps": 7, "warmup_steps": warmup})
+    rate = learning_rate_schedule(planned)
+    assert learning_rates(planned) == pytest.approx([float(rate(step)) for step in range(7)], rel=1e-6)
+
+
 def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
     from grpo_lib.training import learning_rate_schedule
 
