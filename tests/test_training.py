@@ -341,8 +341,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert without_clocks(training.train(second)) == without_clocks(whole)
 
 
-@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
-def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, monkeypatch, implementation):
+def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, monkeypatch):
     from tunix.rl import rl_cluster
 
     from grpo_lib import training
@@ -351,8 +350,8 @@ def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, mo
         rl_cluster.RLCluster, "get_actor_per_token_logps", lambda *_, **__: pytest.fail("asked for logits")
     )
     twice = change(
-        recipe, loss={"implementation": implementation}, grpo={"iterations": 2}, rollout={"temperature": 0.8},
-        training={"steps": 2},
+        recipe, loss={"implementation": "chunked"}, grpo={"iterations": 2}, rollout={"temperature": 0.8},
+        training={"steps": 1},
     )  # fmt: skip
     rows = training.train(build(tmp_path / "own", twice))
     monkeypatch.undo()
