@@ -16,20 +16,20 @@ export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
 
-setup: ## make .venv from requirements/cpu.lock (the other targets do it by themselves)
+setup: ## make .venv from requirements/cpu.lock (the other targets do it when needed)
 	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 
-setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight, rehearse anywhere
+setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
-course: setup ## run all seven notebooks into runs/course/ and print what came out (RECIPE=, RUN=)
+course: setup ## run all seven notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
 
-test: setup ## run the tests, two at a time
+test: setup ## run the tests except the long ones, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile
 
-test-tpu: setup-tpu ## run the tests of the TPU tier, on this machine's CPU
-	@.venv-tpu/bin/python -m pytest tests/tpu -n 2 --dist loadfile
+test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
+	@.venv-tpu/bin/python -m pytest tests/tpu_stack -n 2 --dist loadfile
 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
@@ -37,16 +37,17 @@ lab: setup ## open the notebooks in JupyterLab
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN) --in-place
 
-lint: setup ## check style
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+lint: setup ## check style, import directions and types
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(VENV)/bin/pyright
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
 
 tiny-base: setup ## for authors: train the tiny base model again
-	@$(PY) assets/make_tiny_base.py
+	@$(PY) tools/make_tiny_base.py
 
-bench: setup ## a GRPO step against a hand-written loop and TRL; grading against math-verify
+bench: setup ## time a GRPO step against plain JAX and TRL, grading against math-verify
 	@$(PY) benchmarks/grading.py
 	@$(PY) benchmarks/step_time.py --json
 

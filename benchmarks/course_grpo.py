@@ -7,12 +7,10 @@ It trains as `grpo train` does, in a run directory that is thrown away, on the p
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from typing import Any
 
-from job import Job, only_result_on_stdout, result
+from job import Job, result, worker_main
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def train(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
         session = training.build_session(recipe, directory, load_problems(recipe.problems, "train"), job.checkpoint)
         rows = training.train(session)
-    columns = ("seconds", "seconds_rollout", "seconds_update", "reward", "completion_length")
+    columns = ("seconds", "seconds_rollout", "seconds_update", "reward", "completions/mean_length")
     return result(
         "course",
         *([row[column] for row in rows] for column in columns),
@@ -32,13 +30,5 @@ def train(job: Job) -> dict[str, Any]:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", help="file made by step_time.py --write-job")
-    arguments = parser.parse_args()
-    with only_result_on_stdout() as stdout:
-        print(json.dumps(train(Job.load(arguments.job))), file=stdout)
-
-
 if __name__ == "__main__":
-    main()
+    worker_main(train, __doc__)

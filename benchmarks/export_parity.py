@@ -19,8 +19,8 @@ from typing import Any
 import job  # noqa: F401  (it makes grpo_lib importable in .venv-trl)
 
 from grpo_lib.answers import is_correct
-from grpo_lib.errors import CourseError
-from grpo_lib.files import read_jsonl
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl
 
 
 def decode(directory: Path, prompts: list[str], length: int, batch_size: int) -> list[str]:

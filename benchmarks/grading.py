@@ -1,4 +1,4 @@
-"""What grading costs: completions per CPU second beside math-verify and a bare pattern, and the worst a text can do.
+"""Cost of grading: completions per CPU second, compared with math-verify and a bare pattern, and the worst case.
 
     python benchmarks/grading.py                        # the completions of assets/reference, and GSM8K if at hand
     python benchmarks/grading.py --rounds 5 --json
@@ -7,7 +7,7 @@ Three measurements, all in CPU seconds of this one process (time.process_time):
 
 1. Throughput.  The same completions, in interleaved rounds, through the strict grader (answers.is_correct), all
    verdicts of an evaluation (evaluation.grade), the four parts of the reference reward, math-verify (parse and verify
-   with their defaults), and the floor, a pattern for the last number.  math-verify knows no tags: it is given the
+   with their defaults), and a bare pattern for the last number.  math-verify knows no tags: it is given the
    text of the answer block, which is the same question, and for comparison the whole completion.  Its golds are
    parsed before the clock starts; ours keeps its golds in a cache.  The completions are those of the reference run,
    and GSM8K's own solutions in the course's template: real sentences, but all of them right and tidy.
@@ -35,12 +35,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job import ROOT
+from job import ROOT, machine
 
-from grpo_lib import answers, environment, rewards
-from grpo_lib.errors import CourseError
+from grpo_lib import answers, rewards
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl
 from grpo_lib.evaluation import grade
-from grpo_lib.files import read_jsonl
 from grpo_lib.problems import gsm8k
 from grpo_lib.prompts import template_completion
 
@@ -52,7 +52,7 @@ LABELS = {
     "reference_reward": "reference reward, four parts",
     "math_verify": "math-verify, on the answer block",
     "math_verify_whole": "math-verify, on the completion",
-    "last_number": "bare pattern, the floor",
+    "last_number": "bare pattern",
 }
 Pair = tuple[str, str]  # completion, gold
 Verdict = Callable[[str, str], bool]
@@ -86,7 +86,7 @@ def gsm8k_completions(folder: Path) -> list[Pair]:
 
 
 def last_number(text: str, gold: str) -> bool:
-    """The floor: the last number of the text, compared as text."""
+    """A bare pattern: the last number of the text, compared as text."""
     found = _LAST_NUMBER.findall(text)
     return bool(found) and found[-1].replace(",", "") == gold.replace(",", "")
 
@@ -201,7 +201,7 @@ PLACES = {
 }
 FUNCTIONS: dict[str, Callable[[str], Any]] = {
     "answers.answer_block": answers.answer_block,
-    "answers.canonical": answers.canonical,
+    "answers.canonical_answer": answers.canonical_answer,
     "answers.extract_answer": answers.extract_answer,
     "answers.lenient_answer": answers.lenient_answer,
     "answers.is_correct": lambda text: answers.is_correct(text, "18"),
@@ -209,7 +209,7 @@ FUNCTIONS: dict[str, Callable[[str], Any]] = {
     "answers.is_correct_leniently": lambda text: answers.is_correct_leniently(text, "18"),
     "answers.same_value, gold": lambda text: answers.same_value("18", text),
     "answers.near_value, gold": lambda text: answers.near_value("18", text + " ", 0.1),  # not the text in the cache
-    "answers.near_value": lambda text: answers.near_value(answers.canonical(text), "18", 0.1),
+    "answers.near_value": lambda text: answers.near_value(answers.canonical_answer(text), "18", 0.1),
     "answers.format_is_loose": answers.format_is_loose,
     "answers.format_is_exact": answers.format_is_exact,
     "evaluation.grade": lambda text: grade(text, "18"),
@@ -220,7 +220,7 @@ FUNCTIONS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Attack:
-    """One hostile text: what is repeated, and where it stands."""
+    """One hostile text: what is repeated, and where."""
 
     unit: str
     place: str
@@ -315,35 +315,34 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    left_out = []
+    not_measured = []
     try:
         sources = {"reference run": reference_completions()}
         if folder := gsm8k_folder():
             sources["GSM8K test solutions"] = gsm8k_completions(folder)
         else:
-            left_out.append("GSM8K: set GSM8K_DIR to the folder with its test.jsonl")
+            not_measured.append("GSM8K: set GSM8K_DIR to the folder with its test.jsonl")
         rows = read_jsonl(SPELLINGS)[: arguments.limit] if SPELLINGS.exists() else []
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if not rows:
-        left_out.append(f"accuracy: {SPELLINGS.relative_to(ROOT)} is not there")
+        not_measured.append(f"accuracy: {SPELLINGS.relative_to(ROOT)} is not there")
     if math_verify_grader([]) is None:
-        left_out.append("math-verify: not installed here (make setup)")
+        not_measured.append("math-verify: not installed here (make setup)")
 
     found = {
         "throughput": {name: throughput(pairs[: arguments.limit], arguments.rounds) for name, pairs in sources.items()},
         "accuracy": accuracy(rows) if rows else {},
         "worst_case": worst_cases(arguments.size),
-        "left_out": left_out,
+        "not_measured": not_measured,
         "versions": {"python": sys.version.split()[0], **_version_of_the_peer()},
+        "machine": machine(),
     }
-    machine = environment.describe(devices=False)
-    found["machine"] = {key: machine[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")}
     print(table(found))
-    for remark in left_out:
-        print(f"left out: {remark}")
-    print(f"\n{machine['processor']}; " + ", ".join(f"{name} {v}" for name, v in found["versions"].items()))
+    for remark in not_measured:
+        print(f"not measured: {remark}")
+    print(f"\n{found['machine']['processor']}; " + ", ".join(f"{name} {v}" for name, v in found["versions"].items()))
     if arguments.json:
         print(json.dumps(found, ensure_ascii=False))
 

@@ -1,19 +1,21 @@
-"""What every worker of a benchmark is given, and what it gives back.  Pure Python: each worker has its own packages.
+"""Input, output and main program of a benchmark's workers.  Pure Python: each worker has its own packages.
 
-A job is one JSON file: weights, prompts with their gold answers in the order of the steps, and the numbers of the
+A job is one JSON file: weights, prompts with their gold answers in the order of the steps, and the values of the
 recipe.  A worker reads it, trains, and prints one JSON object on its last line of standard output.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import json
 import os
 import resource
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +48,35 @@ class Job:
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
 
+def worker_main(train: Callable[[Job], dict[str, Any]], doc: str) -> None:
+    """The main program of a worker: read the job, train, print the result."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("job", help="file made by step_time.py --write-job")
+    arguments = parser.parse_args()
+    with only_result_on_stdout() as stdout:
+        print(json.dumps(train(Job.load(arguments.job))), file=stdout)
+
+
+def run_worker(command: Sequence[str]) -> dict[str, Any]:
+    """Run a worker in its own process and return its result.  Exits with its last line of error output if it fails."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        sys.exit(f"error: a worker failed: {' '.join(last)}\n  to see all of its output: {' '.join(command)}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine() -> dict[str, Any]:
+    """Where a number was measured: platform, processor, cores, memory, commit."""
+    from grpo_lib.common import environment
+
+    described = environment.describe(devices=False)
+    return {key: described[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")}
+
+
 @contextlib.contextmanager
 def only_result_on_stdout() -> Iterator[Any]:
-    """Send what libraries print to standard error, and give the real standard output."""
+    """Redirect what libraries print to standard error; yields the real standard output."""
     real = os.dup(1)
     sys.stdout.flush()
     os.dup2(2, 1)

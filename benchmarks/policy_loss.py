@@ -4,13 +4,13 @@
     .venv-tpu/bin/python benchmarks/policy_loss.py --accelerator v5p-8 --shape 4,768,128256,4096 --untied
     .venv/bin/python benchmarks/policy_loss.py                           # without libtpu: the seconds alone
 
-Every row is log-probability, entropy and gradient of B x T tokens, in bfloat16 on one chip; no TPU is needed.  The
+Every row is log-probability, entropy and gradient of B x T tokens, in bfloat16 on one chip; it needs no TPU.  The
 compiler counts a loop's body once: each is compiled by itself too, and added for every other time that it runs.  It
 does not look into a Pallas kernel: a block is read, or written, whenever the grid moves on to another one, and that is
 counted here from the grid and the blocks of the very call that was compiled.
 
-The floor is roofline.py's: what the work would take at the chip's peak, or the traffic, whichever is longer.  `logits`
-starts from logits that are there; `hidden` from hidden states, with the head's matmul.
+The lower bound is roofline.py's: the time of the work at the chip's peak, or of the traffic, whichever is longer.
+`logits` starts from logits that are there; `hidden` from hidden states, with the head's matmul.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any
 
 from job import only_result_on_stdout
 
-from grpo_lib import compilation
-from grpo_lib.accelerators import parse_slice
-from grpo_lib.errors import CourseError
-from grpo_lib.roofline import Work
+from grpo_lib.common.errors import CourseError
+from grpo_lib.recipes.slices import parse_slice
+from grpo_lib.tpu import compiler
+from grpo_lib.tpu.roofline import Work
 
-compilation.prepare()
+compiler.prepare()
 
 import jax  # noqa: E402
 import jax.extend  # noqa: E402
@@ -44,7 +44,7 @@ from grpo_lib import losses  # noqa: E402
 
 GIB = 2**30
 WAYS = (("logits", "jax"), ("logits", "pallas"), ("hidden", "jax"), ("hidden", "chunked"), ("hidden", "pallas"))
-TIMED = ("jax", "chunked")  # elsewhere than on a TPU the kernel is interpreted, and its time says nothing
+TIMED = ("jax", "chunked")  # off a TPU the kernel is interpreted, and its time means nothing
 ROUNDS = 3
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     with only_result_on_stdout() as stdout:
         result: dict[str, Any] = {"accelerator": arguments.accelerator, "shape": dataclasses.asdict(shape)}
         try:
-            result |= {"versions": compilation.require_libtpu(), "rows": compiled(arguments.accelerator, shape, ways)}
+            result |= {"versions": compiler.require_libtpu(), "rows": compiled(arguments.accelerator, shape, ways)}
         except CourseError as error:
             print(f"no TPU compiler: {error}", file=sys.stderr)
             result |= {"versions": {}, "rows": []}
@@ -121,7 +121,7 @@ def compiled(accelerator: str, shape: Shape, ways: list[tuple[str, str]]) -> lis
     """One row for each way, from the TPU compiler."""
     jax.config.update("jax_enable_compilation_cache", False)
     chip = parse_slice(accelerator).chip
-    device = compilation.slice_devices(accelerator)[0]
+    device = compiler.slice_devices(accelerator)[0]
     rows = []
     for source, implementation in ways:
         print(f"compiling {source}/{implementation}", file=sys.stderr, flush=True)
@@ -150,7 +150,7 @@ def compiled(accelerator: str, shape: Shape, ways: list[tuple[str, str]]) -> lis
                 "flops": work.flops,
                 "compute_seconds": work.flops / chip.flops,
                 "memory_seconds": work.traffic / chip.bandwidth,
-                "floor_seconds": work.seconds(chip),
+                "bound_seconds": work.seconds(chip),
             }
         )
     return rows
@@ -173,7 +173,7 @@ def cost(program: Any) -> Work:
 
 
 def equations(jaxpr: Any, inside: Callable[[Any], bool]) -> Iterator[Any]:
-    """All equations, those inside others too; `inside` says of which."""
+    """All equations, also those inside others for which `inside` is true."""
     for equation in jaxpr.eqns:
         yield equation
         if not inside(equation):
@@ -205,7 +205,7 @@ def compile_body(loop: Any, device: Any) -> Any:
 
 
 def kernel_calls(jaxpr: Any) -> list[Any]:
-    """The Pallas calls that a TPU runs; beside each stands the same one to be interpreted."""
+    """The Pallas calls that a TPU runs; each also occurs once more, to be interpreted."""
     found = equations(jaxpr, lambda equation: equation.primitive.name != "pallas_call")
     return [one for one in found if one.primitive.name == "pallas_call" and not one.params["interpret"]]
 
@@ -213,7 +213,7 @@ def kernel_calls(jaxpr: Any) -> list[Any]:
 def kernel_count(call: Any) -> dict[str, Any]:
     """A kernel's traffic and work: bytes of the blocks that its grid fetches and writes back, and its matmuls.
 
-    Pallas keeps a block where it is as long as the grid's next step wants the same one.  At the edges of an array a
+    Pallas keeps a block where it is as long as the grid's next step uses the same one.  At the edges of an array a
     block is shorter; there it counts as far as the array reaches.
     """
     mapping = call.params["grid_mapping"]
@@ -282,7 +282,7 @@ def timed(shape: Shape) -> dict[str, float]:
     return seconds
 
 
-# What a person reads.
+# Output for the user.
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
@@ -293,7 +293,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             f"[B, T, V] = [{shape.sequences}, {shape.tokens}, {shape.vocabulary}], D = {shape.width}, bfloat16, "
             f"{'tied' if shape.tied else 'untied'} head, on one {chip.generation} chip"
         )
-        yield "                    GiB of       GiB of traffic            TFLOP       floor, ms at the peak"
+        yield "                    GiB of       GiB of traffic            TFLOP       lower bound, ms at the peak"
         yield "from/way          memory   compiler   kernels   together            compute   traffic   longer"
     for row in result["rows"]:
         kernels = row["traffic"] - row["compiler_traffic"]
@@ -301,7 +301,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             f"{row['source'] + '/' + row['implementation']:<16}{row['temporaries'] / GIB:>8.2f}"
             f"{row['compiler_traffic'] / GIB:>11.2f}{kernels / GIB:>10.2f}{row['traffic'] / GIB:>11.2f}"
             f"{row['flops'] / 1e12:>8.2f}{1e3 * row['compute_seconds']:>11.1f}{1e3 * row['memory_seconds']:>10.1f}"
-            f"{1e3 * row['floor_seconds']:>9.1f}"
+            f"{1e3 * row['bound_seconds']:>9.1f}"
         )
     for row in result["rows"]:
         for kernel in row["kernels"]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from job import ROOT, only_result_on_stdout
+from job import ROOT, machine, only_result_on_stdout, run_worker
 
 KINDS = ("seconds", "cpu_seconds")
 
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--base", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
-    from grpo_lib import environment, models
+    from grpo_lib.engines import conversion
     from grpo_lib.recipes import load_recipe
 
     recipe = load_recipe(ROOT / arguments.recipe)
@@ -55,12 +54,15 @@ def main() -> None:
 
     rounds = []
     with tempfile.TemporaryDirectory(prefix="run-overhead-") as folder:
-        models.convert_to_maxtext(recipe.model, Path(folder) / "base")
+        conversion.convert_to_maxtext(recipe.model, Path(folder) / "base")
         for number in range(arguments.rounds):
-            rounds.append(in_a_process(arguments, Path(folder) / "base" / "0" / "items"))
+            command = [
+                sys.executable, __file__, "--worker", "--base", str(Path(folder) / "base" / "0" / "items"),
+                "--recipe", arguments.recipe, "--steps", str(arguments.steps),
+            ]  # fmt: skip
+            rounds.append(run_worker(command))
             ratios = " and ".join(f"{ratio(rounds[-1:], kind)[0]:.3f} of {kind.replace('_', ' ')}" for kind in KINDS)
             print(f"round {number + 1}: with / without {ratios}", file=sys.stderr, flush=True)
-    machine = environment.describe(devices=False)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "steps": arguments.steps,
@@ -70,7 +72,7 @@ def main() -> None:
             kind: dict(zip(("all", "low", "high"), (round(x, 3) for x in ratio(rounds, kind)), strict=True))
             for kind in KINDS
         },
-        "machine": {key: machine[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")},
+        "machine": machine(),
     }
     for kind, found in result["ratio"].items():
         print(
@@ -92,24 +94,12 @@ def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> tuple[f
     return difference, low, high
 
 
-def in_a_process(arguments: argparse.Namespace, base: Path) -> dict[str, dict[str, list[float]]]:
-    """One round, by a process of its own."""
-    command = [
-        sys.executable, __file__, "--worker", "--base", str(base),
-        "--recipe", arguments.recipe, "--steps", str(arguments.steps),
-    ]  # fmt: skip
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        sys.exit(f"error: the run failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, dict[str, list[float]]]:
     """{"with" or "without": {"seconds" or "cpu_seconds": of each block}}, from one run of twice `steps` and some."""
-    from grpo_lib import recording, training
+    from grpo_lib import training
     from grpo_lib.problems import load_problems
     from grpo_lib.recipes import load_recipe
+    from grpo_lib.runs import metrics_logger
 
     turn = block + 1  # Tunix logs a step when the next one is under way: the first step of a turn counts for neither
     warm_up = 2 * turn - turn // 2  # so that checkpoints fall into the middle of the turns with
@@ -131,11 +121,11 @@ def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, di
         """`function` in the turns with, and nothing but `otherwise` in those without."""
         return lambda *given, **named: function(*given, **named) if now_with() else otherwise
 
-    class Marking(recording.Clock):
+    class Marking(metrics_logger.StepTimer):
         def on_train_end(self, train_ctx) -> None:
             nonlocal done, begun
             super().on_train_end(train_ctx)
-            if train_ctx.train_steps == done:  # a micro-batch of several
+            if train_ctx.train_steps == done:  # not the last micro-batch of the step
                 return
             was_with, done = now_with(), train_ctx.train_steps
             taken = (done - warm_up) % turn  # steps of this turn
@@ -150,7 +140,7 @@ def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, di
 
     with contextlib.ExitStack() as changes:
         for owner, name, new in (
-            (training, "Clock", Marking),
+            (training, "StepTimer", Marking),
             (training, "batch_metrics", in_turn(training.batch_metrics, {})),
             (training.Recorder, "log_scalar", in_turn(training.Recorder.log_scalar, None)),
         ):

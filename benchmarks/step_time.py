@@ -1,10 +1,10 @@
-"""Seconds per GRPO step: the course's trainer against a hand-jitted JAX loop (the floor) and TRL's GRPOTrainer.
+"""Seconds per GRPO step: the course's trainer against plain JAX (grpo_lib.plain_grpo) and TRL's GRPOTrainer.
 
     python benchmarks/step_time.py                      # recipes/tiny-cpu.yaml, 3 rounds of 20 steps
     python benchmarks/step_time.py --no-trl --json
 
 All three start from the same weights and take the same prompts in the same order, the same group size, token limits
-and optimizer settings.  The floor pads as the course's trainer does: every prompt to the longest of the run, every
+and optimizer settings.  Plain JAX pads as the course's trainer does: every prompt to the longest of the run, every
 completion to the limit.  TRL pads each batch to its own longest.  The rounds are interleaved, each measurement is a
 process of its own, and a step's time is the median over a round's steps without the first ones, which compile.
 The course's trainer writes no checkpoints here, as the other two write none.  Measure on a machine that does nothing
@@ -30,7 +30,7 @@ WARM_UP = 3  # first steps of a process, which hold the compilations
 WORKERS = {"course": "course_grpo.py", "hand_jitted": "hand_jitted.py", "trl": "trl_grpo.py"}
 LABELS = {
     "course": "this course (MaxText + Tunix)",
-    "hand_jitted": "hand-jitted JAX, the floor",
+    "hand_jitted": "plain_grpo: plain JAX",
     "trl": "TRL, torch CPU",
 }
 Results = list[dict[str, dict[str, Any]]]  # per round: worker -> its result
@@ -43,13 +43,15 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     """
     from itertools import islice
 
-    from grpo_lib import environment, models, training
+    from grpo_lib import training
+    from grpo_lib.common import environment
+    from grpo_lib.engines import conversion, maxtext_model
     from grpo_lib.problems import load_problems, training_batches
     from grpo_lib.recipes import load_recipe
 
     settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}"]
     recipe = load_recipe(recipe_path, [*overrides, *settings])
-    tokenizer = models.load_tokenizer(recipe.model)
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
     problems = load_problems(recipe.problems, "train")
     batches = training_batches(
         problems,
@@ -58,12 +60,12 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         seed=recipe.seed,
     )
     first = list(islice(batches, steps))
-    directory = models.model_directory(recipe.model).resolve()
+    directory = maxtext_model.model_directory(recipe.model).resolve()
     newest = max(int(path.stat().st_mtime) for path in directory.iterdir())
     cache = environment.repo_root() / ".cache" / "benchmarks" / f"{directory.name}-{newest}-maxtext"
     return Job(
         model=str(directory),
-        checkpoint=str(models.convert_to_maxtext(recipe.model, cache)),
+        checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
         max_prompt_length=training.fit_prompts(recipe, tokenizer, problems)[0],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
@@ -165,8 +167,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from grpo_lib import environment
-    from grpo_lib.errors import CourseError
+    from grpo_lib.common import environment
+    from grpo_lib.common.errors import CourseError
 
     workers = ["course", "hand_jitted"] + ([] if arguments.no_trl else ["trl"])
     pythons = dict.fromkeys(workers, sys.executable)

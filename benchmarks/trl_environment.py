@@ -31,13 +31,13 @@ CHECK = "import sys, ensurepip, venv; print(sys.executable) if (3, 11) <= sys.ve
 
 
 class EnvironmentFailed(Exception):
-    """The environment cannot be made; the message says what to do."""
+    """The environment cannot be made; the message names the fix."""
 
 
 def ensure() -> Path:
     """The Python of .venv-trl, after making the environment if it is missing or was made from another lock.
 
-    Raises EnvironmentFailed, with the remedy in one line.
+    Raises EnvironmentFailed, whose message is one line with the fix.
     """
     version = re.search(r"^torch==(\S+)", INPUT.read_text(encoding="utf-8"), re.MULTILINE).group(1)
     stamp, content = ENVIRONMENT / ".complete", f"{ROOT} torch {version} {zlib.crc32(LOCK.read_bytes())}"

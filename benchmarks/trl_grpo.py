@@ -8,15 +8,13 @@ says so.  TRL pads each batch to its own longest prompt and completion; that is 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
 from itertools import pairwise
 from typing import Any
 
-from job import Job, only_result_on_stdout, result
+from job import Job, result, worker_main
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
@@ -36,7 +34,7 @@ def train(job: Job) -> dict[str, Any]:
     ends: list[float] = []
     rollouts: list[float] = []
 
-    class Clock(TrainerCallback):
+    class StepTimer(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             ends.append(time.perf_counter())
 
@@ -70,7 +68,7 @@ def train(job: Job) -> dict[str, Any]:
             adam_beta1=training["b1"],
             adam_beta2=training["b2"],
             weight_decay=training["weight_decay"],
-            max_grad_norm=training["clip"],
+            max_grad_norm=training["max_grad_norm"],
             shuffle_dataset=False,  # the job's prompts are in the order of the steps
             gradient_checkpointing=False,  # default: on, which would compute the forward pass twice
             bf16=False,  # float32, as the recipe says
@@ -88,7 +86,7 @@ def train(job: Job) -> dict[str, Any]:
             reward_funcs=get_rewards(job.recipe["rewards"]),
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts, "answer": answers}),
-            callbacks=[Clock()],
+            callbacks=[StepTimer()],
         )
         trainer.train()
     seconds = [end - start for start, end in pairwise(ends)]
@@ -104,13 +102,5 @@ def train(job: Job) -> dict[str, Any]:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", help="file made by step_time.py --write-job")
-    arguments = parser.parse_args()
-    with only_result_on_stdout() as stdout:
-        print(json.dumps(train(Job.load(arguments.job))), file=stdout)
-
-
 if __name__ == "__main__":
-    main()
+    worker_main(train, __doc__)

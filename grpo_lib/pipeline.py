@@ -1,44 +1,58 @@
-"""The whole way of a run, in the steps that the notebooks take one by one:
+"""End-to-end run: convert, evaluate, train, evaluate, export; the notebooks take the same steps one by one.
 
     convert -> build session -> check the first sync -> evaluate before -> train -> evaluate after -> export -> summary
 
-Every step keeps what is there already, so a run that was interrupted goes on where it stopped.  In a run of several
-processes all take every step together; what a step returns, the first one gets.
+Every step keeps what is there already, so a run that was interrupted goes on where it stopped. In a multi-process run
+all processes take every step together, and process 0 gets what a step returns.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import evaluation, models, processes, training, warning_signs
-from grpo_lib.errors import CourseError
-from grpo_lib.files import read_jsonl, write_json_atomic
-from grpo_lib.interruption import Notice
+from grpo_lib import evaluation, training
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_json_atomic
+from grpo_lib.engines import conversion, maxtext_model
+from grpo_lib.engines.cluster import require_engine
+from grpo_lib.engines.prompt_lengths import longest_prompt, render_with
 from grpo_lib.problems import load_problems
 from grpo_lib.recipes import Recipe
+from grpo_lib.runs import health_checks, multihost
+from grpo_lib.runs.checkpoints import checkpoint_root
+from grpo_lib.runs.metric_glossary import read_metrics
+from grpo_lib.runs.preemption import PreemptionHandler
+from grpo_lib.runs.run_directory import base_of
+
+
+def require_shared_folders(recipe: Recipe, directory: Path) -> None:
+    """Raise CourseError, in all processes, unless they share the run directory and the folder of its checkpoints."""
+    multihost.require_shared(directory, "--runs on a disk that all hosts share")
+    if recipe.training.checkpoints is not None:
+        remedy = "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER"
+        multihost.require_shared(checkpoint_root(recipe, directory), remedy)
 
 
 def convert(recipe: Recipe, directory: Path) -> Path:
-    """The base model as a MaxText checkpoint inside the run; done once."""
-    return models.convert_to_maxtext(recipe.model, directory / "checkpoints" / "base")
+    """The base model as a MaxText checkpoint, inside the run or where its `--base` is; done once."""
+    return conversion.convert_to_maxtext(recipe.model, base_of(directory))
 
 
-def build_session(recipe: Recipe, directory: Path, say: Callable[[str], None] = print) -> training.Session:
+def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:
     """A training session on the run's converted base, with the training problems of the recipe.
 
-    `say` is told how many problems are left out, if any are (`rollout.overlong_prompts: skip`), and of a damaged
+    `log` is called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
     checkpoint.
     """
     training.require_supported(recipe)
     problems = load_problems(recipe.problems, "train")
-    session = training.build_session(recipe, directory, problems, convert(recipe, directory), say)
-    if session.left_out:
-        say(
-            f"left out of training: {session.left_out} of {len(problems)} problems, whose prompts are longer than "
+    session = training.build_session(recipe, directory, problems, convert(recipe, directory), log)
+    if session.num_filtered:
+        log(
+            f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "
             f"{recipe.rollout.max_prompt_length} tokens"
         )
     return session
@@ -47,33 +61,31 @@ def build_session(recipe: Recipe, directory: Path, say: Callable[[str], None] = 
 def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun | None:
     """Greedy evaluation of the test problems, `which` being before or after.  A finished one is read, not repeated.
 
-    One that was interrupted goes on where it was.  Raises CourseError when the moment has passed: before any step was
-    taken, or after the last.
+    Raises CourseError when the moment has passed: before any step was taken, or after the last.
     """
-    return session.lead(lambda: _evaluate(session, which, progress))
+    path, steps = session.directory / "evals" / f"{which}.jsonl", session.recipe.training.steps
 
+    def work() -> evaluation.EvalRun:
+        if not path.exists():
+            if which == "before" and session.step > 0:
+                raise CourseError(
+                    f"{path} is missing, and the policy has trained {session.step} steps already; start a new run"
+                )
+            if which == "after" and session.step < steps:
+                raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
+        return evaluation.evaluate(
+            session.generate,
+            load_problems(session.recipe.problems, "test"),
+            render=session.render,
+            path=path,
+            batch_size=session.recipe.evaluation.batch_size,
+            progress=progress,
+            label=which,
+            # Not session.step: a finished before.jsonl is read again when training is over.
+            model=f"step {0 if which == 'before' else steps}",
+        )
 
-def _evaluate(session: training.Session, which: str, progress: bool) -> evaluation.EvalRun:
-    path = session.directory / "evals" / f"{which}.jsonl"
-    steps = session.recipe.training.steps
-    if not path.exists():
-        if which == "before" and session.step > 0:
-            raise CourseError(
-                f"{path} is missing, and the policy has trained {session.step} steps already; start a new run"
-            )
-        if which == "after" and session.step < steps:
-            raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
-    return evaluation.evaluate(
-        session.generate,
-        load_problems(session.recipe.problems, "test"),
-        render=session.render,
-        path=path,
-        batch_size=session.recipe.evaluation.batch_size,
-        progress=progress,
-        label=which,
-        # Not session.step: a finished before.jsonl is read again when training is over.
-        model=f"step {0 if which == 'before' else steps}",
-    )
+    return session.run_on_main(work)
 
 
 def validation(session: training.Session) -> Callable[[], dict[str, float]]:
@@ -88,19 +100,19 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
         summary = run.summary()
         return {"validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"]}
 
-    return lambda: session.lead(validate) or {}
+    return lambda: session.run_on_main(validate) or {}
 
 
 def export(session: training.Session) -> Path:
     """The trained policy as a Hugging Face directory, in the run's `export/`."""
-    return models.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+    return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
 
 
 def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
     """summary.json from the two evaluations and metrics.jsonl."""
     before = evaluation.EvalRun.load(directory / "evals" / "before.jsonl")
     after = evaluation.EvalRun.load(directory / "evals" / "after.jsonl")
-    rows = read_jsonl(directory / "metrics.jsonl")
+    rows = read_metrics(directory / "metrics.jsonl")
     summary = evaluation.summarize(
         before,
         after,
@@ -116,106 +128,85 @@ def run(
     recipe: Recipe,
     directory: Path,
     on_step: Callable[[dict], None] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     progress: bool = True,
-    notice: Notice | None = None,
+    preemption: PreemptionHandler | None = None,
 ) -> dict[str, Any] | None:
-    """A run from the first step to summary.json and the export; arguments as for `learn`."""
-    started = time.perf_counter()
-    session = learn(recipe, directory, on_step, say, progress, notice)
-    wall_seconds = time.perf_counter() - started
-    summary = write_summary(recipe, directory, wall_seconds) if processes.is_first() else None
-    say(f"exported to {export(session)}")
-    return summary
-
-
-def learn(
-    recipe: Recipe,
-    directory: Path,
-    on_step: Callable[[dict], None] | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    progress: bool = True,
-    notice: Notice | None = None,
-) -> training.Session:
-    """Convert, evaluate, train and evaluate again, as far as that is not done yet.
+    """A run from the first step to summary.json and the export; what is done already is not done again.
 
     Args:
-      say: receives a sentence about each stage, and early warnings (`warning_signs`).
-      notice: of a SIGTERM, which ends the run at the next good moment with `Interrupted`.
+      on_step: called with each row of metrics.jsonl.
+      log: called with a sentence about each stage, and with early warnings (health_checks).
+      preemption: a SIGTERM ends the run after the step under way, with `Interrupted`.
+
+    Returns the content of summary.json; None in all processes but the first.
     """
-    notice = notice or Notice()
-    say("converting the base model to MaxText")
-    session = build_session(recipe, directory, say)
-    check = training.check_first_sync(session)
-    say(
-        f"all {check.weights} weights arrived, and sampler and trainer agree: "
-        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
-    )
-    if before := evaluate(session, "before", progress):
-        say(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
-    if session.step:
-        say(f"continuing after step {session.step} of {recipe.training.steps}")
-    with notice.at_a_good_moment():
-        training.train(
-            session,
-            _watched(session, on_step, say),
-            validation(session),
-            recipe.training.validate_every,
-            stop=functools.partial(_given_to_any, notice),
-        )
-    if after := evaluate(session, "after", progress):
-        say(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
-    return session
+    started = time.perf_counter()
+    preemption = preemption or PreemptionHandler()
 
+    def stop() -> bool:
+        if multihost.any_process(preemption.requested()):  # then all of them stop
+            preemption.request()
+        return preemption.requested()
 
-def _given_to_any(notice: Notice) -> bool:
-    """Was this process asked to end, or another one?  Then all do."""
-    if processes.any_of(notice.given()):
-        notice.give()
-    return notice.given()
-
-
-def _watched(session: training.Session, on_step: Callable[[dict], None] | None, say: Callable[[str], None]) -> Callable:
-    """`on_step`, and then what the rows so far warn of."""
-    said: set[tuple[int, str]] = set()
+    logged: set[tuple[int, str]] = set()
 
     def watched(row: dict) -> None:
         if on_step:
             on_step(row)
-        for sign in warning_signs.new_signs(session.recorder.rows):
-            if (sign.step, sign.kind) not in said:
-                said.add((sign.step, sign.kind))
-                say(f"warning: {sign}")
+        for alert in health_checks.new_alerts(session.recorder.rows):
+            if (alert.step, alert.kind) not in logged:  # a row comes again when its validation joins it
+                logged.add((alert.step, alert.kind))
+                log(f"warning: {alert}")
 
-    return watched
+    require_shared_folders(recipe, directory)
+    log("converting the base model to MaxText")
+    session = build_session(recipe, directory, log)
+    check = training.check_first_sync(session)
+    log(
+        f"all {check.weights} weights arrived, and sampler and trainer agree: "
+        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
+    )
+    if before := evaluate(session, "before", progress):
+        log(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+    if session.step:
+        log(f"continuing after step {session.step} of {recipe.training.steps}")
+    with preemption.defer():
+        training.train(session, watched, validation(session), recipe.training.validate_every, stop)
+    if after := evaluate(session, "after", progress):
+        log(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+    wall_seconds = time.perf_counter() - started
+    summary = write_summary(recipe, directory, wall_seconds) if multihost.is_main_process() else None
+    log(f"exported to {export(session)}")
+    return summary
 
 
 def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
     """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
 
-    `generate` is greedy; with its keyword `temperature` it samples (see rollout.greedy_generate).
+    `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
     """
-    training.require_engine(recipe)
-    directory = models.model_directory(recipe.model)
-    tokenizer = models.load_tokenizer(recipe.model)
+    require_engine(recipe)
+    directory = maxtext_model.model_directory(recipe.model)
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
 
     def render(question: str) -> str:
-        return training.render_with(recipe, tokenizer, question)
+        return render_with(recipe, tokenizer, question)
 
     if recipe.rollout.engine == "vllm":
-        from grpo_lib.vllm_standalone import standalone_generate as generate_with_vllm
+        from grpo_lib.engines.vllm_sampler import standalone_generate as generate_with_vllm
 
         asked = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-        longest = training.longest_prompt(recipe, tokenizer, asked)
+        longest = longest_prompt(recipe, tokenizer, asked)
         return generate_with_vllm(recipe, longest + recipe.evaluation_completion_length), render
 
     from flax import nnx
 
-    from grpo_lib import rollout
+    from grpo_lib.engines import tunix_sampler
 
-    module = rollout.load_hugging_face(directory)
+    module = tunix_sampler.load_hugging_face(directory)
     weights = nnx.variables(module)
-    generate = rollout.greedy_generate(
+    generate = tunix_sampler.greedy_generate(
         lambda: (module, weights),
         tokenizer,
         max_completion_length=recipe.evaluation_completion_length,

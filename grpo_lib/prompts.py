@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 
 REASONING_OPEN = "<reasoning>"
 REASONING_CLOSE = "</reasoning>"
@@ -24,27 +24,20 @@ SYSTEM_PROMPT = (
 # Text that opens or closes a turn, by model family. What running text may hold (<s>, "User:") is left out.
 TURN_MARKERS: dict[str, tuple[str, ...]] = {
     "ChatML": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
-    "Llama 3": (
-        "<|begin_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eot_id|>",
-        "<|end_of_text|>",
-    ),
+    "Llama 3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>"),
     "Gemma": ("<start_of_turn>", "<end_of_turn>"),
     "Llama 2 and Mistral": ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
     "Phi": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     "DeepSeek": ("<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
 }
 _END_MARKERS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|end|>",
-    "<｜end▁of▁sentence｜>",
-)
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+
+
+def system_prompt(setting: str) -> str:
+    """The system message of a recipe's `prompts.system`: "default" is SYSTEM_PROMPT, anything else its own text."""
+    return SYSTEM_PROMPT if setting == "default" else setting
 
 
 def messages(question: str, system: str = "") -> list[dict[str, str]]:
@@ -62,7 +55,7 @@ def render(tokenizer: Any, question: str, system: str = "") -> str:
         name = getattr(tokenizer, "name_or_path", "") or "the model"
         raise CourseError(
             f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
-            "or add chat_template.jinja beside its tokenizer.json"
+            "or add chat_template.jinja next to its tokenizer.json"
         )
     return tokenizer.apply_chat_template(messages(question, system), tokenize=False, add_generation_prompt=True)
 

@@ -1,7 +1,7 @@
-"""What an evaluation leaves behind: one record per problem and sample, their verdicts, and the statistics over them.
+"""Results of an evaluation: one record per problem and sample, its verdicts, and the statistics over them.
 
-Records keep the completion, so verdicts are never taken from a file: who reads it has its completions graded by the
-grader of today, and before and after are compared by one grader, however old their files are.
+Records keep the completion, and verdicts are never taken from a file: a file's completions are graded again when it is
+read, so before and after are compared by the same grader, however old their files are.
 """
 
 from __future__ import annotations
@@ -14,24 +14,41 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import answers, statistics
-from grpo_lib.errors import CourseError
-from grpo_lib.files import read_jsonl, write_text_atomic
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl, write_text_atomic
 
 Record = dict[str, Any]
 
 VERDICTS = ("strict", "lenient", "partial", "format")
 CLOSE = 0.1  # partial credit: within 10 % of the gold number
-_GRADER = "the grader raised "  # an error that begins so is not the model's, nor the server's
-# What a record must hold for the statistics and the report; the rest is allowed to be absent in older files.
-REQUIRED = ("id", "sample", "question", "prompt", "completion", "extracted", "gold", *VERDICTS, "truncated")
+_GRADER = "the grader raised "  # an error that starts like this is the grader's
+# The fields that statistics and report need.
+REQUIRED = (
+    "id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold", *VERDICTS,
+    "truncated",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One completion as text, without the token that ends the turn.
+
+    `tokens` is the number of sampled tokens, including the end token (None: unknown); `truncated`: the limit was
+    reached before the end token.  `error` is the reason why there is no completion: graded as wrong, whatever `text`.
+    """
+
+    text: str
+    tokens: int | None
+    truncated: bool
+    error: str | None = None
 
 
 def grade(completion: str, gold: str) -> Record:
     """Verdicts on one completion.
 
     Returns:
-      extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader
-      raised. With an error every verdict is False, so that the denominator is the same for all of them.
+      extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader raised.  With
+      an error every verdict is False, so that the denominator is the same for all of them.
     """
     try:
         extracted = answers.extract_answer(completion)
@@ -48,12 +65,12 @@ def grade(completion: str, gold: str) -> Record:
 
 
 def wrong(error: str) -> Record:
-    """The verdicts where there is nothing to grade."""
+    """The verdicts if there is nothing to grade."""
     return {"extracted": None, **dict.fromkeys(VERDICTS, False), "error": error}
 
 
 def graded_again(record: Record) -> Record:
-    """`record` with the verdicts of this version's `grade`; where `generate` had failed it stays wrong."""
+    """`record` with the verdicts of this version's `grade`; if `generate` had failed it stays wrong."""
     error = record.get("error")
     if error and not str(error).startswith(_GRADER):
         return record
@@ -69,33 +86,35 @@ class EvalRun:
     @property
     def counted(self) -> list[Record]:
         """The records that accuracy is about: the greedy ones, or all where every completion was sampled."""
-        return [record for record in self.records if record.get("greedy")] or self.records
+        return [record for record in self.records if record["greedy"]] or self.records
 
     def summary(self) -> dict[str, Any]:
         """Rates from 0 to 1 over all problems.
 
-        `n` counts problems. The Wilson interval is for that n: several samples of one problem are not
-        independent draws, so they sharpen each problem's rate but do not add to n.
-
-        Where there are sampled completions, four keys more: `sampled_accuracy`, the mean over them; `samples`, how
-        many a problem has; `pass_at_k`, {"1": …, "2": …, "4": …, up to `samples`}, unbiased (see statistics); and
-        `maj_at_k`, the share of problems whose most frequent answer, of all samples, is right.
+        `n` counts problems, and the Wilson interval is for that n: several samples of one problem are not independent
+        draws.  With sampled completions there are also `sampled_accuracy`, the mean over them; `samples`, their number
+        per problem; `pass_at_k`, {"1": …, "2": …, "4": …, up to `samples`}, unbiased (see statistics); and `maj_at_k`,
+        the fraction of problems whose most frequent answer, of all samples, is right.
         """
-        n = len(self.rates("strict"))
-        accuracy = self._mean("strict")
+        accuracy, interval = self.accuracy()
         return {
             "accuracy": accuracy,
-            "n": n,
-            "interval": list(statistics.wilson_interval(min(accuracy, 1.0) * n, n)),
+            "n": len(self.verdicts("strict")),
+            "interval": list(interval),
             "lenient_accuracy": self._mean("lenient"),
             "partial_accuracy": self._mean("partial"),
             "format_accuracy": self._mean("format"),
             "truncated": self._mean("truncated"),
-            **_sampled_summary([record for record in self.records if record.get("greedy") is False]),
+            **_sampled_summary([record for record in self.records if not record["greedy"]]),
         }
 
+    def accuracy(self) -> tuple[float, tuple[float, float]]:
+        """Strict accuracy, and its Wilson interval for n problems."""
+        accuracy, n = self._mean("strict"), len({record["id"] for record in self.counted})
+        return accuracy, statistics.wilson_interval(min(accuracy, 1.0) * n, n)
+
     def rates(self, verdict: str) -> dict[str, float]:
-        """For each problem id the share of its counted completions with that verdict (0.0 or 1.0 for one)."""
+        """For each problem id the fraction of its counted completions with that verdict."""
         return {key: sum(values) / len(values) for key, values in self.verdicts(verdict).items()}
 
     def verdicts(self, verdict: str) -> dict[str, list[bool]]:
@@ -111,24 +130,20 @@ class EvalRun:
     def load(cls, path: str | os.PathLike) -> EvalRun:
         """Read what `save` wrote, and grade its completions again (80,000 a second); the file stays as it is.
 
-        Raises:
-          CourseError: there is no such file, it is empty, or a record lacks a field.
+        Raises CourseError when there is no such file, it is empty, or a record lacks a field.
         """
         try:
             records = read_jsonl(path)
         except FileNotFoundError:
             raise CourseError(f"{path}: no such file; run the evaluation that writes it first") from None
         if not records:
-            raise CourseError(f"{path}: holds no records; remove it and evaluate again")
+            raise CourseError(f"{path}: has no records; remove it and evaluate again")
         for number, record in enumerate(records, start=1):
-            missing = [name for name in REQUIRED if name not in record]
-            if missing:
+            if missing := [name for name in REQUIRED if name not in record]:
                 raise CourseError(
                     f"{path}: record {number} lacks {', '.join(missing)}; remove the file and evaluate again"
                 )
-        # Files from before these fields existed: a single completion per problem was greedy, several were sampled.
-        older = {"greedy": not any(record["sample"] for record in records), "model": None, "solution": ""}
-        return cls([graded_again(older | record) for record in records])
+        return cls([graded_again(record) for record in records])
 
     def _mean(self, verdict: str) -> float:
         return sum(bool(record[verdict]) for record in self.counted) / len(self.counted)
@@ -144,13 +159,11 @@ def summarize(
 ) -> dict[str, Any]:
     """The content of summary.json: both summaries, and the paired difference of strict accuracy.
 
-    `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose
-    samples stay together. `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a
-    problem has several samples, for which the test is not made. pass@k may be compared at the same k, however many
-    samples were drawn; maj_at_k only where both have equally many (`samples`).
+    `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose samples
+    stay together.  `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a problem has several
+    samples, for which the test is not defined.  maj_at_k may be compared only for equal numbers of samples.
 
-    Raises:
-      CourseError: the two were not run on the same problems, or one is greedy and the other sampled.
+    Raises CourseError when the two were not run on the same problems, or one is greedy and the other sampled.
     """
     _check_same_problems(before, after)
     verdicts = after.verdicts("strict")
@@ -196,20 +209,15 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
 
 
 def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
-    kinds = [{record.get("greedy") for record in run.counted} - {None} for run in (before, after)]
-    if {True} in kinds and {False} in kinds:
-        names = ["greedy" if kind == {True} else "sampled" for kind in kinds]
+    kinds = ["greedy" if any(record["greedy"] for record in run.records) else "sampled" for run in (before, after)]
+    if kinds[0] != kinds[1]:
         raise CourseError(
-            f"before is {names[0]} and after {names[1]}: their difference would be one of temperature, too; "
+            f"before is {kinds[0]} and after {kinds[1]}: their difference would include that of temperature; "
             "evaluate both in the same way"
         )
-
-    def golds(run: EvalRun) -> dict[str, str]:
-        return {record["id"]: record["gold"] for record in run.counted}
-
-    if golds(before) != golds(after):
-        common = len(golds(before).items() & golds(after).items())
+    old, new = ({record["id"]: record["gold"] for record in run.counted} for run in (before, after))
+    if old != new:
         raise CourseError(
-            f"before ({len(golds(before))} problems) and after ({len(golds(after))}) share only {common}; "
+            f"before ({len(old)} problems) and after ({len(new)}) share only {len(old.items() & new.items())}; "
             "evaluate both on the same problems"
         )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_lib import answers
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
 
 RewardFunction = Callable[..., list[float]]
@@ -59,7 +59,6 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
       raises ValueError if there are not as many golds as completions.
     """
 
-    @functools.wraps(score, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     def batch(prompts: Any, completions: Iterable[Completion], answer: Any = None, **kwargs: Any) -> list[float]:
         texts = [_text(completion) for completion in completions]
         if answer is None:
@@ -70,10 +69,11 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
         points, why = score(_text(completion), str(gold))
         return Part(score.__name__, points, why)
 
-    batch.explain = explain
+    function: Any = functools.wraps(score, assigned=("__module__", "__name__", "__qualname__", "__doc__"))(batch)
+    function.explain = explain
     # Tunix asks for the signature. `wraps` shows the source of `score`, as it should, but would show its arguments too.
-    batch.__signature__ = inspect.signature(batch, follow_wrapped=False)
-    return batch
+    function.__signature__ = inspect.signature(batch, follow_wrapped=False)
+    return function
 
 
 @reward_function
@@ -154,16 +154,9 @@ def tidy_format(completion: str, gold: str = "") -> Score:
     return 0.1, f"exactly the template, and the answer block says {_line(answer)}"
 
 
-REFERENCE_REWARDS: tuple[RewardFunction, ...] = (
-    match_format_exactly,
-    match_format_approximately,
-    check_answer,
-    check_numbers,
-)
-REPAIRED_REWARDS: tuple[RewardFunction, ...] = (correct_answer, tidy_format)
-REWARDS: dict[str, RewardFunction] = {
-    function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)
-}
+REFERENCE_REWARDS = (match_format_exactly, match_format_approximately, check_answer, check_numbers)
+REPAIRED_REWARDS = (correct_answer, tidy_format)
+REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)}
 
 
 def get_rewards(names: Iterable[str]) -> list[RewardFunction]:
@@ -194,7 +187,7 @@ def _not_one_answer(completion: str) -> str | None:
         return f"of several answers none is paid: {_count(ANSWER_OPEN, opened)}, {_count(ANSWER_CLOSE, closed)}"
     before, _, after = completion.partition(ANSWER_OPEN)
     if REASONING_OPEN in before and REASONING_CLOSE in after:
-        return "the answer block stands in the middle of the reasoning"
+        return "the answer block is in the middle of the reasoning"
     return None
 
 
@@ -209,7 +202,7 @@ def _count(tag: str, count: int) -> str:
 
 
 def _seen(completion: str, answer: str | None, gold: str = "") -> str:
-    """What stands in the answer block, beside the gold number if a number can be read there."""
+    """What the answer block holds, with the gold number if a number can be read there."""
     if answer is not None:
         return f"the answer block says {_line(answer)}, gold is {_line(gold)}"
     block = answers.answer_block(completion)

@@ -1,4 +1,4 @@
-"""How sure one can be: intervals, paired tests, how many problems it takes, pass@k, majority votes.
+"""How sure one can be: intervals, paired tests, the smallest difference that shows, pass@k, majority votes.
 
 Everything here takes plain Python sequences with one entry per problem, in the same order before and after.
 Rates are fractions from 0 to 1. NumPy and SciPy are imported inside the functions that need them, so that
@@ -18,8 +18,6 @@ from grpo_lib import answers as answers_
 
 if TYPE_CHECKING:
     import numpy as np
-
-MOST_PROBLEMS = 1_000_000  # planning says no beyond this: no evaluation is as large, and the sums stay quick
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def paired_bootstrap(
 
     Both verdicts of a problem stay together, so what is hard for both models cancels (Efron and Tibshirani,
     "An Introduction to the Bootstrap", 1993, chapters 8 and 13). Where there are several samples per problem,
-    they share its difficulty and are no independent evidence: a problem is drawn with all its samples or not
+    they share its difficulty and are not independent evidence: a problem is drawn with all its samples or not
     at all (the cluster bootstrap: Davison and Hinkley, "Bootstrap Methods and their Application", 1997,
     section 3.8; Field and Welsh, "Bootstrapping clustered data", JRSS B 69, 2007). If nothing changed for any
     problem, the interval has width 0: the bootstrap knows only the problems that it was shown.
@@ -160,58 +158,26 @@ def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: fl
 
     Args:
       n: number of problems, one verdict each before and after.
-      flips: expected share of problems whose verdict changes, in either direction, in (0, 1]. No change of
+      flips: expected fraction of problems whose verdict changes, in either direction, in (0, 1]. No change of
         accuracy is larger. An earlier pair of runs tells: (only_before + only_after) / n.
 
     Raises:
-      ValueError: n problems cannot show even that all flips go one way (the message says how many can), n
-        outside 1…MOST_PROBLEMS, flips outside (0, 1], or power not between 1 - confidence and 1.
+      ValueError: n problems cannot show even that all flips go one way, n below 1, flips outside (0, 1], or power not
+        between 1 - confidence and 1.
     """
     from scipy.optimize import brentq
 
-    _check_plan(flips, power, confidence)
-    if not 1 <= n <= MOST_PROBLEMS:
-        raise ValueError(f"n must lie between 1 and {MOST_PROBLEMS:,}, got {n}")
+    _checked_confidence(confidence)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if not 0 < flips <= 1:
+        raise ValueError(f"flips is a fraction of the problems, above 0 and at most 1, got {flips}")
+    if not 1 - confidence < power < 1:
+        raise ValueError(f"power must lie between 1 - confidence = {1 - confidence:g} and 1, got {power}")
     if _power(n, flips, flips, confidence) < power:
-        raise ValueError(
-            f"{n} problems with flips = {flips:g} can show no difference with power {power:g}; "
-            f"it takes {problems_needed(flips, flips, power, confidence):,}"
-        )
-    root = brentq(lambda difference: _power(n, difference, flips, confidence) - power, 0.0, flips)
+        raise ValueError(f"{n} problems with flips = {flips:g} can show no difference with power {power:g}; take more")
+    root = float(brentq(lambda difference: _power(n, difference, flips, confidence) - power, 0.0, flips))
     return min(flips, root + 1e-11)  # the root itself may fall short of the power by a rounding error
-
-
-def problems_needed(difference: float, flips: float, power: float = 0.8, confidence: float = 0.95) -> int:
-    """How many problems it takes to show a change of accuracy: so many reach `power`, one fewer does not.
-
-    The inverse of `smallest_difference`, except where nearly every problem flips (above 0.7): counts are whole
-    numbers, and there the power has saw teeth, so that a somewhat larger n may fall short again. R. J. Connor's
-    formula (Biometrics 43, 1987) approximates it for a test that is not exact; the exact one costs about
-    1 / difference problems more.
-
-    Args:
-      difference: after - before, a fraction with 0 < |difference| <= flips; its sign does not matter.
-
-    Raises:
-      ValueError: difference is 0 or larger than flips, it takes more than MOST_PROBLEMS, flips outside (0, 1],
-        or power not between 1 - confidence and 1.
-    """
-    _check_plan(flips, power, confidence)
-    difference = abs(difference)
-    if not 0 < difference <= flips:
-        raise ValueError(f"the difference must lie between 0 and flips = {flips:g}, got {difference:g}")
-    too_few, enough = 0, 1
-    while _power(enough, difference, flips, confidence) < power:
-        if enough == MOST_PROBLEMS:
-            raise ValueError(f"a difference of {difference:g} takes more than {MOST_PROBLEMS:,} problems")
-        too_few, enough = enough, min(2 * enough, MOST_PROBLEMS)
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if _power(middle, difference, flips, confidence) < power:
-            too_few = middle
-        else:
-            enough = middle
-    return enough
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -238,11 +204,11 @@ def majority_vote(answers: Iterable[str | None]) -> str | None:
     """The value given most often (maj@k of Wang et al., "Self-Consistency", 2022), in canonical form.
 
     Votes are counted by value, so "18", "18.00" and "$18" are one candidate. None, and text without a number,
-    abstains: it is no vote, and one number beats any count of it. Of several values with equally many votes,
+    abstains: it does not vote, and one number beats any count of it. Of several values with equally many votes,
     the one given earliest wins; chance alone ordered the samples, so the rule favours no value. None if all
     abstain, which counts as wrong.
     """
-    values = [answers_.canonical(answer) for answer in answers if answer is not None]
+    values = [answers_.canonical_answer(answer) for answer in answers if answer is not None]
     # Counter keeps the order of first appearance, and most_common is stable: ties go to the earliest.
     ranking = Counter(value for value in values if value is not None).most_common(1)
     return ranking[0][0] if ranking else None
@@ -276,14 +242,6 @@ def _rates(name: str, problems: Sequence[float | Sequence[float]]) -> np.ndarray
     return np.add.reduceat(values, np.cumsum(counts) - counts) / counts
 
 
-def _check_plan(flips: float, power: float, confidence: float) -> None:
-    _checked_confidence(confidence)
-    if not 0 < flips <= 1:
-        raise ValueError(f"flips is a share of the problems, above 0 and at most 1, got {flips}")
-    if not 1 - confidence < power < 1:
-        raise ValueError(f"power must lie between 1 - confidence = {1 - confidence:g} and 1, got {power}")
-
-
 def _power(n: int, difference: float, flips: float, confidence: float) -> float:
     """Probability that McNemar's exact test on n problems gives p <= 1 - confidence.
 
@@ -295,7 +253,7 @@ def _power(n: int, difference: float, flips: float, confidence: float) -> float:
     import numpy as np
     from scipy.stats import binom
 
-    # Outside this range lies a probability of 2e-12; inside, about sqrt(n) terms in place of n.
+    # The probability outside this range is 2e-12; inside, about sqrt(n) terms in place of n.
     changed = np.arange(binom.ppf(1e-12, n, flips), binom.isf(1e-12, n, flips) + 1)
     level = 1 - confidence
     largest = binom.ppf(level / 2, changed, 0.5)  # the largest smaller count that is still significant, or one above

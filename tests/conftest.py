@@ -1,4 +1,4 @@
-"""What all tests share: caches inside the repo, the CPU, the order, and a last word on what did not run."""
+"""What all tests share: caches inside the repo, the CPU, --run-long, the order, and a list of what did not run."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import filelock
 import hypothesis
 import pytest
 
-from grpo_lib import environment
+from grpo_lib.common import environment
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -18,19 +18,28 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that needs the network is a mistake; it fails at once
 
 
-# A busy machine is no failure; the suite as a whole is timed, not single examples.
+# A busy machine is not a failure; the suite as a whole is timed, not single examples.
 hypothesis.settings.register_profile("course", deadline=None)
 hypothesis.settings.load_profile("course")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: a plain mistake shows within seconds. The sort is stable, files keep their order."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-long", action="store_true", help="also run the tests marked long, which take minutes each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip long tests without --run-long. Fast tests first: a plain mistake shows within seconds."""
+    if not config.getoption("--run-long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: give --run-long"))
+    # The sort is stable: files keep their order.
     items.sort(key=lambda item: ("slow" in item.keywords) + 2 * ("browser" in item.keywords))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Say which tests were left out and why; a suite that skips in silence looks greener than it is."""
+    """List the tests that did not run, by reason: a suite that skips silently looks greener than it is."""
     reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         # longrepr of a skip is (file, line, "Skipped: reason")
@@ -67,29 +76,47 @@ def tiny_recipe(root: Path):
 @pytest.fixture(scope="session")
 def tokenizer(tiny_recipe):
     """The tiny model's tokenizer."""
-    from grpo_lib import models
+    from grpo_lib.engines import maxtext_model
 
-    return models.load_tokenizer(tiny_recipe.model)
+    return maxtext_model.load_tokenizer(tiny_recipe.model)
 
 
 @pytest.fixture(scope="session")
 def converted_base(tiny_recipe, tmp_path_factory) -> Path:
     """The tiny model as a MaxText checkpoint; converted once, also where several workers of pytest-xdist want it."""
-    from grpo_lib import models
+    from grpo_lib.engines import conversion
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with filelock.FileLock(folder / "converted.lock"):
-        return models.convert_to_maxtext(tiny_recipe.model, folder / "converted" / "base")
+        return conversion.convert_to_maxtext(tiny_recipe.model, folder / "converted" / "base")
 
 
 @pytest.fixture(scope="session")
 def tiny_actor(tiny_recipe, converted_base):
     """The tiny model in MaxText."""
-    from grpo_lib import models
+    from grpo_lib.engines import maxtext_model
 
-    return models.load_actor(tiny_recipe.model, converted_base, max_length=64)
+    return maxtext_model.load_actor(tiny_recipe.model, converted_base, max_length=64)
+
+
+@pytest.fixture(scope="session")
+def rollout_config():
+    """Short prompts and completions, sampled from the policy itself."""
+    from tunix.rl.rollout.base_rollout import RolloutConfig
+
+    return RolloutConfig(
+        max_tokens_to_generate=12, max_prompt_length=32, kv_cache_size=44, temperature=1.0, top_p=1.0, top_k=None
+    )
+
+
+@pytest.fixture
+def sampler(tiny_actor, tokenizer, rollout_config):
+    """Tunix's sampler with the tiny model."""
+    from grpo_lib.engines.tunix_sampler import TunixSampler
+
+    return TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
 
 
 def find_chromium() -> str | None:
@@ -99,12 +126,13 @@ def find_chromium() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
-    """The program of a Chromium; tests that use it are skipped without one."""
+def chromium(request: pytest.FixtureRequest) -> str:
+    """The path of a Chromium; tests that use it are skipped without one."""
     path = find_chromium()
     if path is None:
         reason = "browser: no Chromium found; install one, or set CHROMIUM to its program"
-        if os.environ.get("GRPO_REQUIRE_BROWSER"):
+        # Whoever names a browser, or asks for the long tests too, wants these to run. .ci/run does both.
+        if "CHROMIUM" in os.environ or request.config.getoption("--run-long"):
             pytest.fail(reason)
         pytest.skip(reason)
     return path

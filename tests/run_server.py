@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 import traceback
@@ -18,12 +19,12 @@ from pathlib import Path
 
 @dataclasses.dataclass
 class Job:
-    """A run: the recipe's overrides, where, and from which converted model.  `file_bytes` limits the size of files."""
+    """A run."""
 
     directory: str
-    base: str
-    overrides: list[str]
-    file_bytes: int | None = None
+    base: str  # the converted model
+    overrides: list[str]  # of the recipe
+    file_bytes: int | None = None  # limits the size of files
 
 
 class RunServer:
@@ -60,16 +61,14 @@ class RunServer:
 
 
 def serve() -> None:
-    from grpo_lib import environment
+    from grpo_lib.common import environment
 
     environment.prepare()
-    from maxtext.configs import pyconfig  # noqa: F401
-    from maxtext.utils import maxtext_utils, model_creation_utils  # noqa: F401
 
-    from grpo_lib import evaluation, models, pipeline, training  # noqa: F401
+    from grpo_lib.engines import maxtext_model
     from grpo_lib.recipes import load_recipe
 
-    models.load_tokenizer(load_recipe("recipes/tiny-cpu.yaml").model)  # imports transformers
+    maxtext_model.load_tokenizer(load_recipe("recipes/tiny-cpu.yaml").model)  # imports transformers
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a run prints must not stand between the answers
@@ -90,14 +89,12 @@ def serve() -> None:
 def run(job: Job) -> int:
     """The run; its messages, and what it failed with, go to `said.txt` in the folder above."""
     from grpo_lib import pipeline
-    from grpo_lib.errors import CourseError
-    from grpo_lib.interruption import EXIT_CODE, Interrupted, Notice
+    from grpo_lib.common.errors import CourseError
     from grpo_lib.recipes import load_recipe
-    from grpo_lib.runs import link_base, open_run
+    from grpo_lib.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
+    from grpo_lib.runs.run_directory import link_base, open_run
 
     if job.file_bytes:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_FSIZE, (job.file_bytes, job.file_bytes))
     recipe = load_recipe("recipes/tiny-cpu.yaml", job.overrides)
     said = Path(job.directory + ".txt")
@@ -107,10 +104,10 @@ def run(job: Job) -> int:
             file.write(text + "\n")
 
     try:
-        with Notice() as notice:
+        with PreemptionHandler() as preemption:
             directory = open_run(job.directory, recipe)
             link_base(directory, job.base)
-            pipeline.learn(recipe, directory, say=say, progress=False, notice=notice)
+            pipeline.run(recipe, directory, log=say, progress=False, preemption=preemption)
     except Interrupted:
         return EXIT_CODE
     except CourseError as error:

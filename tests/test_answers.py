@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +12,6 @@ from hypothesis import strategies as st
 
 from grpo_lib import answers, prompts
 
-GSM8K_DIR = Path(os.environ.get("GSM8K_DIR") or Path(__file__).resolve().parents[1] / "../shared/gsm8k")
 GSM8K_ROWS = {"train": 7473, "test": 1319}
 
 
@@ -24,94 +19,37 @@ def tagged(answer: str) -> str:
     return prompts.template_completion("Some working with 7 and 12.", answer)
 
 
-SPELLINGS = [
-    # what is written, its value
-    ("18", "18"),
-    ("18.00", "18"),
-    ("18.", "18"),
-    ("+18", "18"),
-    (" 18\n", "18"),
-    ("018", "18"),
-    ("１８", "18"),
-    ("$18", "18"),
-    ("$18.00", "18"),
-    ("USD18", "18"),
-    ("Rs. 18", "18"),
-    ("€18", "18"),
-    ("18 dollars", "18"),
-    ("18 apples.", "18"),
-    ("18 m^2", "18"),
-    ("18 m²", "18"),
-    ("18-hour", "18"),
-    ("18%", "18"),
-    ("18\\%", "18"),
-    ("**18**", "18"),
-    ("The answer is 18.", "18"),
-    ("18 (that is, $18.00)", "18"),
-    ("9 * 2 = 18", "18"),
-    ("9 * 2 = $18.00 a day", "18"),
-    ("x = 18", "18"),
-    ("\\boxed{18}", "18"),
-    ("$\\boxed{18}$", "18"),
-    ("9 and 2 give \\boxed{18}", "18"),
-    ("$18$", "18"),
-    ("\\(18\\)", "18"),
-    ("\\$18", "18"),
-    ("18\\text{ cm}", "18"),
-    ("1,080", "1080"),
-    ("$1,080.50", "1080.5"),
-    ("1,234,567", "1234567"),
-    ("1{,}080", "1080"),
-    ("1\\,080", "1080"),
-    ("1\u202f080", "1080"),
-    ("-5", "-5"),
-    ("- 5", "-5"),
-    ("-$5", "-5"),
-    ("$-5", "-5"),
-    ("minus 5", "-5"),
-    ("Negative 5 degrees", "-5"),
-    ("= -5", "-5"),
-    ("3 - 8 = -5", "-5"),
-    *((f"{minus}5", "-5") for minus in "-−–—‐‑‒﹣－"),
-    ("0", "0"),
-    ("-0.0", "0"),
-    (".5", "0.5"),
-    ("0.50", "0.5"),
-    ("1/2", "0.5"),
-    ("½", "0.5"),
-    ("-1/2", "-0.5"),
-    ("\\frac{1}{2}", "0.5"),
-    ("3 1/2 cups", "3.5"),
-    ("3½ cups", "3.5"),
-    ("2/6", "1/3"),
-    ("16/2", "8"),
-]
+# Value: ways to write it.
+SPELLINGS = {
+    "18": ["18", "18.00", "18.", "+18", " 18\n", "018", "１８", "$18", "$18.00", "USD18", "Rs. 18", "€18",
+           "18 dollars", "18 apples.", "18 m^2", "18 m²", "18-hour", "18%", "18\\%", "**18**", "The answer is 18.",
+           "18 (that is, $18.00)", "9 * 2 = 18", "9 * 2 = $18.00 a day", "x = 18", "\\boxed{18}", "$\\boxed{18}$",
+           "9 and 2 give \\boxed{18}", "$18$", "\\(18\\)", "\\$18", "18\\text{ cm}"],
+    "1080": ["1,080", "1{,}080", "1\\,080", "1\u202f080"],
+    "1080.5": ["$1,080.50"],
+    "1234567": ["1,234,567"],
+    "-5": ["- 5", "-$5", "$-5", "minus 5", "Negative 5 degrees", "= -5", "3 - 8 = -5",
+           *(f"{minus}5" for minus in "-−–—‐‑‒﹣－")],
+    "0": ["0", "-0.0"],
+    "0.5": [".5", "0.50", "1/2", "½", "\\frac{1}{2}"],
+    "-0.5": ["-1/2"],
+    "3.5": ["3 1/2 cups", "3½ cups"],
+    "1/3": ["2/6"],
+    "8": ["16/2"],
+}  # fmt: skip
 
-NO_ANSWER = [
+NO_ANSWER = (
     *("", " ", "?", "none", "eighteen", "$", "-", ".", "\\boxed{}", "9 * 2 =", "="),
     *("18 or 19", "18, 19", "18-19", "18–19", "18 to 19", "between 18 and 19", "18;19", "\\boxed{18} or 19"),
     *("1,0,8", "1,08", "10,80", "1,0800", "1,080,5", "1,00,000", "0,080", "1.080.000", "3.1.4"),
-    *(
-        "9 * 2",
-        "2 * 2",
-        "2+2",
-        "7-7",
-        "5 x 5",
-        "5 times 5",
-        "10^{10}",
-        "10²",
-        "2^2",
-        "±5",
-        "18/0",
-        "8/2/2",
-    ),
+    *("9 * 2", "2 * 2", "2+2", "7-7", "5 x 5", "5 times 5", "10^{10}", "10²", "2^2", "±5", "18/0", "8/2/2"),
     *("18 apples and 0 pears", "3:30", "16 minus 3"),
-]
+)
 
 
-@pytest.mark.parametrize(("written", "value"), SPELLINGS)
+@pytest.mark.parametrize(("written", "value"), [(text, value) for value, texts in SPELLINGS.items() for text in texts])
 def test_spelling_is_read_by_value(written: str, value: str) -> None:
-    assert answers.canonical(written) == value
+    assert answers.canonical_answer(written) == value
     assert answers.extract_answer(tagged(written)) == value
     assert answers.is_correct(tagged(written), value)
     assert not answers.is_correct(tagged(written), str(Fraction(value) + 1))
@@ -121,7 +59,7 @@ def test_spelling_is_read_by_value(written: str, value: str) -> None:
 
 @pytest.mark.parametrize("written", NO_ANSWER)
 def test_no_single_number_is_no_answer(written: str) -> None:
-    assert answers.canonical(written) is None
+    assert answers.canonical_answer(written) is None
     assert answers.extract_answer(tagged(written)) is None
     assert not any(answers.is_correct(tagged(written), gold) for gold in ("18", "19", "2", "5", "10", written))
     assert not answers.is_close(tagged(written), "18", 1.0)
@@ -255,14 +193,12 @@ FRAGMENTS = st.lists(
 
 
 def all_of(text: str, gold: str) -> None:
-    answers.extract_answer(text)
+    for of_text in (answers.extract_answer, answers.lenient_answer, answers.canonical_answer):
+        of_text(text)
     answers.is_correct(text, gold)
     answers.is_close(text, gold, 0.1)
-    answers.lenient_answer(text)
     answers.is_correct_leniently(text, gold)
-    answers.format_is_exact(text)
-    answers.format_is_loose(text)
-    answers.canonical(text)
+    assert answers.format_is_loose(text) or not answers.format_is_exact(text)
 
 
 @given(ANY_TEXT | FRAGMENTS, ANY_TEXT | FRAGMENTS)
@@ -274,16 +210,10 @@ def test_never_raises(text: str, gold: str) -> None:
 
 @given(ANY_TEXT | FRAGMENTS)
 def test_canonical_is_idempotent(text: str) -> None:
-    spelling = answers.canonical(text)
+    spelling = answers.canonical_answer(text)
     if spelling is not None:
-        assert answers.canonical(spelling) == spelling
-        assert answers.canonical(f"9 * 2 = {spelling}") == spelling
-
-
-@given(ANY_TEXT | FRAGMENTS)
-def test_exact_format_is_loose_format(text: str) -> None:
-    for completion in (text, tagged(text)):
-        assert answers.format_is_loose(completion) or not answers.format_is_exact(completion)
+        assert answers.canonical_answer(spelling) == spelling
+        assert answers.canonical_answer(f"9 * 2 = {spelling}") == spelling
 
 
 DECIMALS = st.decimals(min_value=-(10**12), max_value=10**12, places=3)
@@ -311,7 +241,7 @@ def test_verdict_is_equality_of_values(one, other) -> None:
 
 @given(st.fractions(max_denominator=10**6))
 def test_canonical_keeps_the_value(value: Fraction) -> None:
-    assert Fraction(answers.canonical(str(value))) == value
+    assert Fraction(answers.canonical_answer(str(value))) == value
 
 
 # --- Attacks ---
@@ -369,11 +299,6 @@ def test_hostile_text_is_graded_in_time(name: str) -> None:
     assert not answers.is_correct(text, "18")
 
 
-def test_answer_after_hostile_text_is_still_found() -> None:
-    text = "<answer>" * 100_000 + "</reasoning>" * 50_000 + "<answer>18</answer>"
-    assert answers.is_correct(text, "18") and answers.is_correct_leniently(text, "18")
-
-
 def test_long_numerals_are_compared_digit_by_digit() -> None:
     number = "1" + "0" * 9_998 + "7"
     assert answers.is_correct(tagged(number), number) and answers.is_correct_leniently(number, number)
@@ -382,50 +307,26 @@ def test_long_numerals_are_compared_digit_by_digit() -> None:
     assert answers.is_close(tagged(number), number, 0.1) and not answers.is_close(tagged(number), "7", 0.1)
 
 
-def test_the_end_of_a_long_block_is_read() -> None:
+def test_the_end_of_a_long_text_is_read() -> None:
+    hostile = "<answer>" * 100_000 + "</reasoning>" * 50_000 + "<answer>18</answer>"
+    assert answers.is_correct(hostile, "18") and answers.is_correct_leniently(hostile, "18")
     assert answers.is_correct(tagged("He thinks about it. " * 500 + "The answer is 18."), "18")
     assert answers.is_correct(tagged("他想了很久，" * 500 + "所以答案是18元"), "18")
     assert not answers.is_correct(tagged("9" * 1500 + " eggs"), "9" * 1000)
 
 
 def test_nothing_is_executed() -> None:
-    assert answers.canonical("__import__('os').getpid()") is None
-    assert answers.canonical("9**9**9**9") is None
-    assert answers.canonical("print(18)") is None
-    assert answers.canonical("{{9*2}}") is None
-
-
-def test_tags_are_those_of_the_prompts() -> None:
-    assert answers._TAGS == (
-        prompts.REASONING_OPEN,
-        prompts.REASONING_CLOSE,
-        prompts.ANSWER_OPEN,
-        prompts.ANSWER_CLOSE,
-    )
-
-
-def test_import_is_light() -> None:
-    program = (
-        "import sys, time; t = time.perf_counter(); import grpo_lib.answers, grpo_lib.prompts; "
-        "print(time.perf_counter() - t, *({'numpy', 'jax', 'transformers', 'scipy'} & set(sys.modules)))"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(3)
-    ]
-    assert all(len(run) == 1 for run in runs), f"heavy imports: {runs}"
-    assert min(float(run[0]) for run in runs) < 0.3
+    for text in ("__import__('os').getpid()", "9**9**9**9", "print(18)", "{{9*2}}"):
+        assert answers.canonical_answer(text) is None
 
 
 # --- GSM8K ---
 
 
+@pytest.mark.gsm8k
 @pytest.mark.parametrize("split", GSM8K_ROWS)
-def test_every_gsm8k_reference_solution_is_correct(split: str) -> None:
-    path = GSM8K_DIR / f"{split}.jsonl"
-    if not path.is_file():
-        pytest.skip(f"GSM8K {split} not found; set GSM8K_DIR to the folder of train.jsonl and test.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def test_every_gsm8k_reference_solution_is_correct(gsm8k_dir, split: str) -> None:
+    rows = [json.loads(line) for line in (gsm8k_dir / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == GSM8K_ROWS[split]
     wrong = []
     for index, row in enumerate(rows):

@@ -51,12 +51,8 @@ PLACEHOLDERS = (
 SEPARATORS = ("  ", ", ", "; ", " or ", " and ", "\n", " | ", " to ", " vs ", "\t", " or maybe ", ", perhaps ")
 
 garbage = st.builds(template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers))
-number_lists = st.builds(
-    lambda text, some, separator: template_completion(text, separator.join(some)),
-    fillers,
-    tries,
-    st.sampled_from(SEPARATORS),
-)
+separated = st.builds(lambda some, separator: separator.join(some), tries, st.sampled_from(SEPARATORS))
+number_lists = st.builds(template_completion, fillers, separated)
 repeated_blocks = st.one_of(
     st.builds(lambda text, some: "".join(template_completion(text, one) for one in some), fillers, tries),
     st.builds(lambda text, some: reasoning(text) + "".join(map(block, some)), fillers, tries),
@@ -83,9 +79,8 @@ copied = st.one_of(
     st.builds(template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])),
     st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS)),
 )
-boxes = st.builds(
-    lambda text, some: template_completion(text, " ".join(f"\\boxed{{{one}}}" for one in some)), fillers, tries
-)
+several_boxes = tries.map(lambda some: " ".join(f"\\boxed{{{one}}}" for one in some))
+boxes = st.builds(template_completion, fillers, several_boxes)
 
 FAMILIES = {
     "garbage in perfect tags": garbage,
@@ -153,9 +148,7 @@ soup = st.lists(
     st.one_of(
         st.integers(0, 9).map(str),
         st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "<Answer>", "\\boxed{", "}")),
-        st.sampled_from(
-            (*SEPARATORS, "=", "-", "+", " * ", ".", "/", "→", "%", " is ", " not ", "so ", "1e", "^", "½")
-        ),
+        st.sampled_from((*SEPARATORS, *"=-+./→%^½", " * ", " is ", " not ", "so ", "1e")),
     ),
     max_size=20,
 ).map("".join)
@@ -212,16 +205,10 @@ def test_length_is_not_paid(text: str, gold: str) -> None:
 
 
 MEGABYTE = 10**6
-LONG = {
-    "opening tags": "<answer>" * (MEGABYTE // 8),
-    "closing tags": "</answer>" * (MEGABYTE // 9),
+LONG = {  # and the attacks of test_answers.py, on the functions that rewards are made of
     "reasoning tags": "<reasoning></reasoning>" * (MEGABYTE // 23),
     "blocks": "<answer>1</answer>" * (MEGABYTE // 18),
-    "half tags": "<answer" * (MEGABYTE // 7),
-    "digits": template_completion("so", "7" * MEGABYTE),
-    "a list": template_completion("so", "1 or " * (MEGABYTE // 5)),
     "white space": template_completion(" " * MEGABYTE, " " * MEGABYTE),
-    "braces": template_completion("so", "\\boxed{" * (MEGABYTE // 7)),
     "a long way to an answer": template_completion("so 1 + 1 = 2, " * (MEGABYTE // 14), "18"),
 }
 

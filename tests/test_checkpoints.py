@@ -1,4 +1,4 @@
-"""Checkpoints: which one is continued from, what is damaged, and the random numbers that belong to them."""
+"""Checkpoints: when they are saved, which one a run continues from, and how damage is recognised."""
 
 import random
 import shutil
@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from grpo_lib import environment
-from grpo_lib.errors import CourseError
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
 
 environment.prepare()
 
-jax = pytest.importorskip("jax")
+import jax  # noqa: E402
 import orbax.checkpoint as ocp  # noqa: E402
 
-from grpo_lib import checkpoints  # noqa: E402
+from grpo_lib.runs import checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -52,15 +52,10 @@ def files_of(checkpoint):
     return sorted(path for path in Path(checkpoint).rglob("*") if path.is_file())
 
 
-def test_whole_checkpoints_are_left_alone(folder):
-    assert checkpoints.updates(folder) == [2, 4]
-    assert checkpoints.set_damaged_aside(folder) is None
-    assert checkpoints.updates(folder / "nowhere") == []
-
-
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
 def test_no_damage_changes_what_is_restored(saved, tmp_path, how):
     """Each file in turn: the damage is recognised, or the fingerprint is another, or no value has changed."""
+    assert checkpoints.updates(saved) == [2, 4] and checkpoints.unreadable(saved) is None
     good = values_of(saved / "4")
     recognised, rng = 0, random.Random(how)
     for number, path in enumerate(files_of(saved / "4")):
@@ -74,12 +69,12 @@ def test_no_damage_changes_what_is_restored(saved, tmp_path, how):
         else:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             damaged.write_bytes(bytes(data))
-        said = checkpoints.set_damaged_aside(copy)
-        if said:
+        if reason := checkpoints.unreadable(copy):
+            said = checkpoints.quarantine_checkpoint(copy, reason)
             recognised += 1
             assert checkpoints.updates(copy) == [2]
             assert (copy.parent / "damaged" / "actor-4").is_dir()  # moved, not deleted
-            assert "cannot be restored" in said and "the one of update 2 is taken" in said
+            assert "cannot be restored" in said and "continuing from update 2" in said
         else:
             values = values_of(copy / "4")
             same = all(np.array_equal(one, other) for one, other in zip(good, values, strict=True))
@@ -109,44 +104,15 @@ def test_the_last_one_is_said_to_be_the_last(folder):
     (folder / "4").rmtree()
     for path in files_of(folder / "2" / "model_params"):
         path.write_bytes(b"")
-    assert "none is before it, so training starts again" in checkpoints.set_damaged_aside(folder)
+    reason = checkpoints.unreadable(folder)
+    assert "there is no older one, so training starts again" in checkpoints.quarantine_checkpoint(folder, reason)
     assert checkpoints.updates(folder) == []
 
 
 @pytest.mark.parametrize(("rows", "iterations", "left"), [(4, 1, [2, 4]), (3, 1, [2]), (2, 2, [2, 4]), (1, 2, [2])])
-def test_a_checkpoint_without_its_row_is_taken_again(folder, rows, iterations, left):
-    checkpoints.drop_one_without_its_row(folder, rows, iterations)
-    assert checkpoints.updates(folder) == left
-
-
-def test_rows_that_were_removed_are_no_reason_to_train_again(folder):
-    with pytest.raises(CourseError, match=r"ends with step 1, and the newest checkpoint is of step 4: rows were lost"):
-        checkpoints.drop_one_without_its_row(folder, 1, 1)
+def test_a_checkpoint_without_its_row_is_taken_again_but_not_for_rows_that_were_removed(folder, rows, iterations, left):
+    with pytest.raises(CourseError, match=r"ends with step 1, but the newest checkpoint is of step 4: rows were lost"):
+        checkpoints.drop_unlogged_checkpoint(folder, 1, 1)
     assert checkpoints.updates(folder) == [2, 4]
-
-
-def test_random_numbers_go_on_where_they_were(folder):
-    checkpoints.seed_random_numbers(7)
-    random.random(), np.random.normal()
-    checkpoints.keep_beside(folder, 4, values=123)
-    expected = random.random(), np.random.normal(), np.random.normal()
-    checkpoints.seed_random_numbers(8)
-    assert checkpoints.restore_beside(folder, 4) == 123
-    assert (random.random(), np.random.normal(), np.random.normal()) == expected
-
-
-def test_what_is_kept_beside_stays_as_long_as_its_checkpoint(folder):
-    for update in (2, 4, 6, 8):  # the checkpoint is not there yet when it is written
-        checkpoints.keep_beside(folder, update, values=0)
-    assert sorted(path.name for path in (folder.parent / "beside").iterdir()) == ["2.json", "4.json", "8.json"]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [(None, "is missing"), ("{", "is damaged"), ('{"python": 1}', "is damaged")]
-)
-def test_what_is_kept_beside_and_cannot_be_read_is_named(folder, text, reason):
-    if text is not None:
-        (folder.parent / "beside").mkdir()
-        (folder.parent / "beside" / "4.json").write_text(text)
-    with pytest.raises(CourseError, match=rf"4\.json .*{reason}; remove .*actor/4 to continue"):
-        checkpoints.restore_beside(folder, 4)
+    checkpoints.drop_unlogged_checkpoint(folder, rows, iterations)
+    assert checkpoints.updates(folder) == left

@@ -2,12 +2,19 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from tunix.rl import common
 
-from grpo_lib.errors import CourseError
+from grpo_lib import pipeline
+from grpo_lib.common.errors import CourseError
+from grpo_lib.engines import conversion, maxtext_model, tunix_sampler
 from grpo_lib.recipes import ModelRecipe
+from grpo_lib.runs import run_directory
 
 pytestmark = pytest.mark.slow
 
@@ -15,58 +22,45 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def model_copy(tmp_path, tiny_recipe):
     """A Hugging Face directory of its own, to be damaged."""
-    from grpo_lib import models
+    return Path(shutil.copytree(maxtext_model.model_directory(tiny_recipe.model), tmp_path / "model"))
 
-    copy = tmp_path / "model"
-    shutil.copytree(models.model_directory(tiny_recipe.model), copy)
-    return copy
+
+def model_in(folder, name="qwen3-0.6b"):
+    return ModelRecipe(path=str(folder), maxtext_name=name)
 
 
 def test_there_and_back_is_bit_for_bit(tiny_recipe, tiny_actor, tmp_path):
-    from grpo_lib import models
-
-    exported = models.export_to_hugging_face(tiny_actor, tiny_recipe.model, tmp_path / "export")
-    assert models.differing_weights(models.model_directory(tiny_recipe.model), exported) == []
+    exported = conversion.export_to_hugging_face(tiny_actor, tiny_recipe.model, tmp_path / "export")
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), exported) == []
     assert not (tmp_path / "export.partial").exists()
-    tokenizer = models.load_tokenizer(ModelRecipe(path=str(exported), maxtext_name="qwen3-0.6b"))
-    assert tokenizer.chat_template == models.load_tokenizer(tiny_recipe.model).chat_template
+    tokenizer = maxtext_model.load_tokenizer(model_in(exported))
+    assert tokenizer.chat_template == maxtext_model.load_tokenizer(tiny_recipe.model).chat_template
 
 
 def test_differing_weights_names_what_differs(tiny_recipe, model_copy):
-    from safetensors.numpy import load_file, save_file
-
-    from grpo_lib import models
-
     weights = load_file(model_copy / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] * np.float32(1 + 1e-6)
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, model_copy / "model.safetensors")
-    assert models.differing_weights(models.model_directory(tiny_recipe.model), model_copy) == [
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), model_copy) == [
         "model.layers.0.mlp.up_proj.weight",
         "model.norm.weight",
     ]
 
 
 def test_a_finished_conversion_is_kept(tiny_recipe, converted_base):
-    from grpo_lib import models
-
     before = converted_base.stat().st_mtime_ns
-    assert models.convert_to_maxtext(tiny_recipe.model, converted_base.parents[1]) == converted_base
+    assert conversion.convert_to_maxtext(tiny_recipe.model, converted_base.parents[1]) == converted_base
     assert converted_base.stat().st_mtime_ns == before
 
 
 def test_log_probabilities_agree_with_another_implementation(tiny_recipe, tiny_actor):
-    from flax import nnx
-    from tunix.rl import common
-
-    from grpo_lib import models, rollout
-
     rng = np.random.default_rng(0)
     prompt_ids = rng.integers(3, 200, (8, 20), dtype=np.int32)
     prompt_ids[:4, :7] = 0  # padding on the left
     completion_ids = rng.integers(3, 200, (8, 12), dtype=np.int32)
-    ours = np.asarray(models.per_token_logps(tiny_actor, prompt_ids, completion_ids, pad_id=0, eos_id=1))
-    graph, state = nnx.split(rollout.load_hugging_face(models.model_directory(tiny_recipe.model)))
+    ours = np.asarray(maxtext_model.per_token_logps(tiny_actor, prompt_ids, completion_ids, pad_id=0, eos_id=1))
+    graph, state = nnx.split(tunix_sampler.load_hugging_face(maxtext_model.model_directory(tiny_recipe.model)))
     theirs = np.asarray(
         common.compute_per_token_logps(
             graph, state, prompt_tokens=prompt_ids, completion_tokens=completion_ids, pad_id=0, eos_id=1
@@ -85,31 +79,27 @@ def set_in_config(folder, **settings):
 
 def test_a_padding_token_that_the_model_writes_is_replaced(model_copy):
     """Tunix hides every padding token from the trainer, and the sampler has read it."""
-    from grpo_lib import models
-
-    model = ModelRecipe(path=str(model_copy), maxtext_name="qwen3-0.6b")
-    tokenizer = models.load_tokenizer(model)
+    model = model_in(model_copy)
+    tokenizer = maxtext_model.load_tokenizer(model)
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[0]}))
-    assert models.load_tokenizer(model).pad_token == tokenizer.pad_token
+    assert maxtext_model.load_tokenizer(model).pad_token == tokenizer.pad_token
     (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     with pytest.raises(CourseError, match="no padding token of its own"):
-        models.load_tokenizer(model)
+        maxtext_model.load_tokenizer(model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_pad|>"]})
     tokenizer.save_pretrained(model_copy)
-    assert models.load_tokenizer(model).pad_token == "<|fim_pad|>"
+    assert maxtext_model.load_tokenizer(model).pad_token == "<|fim_pad|>"
 
 
 def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
     """MaxText's own file may be that of another size: config.json has the last word."""
     from maxtext.configs import pyconfig
 
-    from grpo_lib import models
-
     set_in_config(model_copy, rms_norm_eps=1e-5, rope_theta=500000.0, rope_parameters=None)
-    model = ModelRecipe(path=str(model_copy), maxtext_name="qwen2.5-14b")
-    with models.quiet():
-        config = pyconfig.initialize(models.maxtext_arguments(model, enable_checkpointing=False))
+    model = model_in(model_copy, "qwen2.5-14b")
+    with maxtext_model.quiet():
+        config = pyconfig.initialize(maxtext_model.maxtext_arguments(model, enable_checkpointing=False))
     assert config.normalization_layer_epsilon == 1e-5
     assert config.rope_max_timescale == 500_000
 
@@ -133,59 +123,93 @@ LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 )
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_another_rotary_scaling_than_maxtexts_is_refused(model_copy, key, name, scaling, accepted):
-    from grpo_lib import models
-
     set_in_config(model_copy, **{"rope_parameters": None, key: scaling})
-    model = ModelRecipe(path=str(model_copy), maxtext_name=name)
+    model = model_in(model_copy, name)
     if accepted:
-        assert models.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
+        assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
     else:
         with pytest.raises(CourseError, match="rope_scaling"):
-            models.maxtext_sizes(model)
+            maxtext_model.maxtext_sizes(model)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", ""])
 def test_an_incomplete_model_names_what_is_missing(model_copy, name):
-    from grpo_lib import models
-
-    (model_copy / name).unlink()
-    with pytest.raises(CourseError, match=r"model\.path") as caught:
-        models.model_directory(ModelRecipe(path=str(model_copy), maxtext_name="qwen3-0.6b"))
-    assert name.split(".")[-1] in str(caught.value)
-
-
-def test_a_missing_model_is_named():
-    from grpo_lib import models
-
-    with pytest.raises(CourseError, match=r"model\.path=/nowhere"):
-        models.model_directory(ModelRecipe(path="/nowhere", maxtext_name="qwen3-0.6b"))
+    if name:
+        (model_copy / name).unlink()
+    else:
+        shutil.rmtree(model_copy)
+    with pytest.raises(CourseError, match=rf"model\.path={model_copy} .*{name[-5:]}"):
+        maxtext_model.model_directory(model_in(model_copy))
 
 
 def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
-    from grpo_lib import models
-
     weights = model_copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    model = ModelRecipe(path=str(model_copy), maxtext_name="qwen3-0.6b")
+    model = model_in(model_copy)
     with pytest.raises(CourseError, match=r"could not convert .* the whole log is"):
-        models.convert_to_maxtext(model, tmp_path / "base")
+        conversion.convert_to_maxtext(model, tmp_path / "base")
     assert not (tmp_path / "base").exists()
 
 
 def test_a_missing_checkpoint_says_how_to_make_one(tiny_recipe, tmp_path):
-    from grpo_lib import models
-
     with pytest.raises(CourseError, match="convert the model first"):
-        models.load_actor(tiny_recipe.model, tmp_path / "none", 64)
+        maxtext_model.load_actor(tiny_recipe.model, tmp_path / "none", 64)
 
 
 def test_a_damaged_checkpoint_is_refused(tiny_recipe, converted_base, tmp_path):
-    from grpo_lib import models
-
     damaged = tmp_path / "0" / "items"
     shutil.copytree(converted_base, damaged)
     for path in damaged.rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CourseError, match="cannot be read"):
-        models.load_actor(tiny_recipe.model, damaged, 64)
+        maxtext_model.load_actor(tiny_recipe.model, damaged, 64)
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """A folder that epath takes for gs://bucket.  Orbax reads and writes weights without epath, so not here."""
+    from etils.epath import testing
+
+    def redirected(original, path, *rest, **named):
+        return original(str(path).replace("gs://bucket", str(tmp_path / "bucket")), *rest, **named)
+
+    names = ("exists", "isdir", "listdir", "glob", "rmtree", "open", "makedirs")
+    with testing.mock_epath(**dict.fromkeys(names, redirected)):
+        yield tmp_path / "bucket"
+
+
+def test_a_base_in_a_bucket_is_converted_once_and_used_by_a_run(tiny_recipe, bucket, tmp_path, monkeypatch):
+    written = []
+
+    def converter(convert, log, model, source, output, made):  # in place of the process, which has no bucket
+        assert f"{output}/{made}" == "gs://bucket/base/0/items" and not (bucket / "base" / "0").exists()
+        (bucket / "base" / "0" / "items").mkdir(parents=True)
+        (bucket / "base" / "0" / "commit_success.txt").touch()
+        written.append(str(output))
+
+    monkeypatch.setattr(conversion, "_run_converter", converter)
+    (bucket / "base" / "0" / "items").mkdir(parents=True)  # an interrupted one, without Orbax's mark
+    (bucket / "base" / "notes.txt").touch()
+    with pytest.raises(CourseError, match=r"--base gs://bucket/base is not .*commit_success.txt.*grpo convert"):
+        run_directory.check_base("gs://bucket/base")
+    for _ in range(2):
+        found = conversion.convert_to_maxtext(tiny_recipe.model, "gs://bucket/base")
+        assert str(found) == "gs://bucket/base/0/items"
+    assert written == ["gs://bucket/base"] and (bucket / "base" / "notes.txt").exists()
+    run_directory.link_base(tmp_path / "run", "gs://bucket/base/0/items")
+    assert str(run_directory.base_of(tmp_path / "run")) == "gs://bucket/base"
+    assert str(pipeline.convert(tiny_recipe, tmp_path / "run")) == str(found) and len(written) == 1
+    with pytest.raises(CourseError, match="checkpoint gs://bucket/none/0/items does not exist"):
+        maxtext_model.load_actor(tiny_recipe.model, "gs://bucket/none/0/items", 64)
+
+
+def test_the_export_of_qwen25_knows_its_biases(model_copy):
+    """MaxText's converter asks config.json for them, and Qwen2.5's does not say: without this every export failed."""
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+    from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+
+    set_in_config(model_copy, model_type="qwen2", architectures=["Qwen2ForCausalLM"], attention_bias=None)
+    maxtext_model.register_architecture(model_in(model_copy, "qwen2.5-7b"))
+    shapes = HF_SHAPE["qwen2.5-7b"](HF_MODEL_CONFIGS["qwen2.5-7b"].to_dict())
+    assert "model.layers.0.self_attn.q_proj.bias" in shapes

@@ -14,7 +14,6 @@ from collections import Counter
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ import requests
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem, gsm8k, load_problems, loading, training_batches, words
 from grpo_lib.recipes import ProblemsRecipe
 
@@ -52,18 +51,11 @@ def test_a_row_becomes_a_problem():
     )
 
 
-def test_golds_are_canonical():
-    golds = [problem.answer for problem in gsm8k.from_folder(FIXTURE, "train")]
-    assert golds == ["36", "12", "1080", "-5", "7.5", "45", "12", "67", "10000", "24", "6", "100"]
-
-
-def test_a_solution_without_annotations_has_an_unknown_number_of_steps():
-    assert gsm8k.from_folder(FIXTURE, "train")[5].steps is None
-
-
-def test_a_line_separator_inside_a_question_is_no_line_break():
-    problems = gsm8k.from_folder(FIXTURE, "test")
-    assert len(problems) == 4 and "\u2028" in problems[2].question
+def test_golds_are_canonical_and_lines_are_lines():
+    train, test = (gsm8k.from_folder(FIXTURE, split) for split in ROWS)
+    assert [p.answer for p in train] == ["36", "12", "1080", "-5", "7.5", "45", "12", "67", "10000", "24", "6", "100"]
+    assert train[5].steps is None  # a solution without annotations
+    assert len(test) == 4 and "\u2028" in test[2].question  # a line separator is no line break
 
 
 def test_the_gold_stands_after_the_last_mark(tmp_path):
@@ -85,7 +77,6 @@ GOOD = '{"question": "How many?", "answer": "One. #### 1"}'
         ('{"question": " ", "answer": "#### 3"}', "line 2 must be an object"),
         ('{"question": "How many?", "answer": "Three. ### 3"}', "line 2: the answer has no ####; add"),
         ('{"question": "How many?", "answer": "#### two"}', "line 2: 'two' after #### is not one number"),
-        ('{"question": "How many?", "answer": "#### 1,0,8"}', "line 2: '1,0,8' after #### is not one number"),
         ('{"question": "How many?", "answer": "Three. ####"}', "line 2: '' after #### is not one number"),
     ],
 )
@@ -104,12 +95,11 @@ def test_a_bad_folder_is_named(tmp_path):
         (tmp_path / "train.jsonl", "test", "train.jsonl is not a folder"),
         (tmp_path, "train", "train.jsonl is empty"),
         (tmp_path, "test", "test.jsonl cannot be read"),
-        (tmp_path, "dev", "GSM8K has no split 'dev'; use one of train, test"),
     ]:
         with pytest.raises(CourseError, match=says):
             gsm8k.from_folder(path, split)
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(CourseError, match=r"holds no test.jsonl; set problems.path=FOLDER"):
+    with pytest.raises(CourseError, match=r"has no test.jsonl; set problems.path=FOLDER"):
         gsm8k.from_folder(tmp_path, "test")
 
 
@@ -158,7 +148,7 @@ def fixture_files():
 def test_the_real_builder_gives_what_the_files_give(tmp_path, fixture_files, no_network):
     place_downloads(tmp_path, fixture_files)
     for _ in ("prepared", "read again"):
-        for split in gsm8k.SPLITS:
+        for split in ROWS:
             assert gsm8k.from_tfds(split, tmp_path) == gsm8k.from_folder(FIXTURE, split)
 
 
@@ -166,7 +156,7 @@ def test_the_real_builder_gives_what_the_files_give(tmp_path, fixture_files, no_
 def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, fixture_files, no_network):
     # The builder insists on the Socratic variants too, which nothing here uses; invented rows stand in.
     place_downloads(tmp_path, fixture_files | {split: gsm8k_dir / f"{split}.jsonl" for split in ROWS})
-    for split in gsm8k.SPLITS:
+    for split in ROWS:
         assert gsm8k.from_tfds(split, tmp_path) == gsm8k.from_folder(gsm8k_dir, split)
 
 
@@ -202,16 +192,6 @@ def test_a_builder_that_fails_is_one_line(tmp_path, fixture_files, no_network):
     assert "\n" not in str(error.value)
 
 
-def test_unknown_split_is_refused_before_anything_is_read(tmp_path):
-    with pytest.raises(CourseError, match="no split 'validation'"):
-        gsm8k.from_tfds("validation", tmp_path)
-
-
-def test_data_stay_in_the_cache_of_the_repo(root, monkeypatch):
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    assert gsm8k.default_data_dir().is_relative_to(root / ".cache")
-
-
 def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path, fixture_files):
     place_downloads(tmp_path, fixture_files)
     program = (
@@ -226,11 +206,12 @@ def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path, fixture
 # --- loading ------------------------------------------------------------------------------------------------
 
 
-def assert_no_leak(recipe: ProblemsRecipe) -> None:
-    found = {split: load_problems(recipe, split) for split in loading.SPLITS}
+def assert_no_leak(recipe: ProblemsRecipe) -> dict[str, list[Problem]]:
+    found = {split: load_problems(recipe, split) for split in words.SPLITS}
     assert all(found.values())
-    train, validation, test = (questions(found[split]) for split in loading.SPLITS)
+    train, validation, test = (questions(found[split]) for split in words.SPLITS)
     assert not train & validation and not train & test and not validation & test
+    return found
 
 
 def test_no_split_leaks_into_another():
@@ -240,13 +221,10 @@ def test_no_split_leaks_into_another():
 
 @pytest.mark.gsm8k
 def test_no_split_of_gsm8k_leaks_into_another(gsm8k_dir):
-    recipe = ask_for("gsm8k", gsm8k_dir)
-    assert_no_leak(recipe)
-    sizes = {split: len(load_problems(recipe, split)) for split in loading.SPLITS}
-    assert sizes == {"train": 6973, "validation": 500, "test": 1319}
-    held_out = load_problems(recipe, "validation")
+    found = assert_no_leak(ask_for("gsm8k", gsm8k_dir))
+    assert {split: len(problems) for split, problems in found.items()} == ROWS | {"train": 6973, "validation": 500}
     # Fixed here on purpose: validation curves only compare while the problems stay what they are.
-    assert [p.id for p in held_out[:3]] == [f"gsm8k-train-{n:05d}" for n in (46, 69, 89)]
+    assert [p.id for p in found["validation"][:3]] == [f"gsm8k-train-{n:05d}" for n in (46, 69, 89)]
 
 
 def test_held_out_problems_do_not_depend_on_the_order_of_the_input():
@@ -276,21 +254,9 @@ def test_limits():
     assert load_problems(ask_for("words", seed=5), "test", n=3) == words.generate("test", 3, seed=5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "split", "n", "says"),
-    [
-        ({"source": "words"}, "dev", 1, "split 'dev' does not exist; use one of train, validation, test"),
-        ({"source": "words"}, "train", 0, "problems.train=0 must be at least 1"),
-        ({"source": "aime"}, "train", 1, "problems.source='aime' does not exist; use one of words, gsm8k"),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(fields, split, n, says):
-    recipe = SimpleNamespace(path=None, train=None, validation=None, test=None, seed=0, **fields)
-    with pytest.raises(CourseError, match=says):
-        load_problems(recipe, split, n)
-
-
-def test_too_few_problems_to_hold_any_out(tmp_path):
+def test_what_cannot_be_loaded_is_refused(tmp_path):
+    with pytest.raises(CourseError, match="split 'dev' does not exist; use one of train, validation, test"):
+        load_problems(ask_for("words"), "dev")
     (tmp_path / "train.jsonl").write_text(GOOD)
     with pytest.raises(CourseError, match=r"tenth of 1 problems is none; use at least 10"):
         load_problems(ask_for("gsm8k", tmp_path), "validation")
@@ -346,19 +312,7 @@ def test_a_late_start_gives_the_batches_of_an_early_one():
     for start in (0, 1, 12, 25):  # batch 12 begins in the first epoch and ends in the second
         late = take(5, training_batches(problems, as_prompt, 8, seed=1, start_step=start))
         assert late == early[start : start + 5]
-
-
-def test_a_late_start_renders_nothing_that_it_skips():
     rendered = []
     batches = training_batches(numbered(100), lambda q: rendered.append(q) or q, 8, seed=0, start_step=10**6)
     next(batches)
-    assert len(rendered) == 8
-
-
-@pytest.mark.parametrize(
-    ("count", "batch_size", "start_step", "says"),
-    [(0, 4, 0, "no training problem"), (3, 0, 0, "prompts_per_step=0"), (3, 1, -1, "start_step=-1")],
-)
-def test_batches_that_cannot_be_are_refused_at_once(count, batch_size, start_step, says):
-    with pytest.raises(CourseError, match=says):
-        training_batches(numbered(count), as_prompt, batch_size, seed=0, start_step=start_step)
+    assert len(rendered) == 8  # nothing that is skipped

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_lib import prompts
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -20,8 +20,9 @@ CHATML = (
 @pytest.fixture(scope="module")
 def chatml():
     """A real ChatML tokenizer, built here: no download."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
+    import tokenizers
+    import transformers
+
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=model,
@@ -45,17 +46,10 @@ def stub(eos: str | None = None, pad: str | None = None, added: tuple[str, ...] 
     )
 
 
-def test_system_prompt_names_the_four_tags() -> None:
+def test_system_prompt_and_template_have_the_four_tags() -> None:
     for tag in (prompts.REASONING_OPEN, prompts.REASONING_CLOSE, prompts.ANSWER_OPEN, prompts.ANSWER_CLOSE):
         assert prompts.SYSTEM_PROMPT.count(tag) == 1
-
-
-def test_messages() -> None:
-    assert prompts.messages("Q?", "") == [{"role": "user", "content": "Q?"}]
-    assert prompts.messages("Q?", "Be brief.") == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Q?"},
-    ]
+    assert prompts.template_completion("r", "18") == "<reasoning>r</reasoning><answer>18</answer>"
 
 
 def test_render_is_exactly_the_chat_template(chatml) -> None:
@@ -71,25 +65,13 @@ def test_render_without_chat_template_names_the_remedy() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_template_completion() -> None:
-    assert prompts.template_completion("r", "18") == "<reasoning>r</reasoning><answer>18</answer>"
-
-
-def test_own_markers_are_not_foreign(chatml) -> None:
-    assert prompts.foreign_markers(prompts.render(chatml, "Q?", prompts.SYSTEM_PROMPT), chatml) == []
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("<start_of_turn>user\nQ?<end_of_turn>", ["<start_of_turn>", "<end_of_turn>"]),
-        (
-            "<|start_header_id|>user<|end_header_id|>Q?<|eot_id|>",
-            ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-        ),
         ("[INST] <<SYS>>S<</SYS>> Q? [/INST]", ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"]),
         ("<|user|>Q?<|end|><|assistant|>", ["<|user|>", "<|assistant|>", "<|end|>"]),
-        ("<｜User｜>Q?<｜Assistant｜>", ["<｜User｜>", "<｜Assistant｜>"]),
+        (prompts.SYSTEM_PROMPT, []),
         ("How many <b>apples</b> [in total]?", []),
     ],
 )
@@ -122,15 +104,12 @@ def test_strip_end_of_turn(chatml, text: str, stripped: str) -> None:
     assert prompts.strip_end_of_turn(text, chatml) == stripped
 
 
-def test_strip_end_of_turn_of_other_tokenizers() -> None:
+def test_strip_end_of_turn_of_other_tokenizers_in_linear_time() -> None:
     assert prompts.strip_end_of_turn("18<eos><eos><eos>", stub(eos="<eos>", pad="<eos>")) == "18"
     llama = stub(eos="<|end_of_text|>", added=("<|eot_id|>",))
     assert prompts.strip_end_of_turn("18<|eot_id|>", llama) == "18"
     assert prompts.strip_end_of_turn("18<|end_of_text|>", llama) == "18"
     assert prompts.strip_end_of_turn("18", stub()) == "18"
-
-
-def test_strip_end_of_turn_is_linear() -> None:
     started = time.perf_counter()
     assert prompts.strip_end_of_turn("18" + "<pad>" * 200_000, stub(pad="<pad>")) == "18"
     assert time.perf_counter() - started < 1.0

@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from grpo_lib import answers, inspector, report, rewards
-from grpo_lib.comparison import Comparison
-from grpo_lib.environment import repo_root
-from grpo_lib.errors import CourseError
+from grpo_lib import answers, report, rewards
+from grpo_lib.common.environment import repo_root
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import append_jsonl, write_json_atomic
 from grpo_lib.evaluation import EvalRun, evaluate, summarize
-from grpo_lib.files import append_jsonl, write_json_atomic
 from grpo_lib.problems.types import Problem
+from grpo_lib.report import answer_inspector, comparison, formatting
+from grpo_lib.report.comparison import Comparison, calculation_rates, category_counts, flip_counts, reward_means
 
 HOSTILE = [
     '</script><script>document.title = "broken"</script>',
@@ -28,7 +29,7 @@ HOSTILE = [
 RECIPE = repo_root() / "recipes" / "tiny-cpu.yaml"
 
 
-def say(answer):
+def log(answer):
     return f"<reasoning>r</reasoning><answer>{answer}</answer>"
 
 
@@ -37,26 +38,18 @@ PROBLEMS = [Problem(f"p{i}", f"What is <b>{i}</b> + 0?", "", str(i), "test", 1) 
 
 def run_with(right, tail=()):
     """An evaluation with the given set of right answers; completions of the last problems are those of `tail`."""
-    texts = {p.question: say(p.answer if i in right else int(p.answer) + 1) for i, p in enumerate(PROBLEMS)}
+    texts = {p.question: log(p.answer if i in right else int(p.answer) + 1) for i, p in enumerate(PROBLEMS)}
     texts |= {p.question: text for p, text in zip(PROBLEMS[len(PROBLEMS) - len(tail) :], tail, strict=True)}
     return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
 
 
 BEFORE = run_with(range(10), HOSTILE)
 AFTER = run_with(range(5, 32), HOSTILE)
+BOTH = Comparison(BEFORE, AFTER)
+LEVEL = {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
 ROWS = [
-    {
-        "step": step,
-        "reward": step / 30,
-        "accuracy": step / 40,
-        "lenient_accuracy": step / 35,
-        "format": 0.9,
-        "completion_length": 20.0,
-        "zero_variance_groups": 0.5,
-        "grad_norm": 1.0,
-        "loss": 1e-8 * step,
-    }
-    for step in range(1, 31)
+    {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n, **LEVEL}
+    for n in range(1, 31)
 ]
 
 
@@ -116,70 +109,68 @@ class Page(HTMLParser):
 def test_the_headline_is_honest_about_noise(difference, interval, p, start):
     part = {"accuracy": 0.53, "n": 1000, "interval": [0.5, 0.56]}
     after = part | {"accuracy": 0.53 + difference}
-    text = report.headline(
-        {
-            "before": part,
-            "after": after,
-            "difference": difference,
-            "difference_interval": interval,
-            "mcnemar_p": p,
-        }
-    )
+    change = {"difference": difference, "difference_interval": interval, "mcnemar_p": p}
+    text = report.headline({"before": part, "after": after, **change})
     assert text.startswith(start)
     assert ("chance" in text) == start.startswith("No")
     assert ("McNemar" in text) == (p is not None)
 
 
 def test_numbers_in_words():
-    assert report.p_value(4.4e-12) == "p = 4 × 10⁻¹²".replace(" ", report.NBSP)
-    assert report.p_value(0.0312) == "p = 0.031".replace(" ", report.NBSP)
-    assert report.p_value(0.0) == "p < 10⁻³⁰⁰".replace(" ", report.NBSP)
-    assert [report.points(x) for x in (0.031, -0.031, -0.0001)] == ["+3.1", "−3.1", "0.0"]
+    assert formatting.p_value(4.4e-12) == "p = 4 × 10⁻¹²".replace(" ", formatting.NBSP)
+    assert formatting.p_value(0.0312) == "p = 0.031".replace(" ", formatting.NBSP)
+    assert formatting.p_value(0.0) == "p < 10⁻³⁰⁰".replace(" ", formatting.NBSP)
+    assert [formatting.points(x) for x in (0.031, -0.031, -0.0001)] == ["+3.1", "−3.1", "0.0"]
 
 
 # --- before beside after ---
 
 
 def test_flips_are_counted_by_problem():
-    counts = report.flip_counts(BEFORE, AFTER)
+    counts = flip_counts(BEFORE, AFTER)
     assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
     with pytest.raises(CourseError, match="different problems"):
-        report.flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
+        flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
 
 
 def test_categories_and_parts_of_the_reward_as_tables():
-    rows = report.category_counts(BEFORE, AFTER)
+    rows = category_counts(BOTH)
     assert [list(row) for row in rows] == [["category", "before", "after", "meaning"]] * len(rows)
     assert sum(row["before"] for row in rows) == sum(row["after"] for row in rows) == 40
     assert {row["category"]: (row["before"], row["after"]) for row in rows}["right"] == (10, 27)
-    assert list(report.category_counts(BEFORE, None)[0]) == ["category", "before", "meaning"]
-    assert report.category_counts(None, None) == report.reward_means(None, None) == []
+    assert list(category_counts(Comparison(BEFORE, None))[0]) == ["category", "before", "meaning"]
+    assert category_counts(Comparison(None, None)) == reward_means(Comparison(None, None)) == []
 
-    means = report.reward_means(BEFORE, AFTER)
+    means = reward_means(BOTH)
     assert [row["part"] for row in means] == [f.__name__ for f in rewards.REFERENCE_REWARDS] + ["sum"]
     assert means[3]["before"] == pytest.approx(1.5 * 10 / 40) and means[3]["after"] == pytest.approx(1.5 * 27 / 40)
     assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
 
 
 def test_rates_by_the_number_of_calculations():
-    assert report.calculation_rates(BEFORE, AFTER) == []  # one kind
+    assert calculation_rates(BOTH) == []  # one kind
     before, after = (
         EvalRun([r | {"steps": 1 + (i >= 10)} for i, r in enumerate(run.records)]) for run in (BEFORE, AFTER)
     )
-    assert report.calculation_rates(before, after) == [
+    assert calculation_rates(Comparison(before, after)) == [
         {"calculations": 1, "problems": 10, "before": 1.0, "after": 0.5},
         {"calculations": 2, "problems": 30, "before": 0.0, "after": pytest.approx(22 / 30)},
     ]
     unknown = EvalRun([r | {"steps": None} for r in before.records[:10]] + before.records[10:])
-    assert report.calculation_rates(unknown, None) == report.calculation_rates(None, None) == []
+    assert calculation_rates(Comparison(unknown, None)) == []
 
 
 # --- the page ---
 
 
-def embedded(path):
-    page = Page(path.read_text(encoding="utf-8"))
-    return page, json.loads(next(text for kind, text in page.scripts if kind == "application/json"))
+def written(run_dir):
+    """The text of a run's page."""
+    return report.write_report(run_dir).read_text(encoding="utf-8")
+
+
+def embedded(text):
+    page = Page(text)
+    return page, json.loads(next(script for kind, script in page.scripts if kind == "application/json"))
 
 
 def completions(data, phase):
@@ -187,7 +178,8 @@ def completions(data, phase):
 
 
 def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
-    page, data = embedded(report.write_report(run_dir))
+    text = written(run_dir)
+    page, data = embedded(text)
     assert [problem[0] for problem in data["problems"]] == [problem.id for problem in PROBLEMS]
     assert completions(data, 0) == [record["completion"] for record in BEFORE.records]
     assert completions(data, 1)[-len(HOSTILE) :] == HOSTILE
@@ -195,84 +187,62 @@ def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
     assert page.loads == []
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
     assert page.tags.count("svg") == 4 + 7
-    text = (run_dir / "report.html").read_text(encoding="utf-8")
-    assert "url(http" not in text and "@import" not in text
-    assert "30 training steps · 2 min of training" in text
-    assert "innerHTML" not in text and "document.write" not in text
-
-
-def test_the_page_says_what_was_evaluated_and_where(run_dir):
-    text = report.write_report(run_dir).read_text(encoding="utf-8")
-    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 30 steps × 16 prompts × 8"
-    assert setup in text and "seed 0 · evaluation of 20" in text
-    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "cores": 2, "devices": ["cpu: cpu"]})
-    assert "· Some CPU, 2 cores ·" in report.write_report(run_dir).read_text(encoding="utf-8")
-    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "devices": ["tpu: TPU v6 lite"] * 4})
-    assert "· 4 × TPU v6 lite ·" in report.write_report(run_dir).read_text(encoding="utf-8")
-    (run_dir / "recipe.yaml").unlink()
-    assert "40 test problems · greedy answers · 4 ×" in report.write_report(run_dir).read_text(encoding="utf-8")
-
-
-def test_the_note_on_the_curves_speaks_of_validation_where_there_is_one(run_dir):
-    assert "Green:" not in report.write_report(run_dir).read_text(encoding="utf-8")
-    append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"validation_accuracy": 0.5})
-    assert "Green: greedy answers to validation" in report.write_report(run_dir).read_text(encoding="utf-8")
-
-
-def test_early_warnings_stand_below_the_curves(run_dir):
-    assert "Early warnings" not in report.write_report(run_dir).read_text(encoding="utf-8")
-    last = ROWS[-1]["step"]
-    for step in range(last + 1, last + 5):
-        append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"step": step, "kl": 3.0})
-    text = report.write_report(run_dir).read_text(encoding="utf-8")
-    assert "Early warnings" in text and f"<p>step {last + 3}: " in text
-
-
-def test_ids_in_the_figures_are_unique(run_dir):
-    text = report.write_report(run_dir).read_text(encoding="utf-8")
+    assert not [word for word in ("url(http", "@import", "innerHTML", "document.write") if word in text]
+    block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
+    assert json.loads(block) and not set("<>&\u2028\u2029") & set(block)
     ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+    assert written(run_dir) == text  # the same run gives the same page
 
 
-def test_the_same_run_gives_the_same_page(run_dir):
-    first = report.write_report(run_dir).read_bytes()
-    assert report.write_report(run_dir).read_bytes() == first
+def test_the_page_says_what_was_evaluated_and_where(run_dir):
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "cores": 2, "devices": ["cpu: cpu"]})
+    text = written(run_dir)
+    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 30 steps × 16 prompts × 8"
+    assert setup in text and "seed 0 · Some CPU, 2 cores · evaluation of 20" in text
+    assert "30 training steps · 2 min of training" in text
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "devices": ["tpu: TPU v6 lite"] * 4})
+    (run_dir / "recipe.yaml").unlink()
+    assert "40 test problems · greedy answers · 4 × TPU v6 lite ·" in written(run_dir)
 
 
-def test_the_data_block_has_no_character_that_html_reads(run_dir):
-    text = report.write_report(run_dir).read_text(encoding="utf-8")
-    block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
-    assert json.loads(block)
-    assert not set("<>&\u2028\u2029") & set(block)
+def test_validation_and_early_warnings_are_shown_where_there_are_any(run_dir):
+    text = written(run_dir)
+    assert "Green:" not in text and "Early warnings" not in text
+    for step in range(31, 35):
+        append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"step": step, "kl": 3.0, "validation_accuracy": 0.5})
+    text = written(run_dir)
+    assert "Green: greedy answers to validation" in text
+    assert "Early warnings" in text and "<p>step 33: " in text
 
 
 def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
-    _, data = embedded(report.write_report(run_dir))
+    data = answer_inspector.page_data(comparison.load(run_dir))
     assert data["parts"] == ["correct_answer", "tidy_format"]  # those of the recipe
     functions = rewards.get_rewards(data["parts"])
     for problem, record in zip(data["problems"], AFTER.records, strict=True):
         told = [data["notes"][number] for number in problem[6][1][5]]
         parts = rewards.explain(record["completion"], record["gold"], functions=functions)
-        assert told == [[part.points, part.why] for part in parts]
+        assert told == [(part.points, part.why) for part in parts]
     (run_dir / "recipe.yaml").unlink()
-    _, data = embedded(report.write_report(run_dir))
+    data = answer_inspector.page_data(comparison.load(run_dir))
     assert data["parts"] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
 
 
 def test_the_graded_block_is_where_a_script_finds_it():
     text = "<answer>1</answer> \U0001f600\ud800 <answer> <answer>22</answer>3</answer>"
-    begin, end = inspector._block(text)
+    begin, end = answer_inspector._block(text)
     units = text.encode("utf-16-le", errors="surrogatepass")
     assert units[2 * begin : 2 * end].decode("utf-16-le") == answers.answer_block(text)
-    assert inspector._block("no tags") is None
+    assert answer_inspector._block("no tags") is None
 
 
 def test_prompts_are_kept_once():
     long = "system prompt " * 100
     run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS, render=lambda q: f"{long}{q}!", progress=False)
     run.records[3] = run.records[3] | {"prompt": "another"}
-    data = inspector.page_data(Comparison(run, AFTER))
+    data = answer_inspector.page_data(Comparison(run, AFTER))
     assert data["prompts"] == [(long, "!"), ("another",)]
     assert [problem[5] for problem in data["problems"]] == [0, 0, 0, 1] + [0] * 36
     assert data["problems"][0][6][1][9] == PROBLEMS[0].question  # the prompt of after, which is another
@@ -281,38 +251,41 @@ def test_prompts_are_kept_once():
 
 def test_sampled_completions_stand_beside_the_greedy_one(tmp_path, monkeypatch):
     def sampled(prompts):
-        return [say(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
+        return [log(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
 
     run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS[:3], sampled=sampled, samples=2, progress=False)
-    data = inspector.page_data(Comparison(run, None))
+    data = answer_inspector.page_data(Comparison(run, None))
     assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
-    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[say(2), "2"]] * 2
-    monkeypatch.setattr(inspector, "SAMPLED_TEXT", 10)
-    data = inspector.page_data(Comparison(run, None))
+    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[log(2), "2"]] * 2
+    monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", 10)
+    data = answer_inspector.page_data(Comparison(run, None))
     assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[None, "2"]] * 2
     run.save(tmp_path / "evals" / "before.jsonl")
-    text = report.write_report(tmp_path).read_text(encoding="utf-8")
-    assert "pass@2: at least one of 2 sampled answers" in text
+    text = written(tmp_path)
+    assert "pass@2: at least one of 2 sampled answers" in text and "All answers were sampled" not in text
     run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
-    data = inspector.page_data(Comparison(run, None))
-    assert completions(data, 0) == [say(0), say(1), say(2)] and len(data["problems"][0][6][0][10]) == 2
+    run.save(tmp_path / "evals" / "before.jsonl")
+    assert "All answers were sampled" in written(tmp_path)
+    data = answer_inspector.page_data(Comparison(run, None))
+    assert completions(data, 0) == [log(0), log(1), log(2)] and len(data["problems"][0][6][0][10]) == 2
 
 
 def test_a_run_without_after_says_so(run_dir):
     (run_dir / "evals" / "after.jsonl").unlink()
     (run_dir / "metrics.jsonl").unlink()
-    path = report.write_report(run_dir)
-    _, data = embedded(path)
+    text = written(run_dir)
+    _, data = embedded(text)
     assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
-    text = path.read_text(encoding="utf-8")
     assert "There is no evaluation after training yet" in text
-    assert "no step has finished" in text and "Only one evaluation is there yet" in text
+    assert "no step has finished" in text and "There is only one evaluation yet" in text
 
 
 def test_an_empty_run_says_so(tmp_path):
-    text = report.write_report(tmp_path).read_text(encoding="utf-8")
+    text = written(tmp_path)
     assert "has not been evaluated yet" in text
     assert "There are no evaluation records yet" in text and "no training metrics yet" in text
+    with pytest.raises(CourseError, match="no evaluation yet"):
+        report.inspector(tmp_path)
 
 
 def test_missing_and_mismatched_runs_are_refused(run_dir):
@@ -328,16 +301,6 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
     assert not (run_dir / "report.html").exists()
 
 
-def test_records_of_an_earlier_version_are_shown(root, tmp_path):
-    old = [json.loads(line) for line in (root / "assets/reference/course/evals/before.jsonl").open(encoding="utf-8")]
-    for record in old:
-        for name in ("solution", "greedy", "model"):
-            record.pop(name, None)
-    EvalRun(old).save(tmp_path / "evals" / "before.jsonl")
-    _, data = embedded(report.write_report(tmp_path))
-    assert len(data["problems"]) == len(old) and data["models"] == [None]
-
-
 # --- inside a notebook ---
 
 
@@ -350,28 +313,10 @@ def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
     document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
     assert document == frame.document
     page = Page(document)
-    assert page.loads == [] and len(page.scripts) == 2
-    _, data = embedded(report.write_report(run_dir))
-    assert json.loads(page.scripts[0][1]) == data  # the page's own
-    assert page.scripts[1] == Page((run_dir / "report.html").read_text(encoding="utf-8")).scripts[1]
-    assert repr(frame).count("\n") == 0 and len(repr(frame)) < 100
+    assert page.loads == [] and page.scripts == Page(written(run_dir)).scripts  # data and code of the page
+    assert len(repr(frame)) < 100
 
 
 def test_a_thousand_tiny_problems_fit_into_a_notebook(root):
     shown = report.inspector(root / "assets" / "reference" / "course")._repr_html_()
     assert len(json.dumps(shown)) < 700_000
-
-
-def test_no_evaluation_no_inspector(tmp_path):
-    with pytest.raises(CourseError, match="no evaluation yet"):
-        report.inspector(tmp_path)
-
-
-def test_a_run_of_samples_alone_says_what_stands_for_a_problem(tmp_path):
-    problems = [Problem(str(n), f"Question {n}?", "", "1", "words") for n in range(4)]
-    for phase in ("before", "after"):
-        evaluate(
-            lambda prompts: ["<answer>1</answer>"] * len(prompts), problems, samples=3, progress=False,
-            path=tmp_path / "evals" / f"{phase}.jsonl",
-        )  # fmt: skip
-    assert "All answers were sampled" in report.write_report(tmp_path).read_text(encoding="utf-8")

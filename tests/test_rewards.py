@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lib import rewards
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 from grpo_lib.prompts import template_completion
 
 PERFECT = template_completion("9 * 2 = 18", "18")
@@ -102,13 +102,6 @@ def test_repaired_reward_never_ranks_wrong_above_right(text: str, in_tags: bool)
     assert earned >= 1.0 if right else earned <= 0.1
 
 
-@given(st.text(st.characters()), st.text(st.characters()))
-def test_no_text_raises(text: str, gold: str) -> None:
-    for function in rewards.REWARDS.values():
-        one(function, text, gold)
-        one(function, template_completion(text, text), gold)
-
-
 @pytest.mark.parametrize("function", rewards.REWARDS.values(), ids=rewards.REWARDS)
 def test_calling_conventions(function) -> None:
     texts = [PERFECT, "", GARBAGE]
@@ -116,17 +109,13 @@ def test_calling_conventions(function) -> None:
     expected = function(["Q?"] * 3, texts, golds)
     assert len(expected) == 3 and all(type(reward) is float for reward in expected)
     conversations = [[{"role": "assistant", "content": text}] for text in texts]
-    trl = function(
-        prompts=[[]] * 3,
-        completions=conversations,
-        answer=golds,
-        completion_ids=[[0]] * 3,
-        trainer_state=None,
-    )
+    trl = function(prompts=[[]] * 3, completions=conversations, answer=golds, completion_ids=[[0]] * 3, state=None)
     tunix = function(prompts=np.array(["Q?"] * 3), completions=texts, answer=np.array(golds), question=["Q?"] * 3)
     assert expected == trl == tunix
     assert function(prompts=["Q?"] * 2, completions=[[], [{"role": "assistant", "content": None}]], answer=["1"] * 2)
     assert function(prompts=[], completions=[], answer=[]) == []
+    with pytest.raises(ValueError):
+        function(prompts=["Q?"] * 2, completions=[PERFECT] * 2, answer=["18"])
 
 
 def test_the_gold_number_is_asked_for_only_where_it_is_needed() -> None:
@@ -136,42 +125,22 @@ def test_the_gold_number_is_asked_for_only_where_it_is_needed() -> None:
         rewards.check_answer(prompts=["Q?"], completions=[PERFECT])
 
 
-@pytest.mark.parametrize(
-    ("completion", "whys"),
-    [
-        (
-            template_completion("r", "17"),
-            [
-                "exactly the template",
-                "each of the four tags occurs exactly once",
-                "the answer block says 17, gold is 18: within 10 %",
-                "the answer block says 17, gold is 18",
-                "the answer block says 17, gold is 18",
-                "exactly the template, and the answer block says 17",
-            ],
-        ),
-        (
-            "<answer>17 or\n18</answer>",
-            [
-                "<reasoning> is missing, </reasoning> is missing",
-                "<reasoning> is missing, </reasoning> is missing",
-                *["the answer block says “17 or 18”, which does not state one number"] * 3,
-                "<reasoning> is missing, </reasoning> is missing",
-            ],
-        ),
-        (
-            PERFECT + "<answer>18",
-            [
-                "<answer> occurs 2 times",
-                "<answer> occurs 2 times",
-                "the answer block says 18, gold is 18: equal",
-                "the answer block says 18, gold is 18: equal",
-                "of several answers none is paid: <answer> occurs 2 times, </answer> occurs once",
-                "<answer> occurs 2 times",
-            ],
-        ),
-    ],
-)
+NO_REASONING = "<reasoning> is missing, </reasoning> is missing"
+WITHIN, EQUAL = "the answer block says 17, gold is 18", "the answer block says 18, gold is 18: equal"
+TWO_BLOCKS = "of several answers none is paid: <answer> occurs 2 times, </answer> occurs once"
+EXPLAINED = [
+    # completion, why each of REWARDS pays what it pays
+    (template_completion("r", "17"),
+     ["exactly the template", "each of the four tags occurs exactly once", f"{WITHIN}: within 10 %", WITHIN, WITHIN,
+      "exactly the template, and the answer block says 17"]),
+    ("<answer>17 or\n18</answer>",
+     [NO_REASONING] * 2 + ["the answer block says “17 or 18”, which does not state one number"] * 3 + [NO_REASONING]),
+    (PERFECT + "<answer>18",
+     ["<answer> occurs 2 times"] * 2 + [EQUAL] * 2 + [TWO_BLOCKS, "<answer> occurs 2 times"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "whys"), EXPLAINED)
 def test_explanations(completion: str, whys: list[str]) -> None:
     assert [part.why for part in rewards.explain(completion, "18", rewards.REWARDS.values())] == whys
 
@@ -183,12 +152,12 @@ def test_explanations_are_of_the_reference_reward_by_default() -> None:
 
 
 TAGGED = st.lists(
-    st.one_of(st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "18")), st.text(st.characters()))
+    st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "18")) | st.text(st.characters())
 ).map("".join)
 
 
 @given(TAGGED, st.text(st.characters()) | st.just("18"))
-def test_what_is_explained_is_what_is_paid(completion: str, gold: str) -> None:
+def test_what_is_explained_is_what_is_paid_and_no_text_raises(completion: str, gold: str) -> None:
     for name, function in rewards.REWARDS.items():
         part = function.explain(completion, gold)
         assert (part.name, part.points) == (name, one(function, completion, gold))
@@ -200,11 +169,6 @@ def test_a_student_sees_the_scoring_and_a_trainer_the_convention() -> None:
         assert inspect.getsource(function).startswith(f"@reward_function\ndef {name}(completion: str, gold: str")
         assert list(inspect.signature(function).parameters) == ["prompts", "completions", "answer", "kwargs"]
         assert pickle.loads(pickle.dumps(function)) is function
-
-
-def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError):
-        rewards.check_answer(prompts=["Q?"] * 2, completions=[PERFECT] * 2, answer=["18"])
 
 
 def test_registry() -> None:

@@ -1,6 +1,6 @@
-"""A whole run of 2 processes with 4 devices each: it is the run of 1 process with 8, and it survives losses.
+"""A whole run of 2 processes with 4 devices each: it equals the run of 1 process with 8, and it survives losses.
 
-It takes minutes, and runs where GRPO_PROCESSES=1 says so; tests/test_processes.py has the quick ones.
+It takes minutes; tests/test_multihost.py has the quick tests.
 """
 
 import json
@@ -15,24 +15,25 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lib.files import read_jsonl
-from grpo_lib.interruption import EXIT_CODE as STOPPED
-from grpo_lib.roll_call import EXIT_CODE as ONE_IS_MISSING
+from grpo_lib.common.files import read_jsonl
+from grpo_lib.engines import conversion
+from grpo_lib.recipes import ModelRecipe
+from grpo_lib.runs.preemption import EXIT_CODE as STOPPED
+from grpo_lib.tpu import random_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get("GRPO_PROCESSES"), reason="runs of several processes: set GRPO_PROCESSES=1"),
-]
+pytestmark = pytest.mark.long
 
 STEPS = 8
-# Everything is in it: several passes, accumulation, two updates a batch, a reference model, validation, checkpoints.
+# Everything is in it: several rollout micro-batches, accumulation, two updates a batch, a reference model, validation,
+# checkpoints, and two devices to hold a sampler's model together.
 RECIPE = [
+    "hardware.sampler_tensor=2",
     f"training.steps={STEPS}",
     "training.prompts_per_step=4",
     "training.micro_batch_size=8",
     "training.checkpoint_every=2",
     "training.validate_every=3",
-    "rollout.prompts_per_pass=2",
+    "rollout.micro_batch_size=2",
     "rollout.max_completion_length=16",
     "grpo.group_size=4",
     "grpo.beta=0.04",
@@ -43,18 +44,26 @@ RECIPE = [
     "evaluation.batch_size=16",
 ]
 TOLERANCE = 1e-5
-EQUAL = ("step", "reward", "accuracy", "format", "completion_length", "truncated", "validation_accuracy")
+EQUAL = (
+    "step",
+    "reward",
+    "accuracy",
+    "format",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "validation_accuracy",
+)
 
 
 class Run:
     """The processes of a run, seen from the test."""
 
-    def __init__(self, directory: Path, base: Path, processes: int, devices: int):
+    def __init__(self, directory: Path, base: Path, processes: int, devices: int, *more: str):
         port = free_port()
         self.outputs = [directory.with_name(f"{directory.name}.{number}.txt") for number in range(processes)]
         self.members = []
         for number, output in enumerate(self.outputs):
-            command = [sys.executable, "-m", "grpo_lib.cli", "train", "recipes/tiny-cpu.yaml", *RECIPE]
+            command = [sys.executable, "-m", "grpo_lib.cli", "train", "recipes/tiny-cpu.yaml", *RECIPE, *more]
             command += ["--runs", str(directory.parent), "--run", directory.name, "--base", str(base)]
             if processes > 1:
                 command += ["--coordinator", f"127.0.0.1:{port}", f"--process={number}", f"--processes={processes}"]
@@ -75,16 +84,9 @@ class Run:
 
 
 def free_port() -> int:
-    """A port that is free, and the one after it, too."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def rows(directory: Path) -> list[dict]:
@@ -113,6 +115,31 @@ def damage_the_newest_checkpoint(directory: Path) -> int:
     return int(newest.name)
 
 
+def same_rows(alone: Path, together: Path, steps: int) -> None:
+    """Rewards and lengths are equal, everything else but clocks is within TOLERANCE."""
+    assert [row["step"] for row in rows(together)] == list(range(1, steps + 1))
+    for one, two in zip(rows(alone), rows(together), strict=True):
+        for name in set(one) | set(two):
+            if name in EQUAL:
+                assert one[name] == two[name], (one["step"], name)
+            elif not name.startswith(("seconds", "tokens_per_second")):
+                assert one[name] == pytest.approx(two[name], abs=TOLERANCE), (one["step"], name)
+
+
+def test_two_processes_train_a_random_qwen25_as_one_does(tmp_path):
+    """Its own output layer, and biases; the tiny model has neither."""
+    model = ModelRecipe(path=str(tmp_path / "model"), maxtext_name="qwen2.5-7b", dtype="float32")
+    random_model.write_random_model(model, model.path)
+    base = conversion.convert_to_maxtext(model, tmp_path / "base")
+    more = f"model.path={model.path}", "model.maxtext_name=qwen2.5-7b", "training.steps=6"
+    for name, processes, devices in (("alone", 1, 8), ("together", 2, 4)):
+        run = Run(tmp_path / name, base, processes, devices, *more)
+        assert run.wait() == [0] * processes, run.said(0)
+    same_rows(tmp_path / "alone", tmp_path / "together", 6)
+    answers = [read_jsonl(tmp_path / name / "evals" / "after.jsonl") for name in ("alone", "together")]
+    assert answers[0] == answers[1]
+
+
 def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_killed(tmp_path, converted_base):
     alone, together = tmp_path / "alone", tmp_path / "together"
     run = Run(alone, converted_base, processes=1, devices=8)
@@ -125,19 +152,17 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert run.wait() == [STOPPED, STOPPED], [run.said(number) for number in (0, 1)]
     assert all("stopped by SIGTERM" in run.said(number) for number in (0, 1))
 
-    # They continue before a damaged checkpoint.  One is killed: the other ends soon, says which, and loses nothing.
+    # They continue before a damaged checkpoint.  One is killed: the other ends soon, and nothing is lost.
     damaged = damage_the_newest_checkpoint(together)
     run = Run(together, converted_base, processes=2, devices=4)
     wait_for(run, lambda: "continuing after step" in run.said(0))
     assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
-    assert run.said(1) == ""  # process 0 does the talking
+    assert run.said(1) == ""  # process 0 does all logging
     wait_for_rows(run, together, 6)
     run.members[1].kill()
     killed = time.monotonic()
-    assert run.members[0].wait(120) == ONE_IS_MISSING, run.said(0)
-    assert time.monotonic() - killed < 60
-    last = run.said(0).splitlines()[-1]
-    assert last.startswith("error: process 1 of 2") and "is gone" in last and "start all processes again" in last
+    assert run.members[0].wait(60) != 0, run.said(0)
+    print(f"process 0 exited {time.monotonic() - killed:.1f} s after the kill, with {run.members[0].returncode}")
     run.wait()
 
     # What two began, one may finish.
@@ -145,13 +170,7 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert run.wait() == [0], run.said(0)
     assert "continuing after step" in run.said(0)
 
-    assert [row["step"] for row in rows(together)] == list(range(1, STEPS + 1))
-    for one, two in zip(rows(alone), rows(together), strict=True):
-        for name in set(one) | set(two):
-            if name in EQUAL:
-                assert one[name] == two[name], (one["step"], name)
-            elif not name.startswith(("seconds", "tokens_per_second")):
-                assert one[name] == pytest.approx(two[name], abs=TOLERANCE), (one["step"], name)
+    same_rows(alone, together, STEPS)
     for which in ("before", "after"):
         assert read_jsonl(alone / "evals" / f"{which}.jsonl") == read_jsonl(together / "evals" / f"{which}.jsonl")
     assert json.loads((together / "environment.json").read_text())["processes"] == 2

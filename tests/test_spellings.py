@@ -5,11 +5,11 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_lib import answers, prompts, statements
+from grpo_lib import answers, prompts
+from grpo_lib.answers import final_answer
 
 TABLE = [json.loads(line) for line in (Path(__file__).parent / "spellings.jsonl").read_text("utf-8").splitlines()]
 
@@ -18,14 +18,13 @@ def tagged(answer: str) -> str:
     return prompts.template_completion("some working with 3 and 4", answer)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['text'][:40]!a}-{row['gold']}")
-def test_labelled_spellings(row: dict) -> None:
-    assert answers.is_correct(tagged(row["text"]), row["gold"]) == row["label"]
+def test_labelled_spellings() -> None:
+    assert [row for row in TABLE if answers.is_correct(tagged(row["text"]), row["gold"]) != row["label"]] == []
 
 
-@pytest.mark.parametrize(("text", "read", "why"), statements.DECISIONS)
-def test_decisions_are_what_is_done(text: str, read: str | None, why: str) -> None:
-    assert answers.extract_answer(tagged(text)) == read and why
+def test_decisions_are_what_is_done() -> None:
+    for text, read, why in final_answer.EXTRACTION_RULES:
+        assert answers.extract_answer(tagged(text)) == read, (text, why)
 
 
 # --- Re-spelling: from a value to one of the ways to write it ---

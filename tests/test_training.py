@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from grpo_lib.errors import CourseError
-from grpo_lib.files import read_jsonl
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl
 from grpo_lib.recipes import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -61,27 +61,17 @@ def without_clocks(rows):
 def test_every_step_gives_one_whole_row(whole_run, recipe):
     session, check, rows, seen = whole_run
     assert check.mean_gap < 5e-3
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[0] > 0 and rates == sorted(rates)  # the warm-up
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows == seen == read_jsonl(session.directory / "metrics.jsonl")
     for row in rows:
-        assert {"loss", "grad_norm", "entropy", "clip_fraction", "reward", "accuracy", *CLOCKS} <= row.keys()
-        assert {f"reward/{name}" for name in recipe.rewards} <= row.keys()
-        assert row["reward"] == pytest.approx(sum(row[f"reward/{name}"] for name in recipe.rewards), abs=1e-5)
+        assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
+        assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
+        assert row["clip_ratio"] == 0  # on-policy
+        assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
         assert row["seconds"] >= row["seconds_update"] > 0
-        assert 0 < row["completion_length"] <= recipe.rollout.max_completion_length
-
-
-def test_on_policy_the_clip_never_acts(whole_run):
-    assert [row["clip_fraction"] for row in whole_run[2]] == [0, 0, 0, 0]
-
-
-def test_the_first_step_moves_and_the_warm_up_ends_at_the_recipes_rate(whole_run, recipe):
-    rates = [row["learning_rate"] for row in whole_run[2]]
-    assert rates[0] > 0
-    assert rates == sorted(rates)
-    from grpo_lib.training import learning_rate_schedule
-
-    assert float(learning_rate_schedule(recipe)(100)) == pytest.approx(recipe.training.learning_rate)
+        assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
 
 
 def test_tensorboard_holds_the_same_numbers(whole_run):
@@ -99,7 +89,7 @@ def test_tensorboard_holds_the_same_numbers(whole_run):
 def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from grpo_lib import tracking
+    from grpo_lib.runs import tracking
 
     for finished, reward in ((0, 1.0), (2, 2.0)):
         (board,) = tracking.start(recipe, tmp_path, finished)
@@ -126,41 +116,11 @@ def test_a_finished_run_is_left_alone(whole_run, build):
     assert training.train(again) == rows
 
 
-def test_a_restored_run_continues_as_if_it_had_not_stopped(whole_run, build, tmp_path):
-    """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise."""
+def test_a_closed_session_says_what_to_do(recipe):
     from grpo_lib import training
 
-    def stop(row):
-        if row["step"] == 2:  # a row comes when the next step has been taken
-            raise KeyboardInterrupt
-
-    first = build(tmp_path)
-    with pytest.raises(BaseException):  # noqa: B017  (Tunix may wrap what a callback raises)
-        training.train(first, on_step=stop)
-    second = build(tmp_path)
-    assert second.step == 2
-    rows = training.train(second)
-    assert without_clocks(rows) == without_clocks(whole_run[2])
-    assert read_jsonl(tmp_path / "metrics.jsonl") == rows
-
-
-@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
-def test_every_implementation_of_the_loss_takes_the_same_steps(whole_run, build, recipe, implementation, tmp_path):
-    from grpo_lib import training
-
-    session = build(tmp_path, change(recipe, loss={"implementation": implementation}, training={"steps": 2}))
-    rows = training.train(session)
-    for own, wanted in zip(without_clocks(rows), without_clocks(whole_run[2][:2]), strict=True):
-        assert own == pytest.approx(wanted, abs=1e-5)
-
-
-def test_a_closed_session_says_what_to_do(build, tmp_path):
-    from grpo_lib import training
-
-    session = build(tmp_path)
-    session.closed = True
     with pytest.raises(CourseError, match="build a new one"):
-        training.train(session)
+        training.train(SimpleNamespace(recipe=recipe, recorder=None, step=0, closed=True))
 
 
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
@@ -170,24 +130,19 @@ def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole
 
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
     checkpoints = tmp_path / "checkpoints"
-    beside = checkpoints / "beside" / "4.json"
-    state = json.loads(beside.read_text())
-    beside.write_text(json.dumps(state | {"fingerprint": state["fingerprint"] ^ 1}))
+    metadata = checkpoints / "actor" / "4" / "_CHECKPOINT_METADATA"
+    saved = json.loads(metadata.read_text())
+    saved["custom_metadata"]["fingerprint"] ^= 1
+    metadata.write_text(json.dumps(saved))
     for path in (checkpoints / "actor" / "2").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[:300])
     said = []
-    session = build(tmp_path, say=said.append)
+    session = build(tmp_path, log=said.append)
     assert session.step == 0
     assert "checkpoint of update 4 cannot be restored (its values are not those that were saved)" in said[0]
-    assert "the one of update 2 is taken" in said[0] and "training starts again" in said[1] and len(said) == 2
+    assert "continuing from update 2" in said[0] and "training starts again" in said[1] and len(said) == 2
     assert sorted(path.name for path in (checkpoints / "damaged").iterdir()) == ["actor-2", "actor-4"]
-
-
-def test_a_prompt_that_is_too_long_is_not_cut(build, recipe, tmp_path):
-    short = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_prompt_length": 10})})
-    with pytest.raises(CourseError, match=r"rollout\.max_prompt_length=10 is shorter than the longest prompt"):
-        build(tmp_path, short)
 
 
 def change(recipe, **sections):
@@ -197,27 +152,31 @@ def change(recipe, **sections):
     )
 
 
-def test_problems_with_long_prompts_are_left_out_on_request(recipe, tokenizer):
-    from grpo_lib import training
+def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
+    from grpo_lib.engines import prompt_lengths
     from grpo_lib.problems import load_problems
 
     problems = load_problems(recipe.problems, "train")
-    lengths = training.prompt_lengths(recipe, tokenizer, problems)
+    lengths = prompt_lengths.prompt_lengths(recipe, tokenizer, problems)
     middle = sorted(lengths)[100]
-    skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "skip"})
-    width, fitting = training.fit_prompts(skip, tokenizer, problems)
+    skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
+    width, fitting = prompt_lengths.fit_prompts(skip, tokenizer, problems)
     assert width == middle
     assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
     assert 100 < len(fitting) < len(problems)
-    none = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": "skip"})
-    with pytest.raises(CourseError, match="shorter than every prompt"):
-        training.fit_prompts(none, tokenizer, problems)
+    for overlong, message in (
+        ("filter", "shorter than every prompt"),
+        ("error", r"rollout\.max_prompt_length=3 is shorter than the longest prompt"),
+    ):
+        short = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": overlong})
+        with pytest.raises(CourseError, match=message):
+            prompt_lengths.fit_prompts(short, tokenizer, problems)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 3, 20])
 def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
-    from grpo_lib.training import learning_rate_schedule, learning_rates
+    from grpo_lib.engines.optimizer import learning_rate_schedule, learning_rates
 
     planned = change(recipe, training={"schedule": schedule, "steps": 7, "warmup_steps": warmup})
     rate = learning_rate_schedule(planned)
@@ -225,15 +184,12 @@ def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
 
 
 def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
-    from grpo_lib.training import learning_rate_schedule
+    from grpo_lib.engines.optimizer import learning_rate_schedule
 
     cosine = change(recipe, training={"schedule": "cosine", "steps": 100, "warmup_steps": 10})
     rate, peak = learning_rate_schedule(cosine), recipe.training.learning_rate
-    assert float(rate(0)) == pytest.approx(peak / 10)
-    assert float(rate(10)) == pytest.approx(peak)
-    assert float(rate(55)) == pytest.approx(peak / 2, rel=1e-3)
-    assert 0 < float(rate(99)) < peak / 1000
-    assert float(rate(100)) == pytest.approx(0, abs=1e-12)
+    rates = [float(rate(step)) / peak for step in (0, 10, 55, 99, 100)]
+    assert rates == pytest.approx([0.1, 1, 0.5, 0, 0], abs=1e-3) and rates[3] > 0
 
 
 def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatch, tmp_path):
@@ -256,8 +212,8 @@ def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatc
 def test_online_tracking_needs_a_login(monkeypatch):
     import importlib.util
 
-    from grpo_lib import tracking
     from grpo_lib.recipes import TrackingRecipe
+    from grpo_lib.runs import tracking
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(tracking, "_logged_in", lambda: False)
@@ -277,54 +233,55 @@ def test_online_tracking_needs_a_login(monkeypatch):
     ],
 )
 def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
-    from grpo_lib.training import place
+    from grpo_lib.engines.cluster import place
 
     trainer, sampler = place(change(recipe, hardware=hardware), FOUR)
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
 @pytest.mark.parametrize(
-    "hardware, message",
+    "sections, message",
     [
-        ({"accelerator": "v6e-8"}, r"needs 8 devices \(8 that train\) and JAX finds 4 here; run it on v6e-8"),
-        ({"trainer_devices": 3, "sampler_devices": 2}, r"needs 5 devices \(3 that train, 2 that sample\)"),
-        ({"trainer_tensor": 3}, r"trainer_tensor=3 must divide its 4 devices"),
+        (
+            {"hardware": {"accelerator": "v6e-8"}},
+            r"needs 8 devices \(8 that train\) and JAX finds 4 here; run it on v6e-8",
+        ),
+        (
+            {"hardware": {"trainer_devices": 3, "sampler_devices": 2}},
+            r"needs 5 devices \(3 that train, 2 that sample\)",
+        ),
+        ({"hardware": {"trainer_tensor": 3}}, r"trainer_tensor=3 must divide its 4 devices"),
+        (
+            {"training": {"micro_batch_size": 3}, "grpo": {"group_size": 3}},
+            r"micro_batch_size=3 must .*of 12 .*4 trainer replicas.*: use 12",
+        ),
     ],
 )
-def test_devices_that_do_not_fit_are_refused(recipe, hardware, message):
-    from grpo_lib.training import place
+def test_what_does_not_fit_the_devices_is_refused(recipe, sections, message):
+    from grpo_lib.engines.cluster import place
 
     with pytest.raises(CourseError, match=message):
-        place(change(recipe, hardware=hardware), FOUR)
-
-
-def test_a_micro_batch_that_does_not_spread_over_the_devices_found_is_refused(recipe):
-    from grpo_lib.training import place
-
-    odd = change(recipe, training={"micro_batch_size": 3}, grpo={"group_size": 3})
-    with pytest.raises(CourseError, match=r"micro_batch_size=3 must spread evenly over 4 trainer shares .* use 12"):
-        place(odd, FOUR)
+        place(change(recipe, **sections), FOUR)
 
 
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
-    """A step is a batch of completions: its row, its checkpoint and its problems, whatever the number of updates.
+    """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
-    With checkpoints in a folder for those of all runs, and a reward that draws random numbers.
+    With checkpoints in a folder for those of all runs, and a reward that differs between completions.
     """
-    import random
-
-    from grpo_lib import checkpoints, training
+    from grpo_lib import training
+    from grpo_lib.runs import checkpoints
 
     def noisy(prompts, completions, **_):
-        return [random.random() + np.random.random() for _ in completions]
+        return [sum(map(ord, completion)) % 97 for completion in completions]
 
     monkeypatch.setattr(training, "get_rewards", lambda names: [noisy])
     elsewhere = {"checkpoints": str(tmp_path / "all")}
     twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
     whole = training.train(build(tmp_path / "whole", twice))
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
-    assert max(row["clip_fraction"] for row in whole) > 0  # the second update is off-policy
-    assert len({row["reward/noisy"] for row in whole}) == 4
+    assert max(row["clip_ratio"] for row in whole) > 0  # the second update is off-policy
+    assert len({row["rewards/noisy/mean"] for row in whole}) == 4
 
     def stop(row):
         if row["step"] == 2:
@@ -333,15 +290,17 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     first = build(tmp_path / "stopped", twice)
     with pytest.raises(BaseException):  # noqa: B017
         training.train(first, on_step=stop)
-    assert checkpoints.updates(training.checkpoint_root(twice, tmp_path / "stopped") / "actor") == [4]
+    first.cluster.actor_trainer.checkpoint_manager.close()  # waits until the checkpoint is written
+    assert checkpoints.updates(checkpoints.checkpoint_root(twice, tmp_path / "stopped") / "actor") == [4]
     assert not (tmp_path / "stopped" / "checkpoints").exists()
-    random.seed(), np.random.seed()
     second = build(tmp_path / "stopped", twice)
     assert second.step == 2
-    assert without_clocks(training.train(second)) == without_clocks(whole)
+    rows = training.train(second)
+    assert without_clocks(rows) == without_clocks(whole)
+    assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
 
 
-def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, monkeypatch):
+def test_the_loss_and_the_old_policy_without_logits_take_the_same_step(build, recipe, tmp_path, monkeypatch):
     from tunix.rl import rl_cluster
 
     from grpo_lib import training
@@ -361,7 +320,7 @@ def test_the_old_policy_is_scored_without_logits_too(build, recipe, tmp_path, mo
 
 
 def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):
-    from grpo_lib.training import checkpoint_root
+    from grpo_lib.runs.checkpoints import checkpoint_root
 
     in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
     assert str(checkpoint_root(in_a_bucket, tmp_path / "run")) == "gs://bucket/grpo/run"
@@ -370,54 +329,45 @@ def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):
 def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monkeypatch):
     from tunix.sft import metrics_logger
 
-    from grpo_lib import tracking
+    from grpo_lib.runs import tracking
 
-    begun = []
-    monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **arguments: begun.append(arguments))
+    begun, logged = [], []
+
+    class Backend:
+        def __init__(self, **arguments):
+            begun.append(arguments)
+
+        def log_scalar(self, name, value, step):
+            logged.append((name, value, step))
+
+    monkeypatch.setattr(metrics_logger, "WandbBackend", Backend)
     offline = change(recipe, tracking={"wandb": "offline"})
     for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
-        tracking.start(offline, directory, 0)
+        _, wandb = tracking.start(offline, directory, 0)
     first, second, other = (arguments["id"] for arguments in begun)
     assert first == second != other and len(first) == 8
     assert {arguments["resume"] for arguments in begun} == {"allow"}
+    wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
+    assert logged == [("reward", 0.5, 3)]
     assert [type(tracker) for tracker in tracking.start(recipe, tmp_path / "off", 0)] == [tracking.TensorBoard]
     assert not (tmp_path / "off" / "wandb-id").exists()
 
 
-def test_rows_reach_weights_and_biases_in_order(recipe, tmp_path, monkeypatch):
-    from tunix.sft import metrics_logger
-
-    from grpo_lib import tracking
-
-    class Backend:
-        logged: list = []  # noqa: RUF012
-
-        def __init__(self, **_):
-            pass
-
-        def log_scalar(self, name, value, step):
-            self.logged.append((name, value, step))
-
-    monkeypatch.setattr(metrics_logger, "WandbBackend", Backend)
-    _, wandb = tracking.start(change(recipe, tracking={"wandb": "offline"}), tmp_path, 0)
-    wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
-    assert Backend.logged == [("reward", 0.5, 3)]
-
-
-def test_batch_metrics_by_hand():
-    from grpo_lib.recording import MeasuredReward, batch_metrics
+def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
+    from grpo_lib.runs.metric_glossary import METRICS, glossary
+    from grpo_lib.runs.metrics_logger import TUNIX_METRICS, TimedReward, batch_metrics
 
     class Sampler:
         lengths, truncated = [4, 6, 8, 2], [False, True, False, False]
 
-        def take_seconds(self, what):
+        def pop_elapsed(self, what):
             return {"generating": 1.5, "syncing": 0.5}[what]
 
     def tags(prompts, completions, answer):
         return [1.0, 0.0, 0.0, 1.0]
 
     good, bad = "<reasoning>1+1=2</reasoning><answer>2</answer>", "<answer>3</answer>"
-    completions, part = [good, bad, "so 2", good], MeasuredReward(tags)
+    completions, part = [good, bad, "so 2", good], TimedReward(tags)
     assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values and part.__name__ == "tags"
     metrics = batch_metrics(
         Sampler(), 2, [part], lambda: 0.125, prompts=["p"] * 4, completions=completions,
@@ -427,37 +377,43 @@ def test_batch_metrics_by_hand():
     assert values.pop("seconds_reward") > 0
     assert values == {
         "reward": 0.5,
-        "reward/tags": 0.5,
-        "reward_spread/tags": 0.5,
+        "rewards/tags/mean": 0.5,
+        "rewards/tags/std": 0.5,
         "reward_std": 0.25,
-        "zero_variance_groups": 0.5,
+        "frac_reward_zero_std": 0.5,
         "accuracy": 0.5,
         "lenient_accuracy": 0.75,
         "format": 0.5,
-        "completion_length": 5.0,
-        "truncated": 0.25,
+        "completions/mean_length": 5.0,
+        "completions/clipped_ratio": 0.25,
         "sampler_trainer_gap": 0.125,
         "seconds_rollout": 1.5,
         "seconds_sync": 0.5,
     }
+    written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
+    # From the timer, the reference model's, the recorder and pipeline.validation.
+    written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
+    written |= {"validation_accuracy", "validation_lenient"}
+    assert set(glossary([dict.fromkeys(written, 0.0)])) == written
+    assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
-    assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two passes
+    assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two
 
 
 def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tmp_path):
-    from grpo_lib.recording import WHOLE, Recorder
+    from grpo_lib.runs.metrics_logger import REQUIRED_METRICS, Recorder
 
     seen = []
     recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=lambda step: 0.5 + step)
     recorder.begin(0, lambda row: seen.append(dict(row)))
-    for name in ("reward", "seconds", "completion_length"):
+    for name in ("reward", "seconds", "completions/mean_length"):
         recorder.log_scalar(f"step/train/{name}", 2.0, step=0)
     recorder.log_scalar("actor/train/loss", float("nan"), step=1)
     assert seen == [] and not recorder.path.exists()
     recorder.log_scalar("actor/train/entropy", 0.25, step=1)
     row = {"step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0}
-    row |= {"reward": 2.0, "seconds": 2.0, "completion_length": 2.0}
-    assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= WHOLE
+    row |= {"reward": 2.0, "seconds": 2.0, "completions/mean_length": 2.0}
+    assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= REQUIRED_METRICS
     recorder.add(1, {"validation_accuracy": 0.75})
     assert read_jsonl(recorder.path) == [row | {"validation_accuracy": 0.75}] == seen[1:]
     assert recorder.has(1, "validation_accuracy") and not recorder.has(2, "validation_accuracy")
@@ -465,26 +421,19 @@ def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tm
     assert again.last_step == 1 and again.begin(0, None) == [] == read_jsonl(recorder.path)
 
 
-def test_a_process_that_is_not_the_first_writes_nothing(tmp_path):
-    from grpo_lib.recording import WHOLE, Recorder
+def test_a_recorder_writes_only_in_the_first_process_and_only_its_own_training(tmp_path):
+    """JAX hands every scalar to every listener of the process, those of a session that is over included."""
+    from grpo_lib.runs.metrics_logger import REQUIRED_METRICS, Recorder
 
-    recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float, writes=False)
-    recorder.begin(0, None)
-    recorder.pending[1] = dict.fromkeys(WHOLE, 1.0) | {"completion_length": 3.0}
-    recorder.log_scalar("actor/train/entropy", 0.25, step=1)
-    recorder.add(1, {"validation_accuracy": 0.75})
-    assert [row["step"] for row in recorder.rows] == [1]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_session_records_no_training_but_its_own(tmp_path):
-    """JAX hands every scalar to every listener of the process."""
-    from grpo_lib.recording import Recorder
-
-    waiting, over = (Recorder(tmp_path / n, iterations=1, completions=8, learning_rate=float) for n in ("a", "b"))
-    over.begin(0, None)
+    other, waiting, over = (
+        Recorder(tmp_path, iterations=1, completions=8, learning_rate=float, writes=False) for _ in range(3)
+    )
+    for recorder in (other, over):
+        recorder.begin(0, None)
     over.finish()
-    for recorder in (waiting, over):
+    other.pending[1] = dict.fromkeys(REQUIRED_METRICS, 1.0) | {"completions/mean_length": 3.0}
+    for recorder in (other, waiting, over):
         recorder.log_scalar("step/train/reward", 2.0, step=0)
-        assert recorder.pending == {}
+    other.add(1, {"validation_accuracy": 0.75})
+    assert [row["step"] for row in other.rows] == [1] and waiting.pending == over.pending == {}
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo_lib import environment
+from grpo_lib.common import environment
 
 environment.prepare()  # before IPython is imported, which makes a folder for its history
 

@@ -2,7 +2,7 @@
 # Make .venv (or .venv-tpu, when that is the argument): the locked packages, this repo (editable), and the Jupyter kernel
 # "grpo-course". `make setup` and `make setup-tpu` run it.
 # Its .complete is written last and names what was installed where, so a second run has nothing to do, and an
-# interrupted one is noticed and made anew.
+# interrupted one is detected and repeated.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
@@ -13,7 +13,7 @@ case $venv in
 esac
 stamp=$venv/.complete
 log=.cache/setup.log
-content=$(cat requirements/bootstrap.lock "$lock" pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/environment.py | cksum)
+content=$(cat requirements/bootstrap.lock "$lock" pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/common/environment.py | cksum)
 
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$PWD
 $content" ] && "$venv/bin/python" -c '' 2>/dev/null; then

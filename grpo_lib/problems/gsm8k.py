@@ -16,43 +16,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import answers, environment
-from grpo_lib.errors import CourseError
+from grpo_lib import answers
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
 
 from .types import Problem
 
-SPLITS = ("train", "test")
 ANSWER_MARK = "####"
-REMEDY = "set problems.path=FOLDER to a folder with train.jsonl and test.jsonl"
+SET_PATH = "set problems.path=FOLDER to a folder with train.jsonl and test.jsonl"
 
 # A calculator annotation, as in "48/2 = <<48/2=24>>24": input for a tool that the models here do not have.
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 _SECONDS_TO_ANSWER = 10
 
 
-def default_data_dir() -> Path:
-    """Where prepared data stays: $TFDS_DATA_DIR if set, else a folder in the repo's ignored .cache."""
-    return Path(os.environ.get("TFDS_DATA_DIR") or environment.default_variables()["TFDS_DATA_DIR"])
-
-
 def from_tfds(split: str, data_dir: str | os.PathLike | None = None) -> list[Problem]:
-    """The problems of a split, through the `gsm8k` builder of tensorflow-datasets.
+    """The problems of a split, "train" or "test", through the `gsm8k` builder of tensorflow-datasets.
 
-    The first call downloads 11 MB and prepares them in `data_dir`; later ones need no network.
+    The first call downloads 11 MB and prepares them in `data_dir`, which is by default $TFDS_DATA_DIR, or a folder in
+    the repo's ignored .cache; later calls need no network.
 
     Raises:
-      CourseError: unknown split; nothing prepared and no network; the data cannot be prepared or read.
+      CourseError: nothing prepared and no network; the data cannot be prepared or read.
     """
-    _check_split(split)
-    folder = Path(data_dir or default_data_dir()).expanduser().absolute()
+    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or environment.default_variables()["TFDS_DATA_DIR"]
+    folder = Path(data_dir).expanduser().absolute()
     try:
         rows = _original_order(_read_tfds(split, folder), split)
     except CourseError:
         raise
     except Exception as error:  # the builder raises whatever its parts raise: HTTP, disk, file format
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        remedy = f"delete {folder / 'gsm8k'} and try again, or {REMEDY}"
-        raise CourseError(f"GSM8K cannot be prepared in {folder} ({reason}); {remedy}") from error
+        advice = f"delete {folder / 'gsm8k'} and try again, or {SET_PATH}"
+        raise CourseError(f"GSM8K cannot be prepared in {folder} ({reason}); {advice}") from error
     texts = [{name: row[name].decode() for name in ("question", "answer")} for row in rows]
     return [_problem(text, split, n, f"{folder}: row {n} of {split}") for n, text in enumerate(texts)]
 
@@ -61,40 +57,32 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
     """The problems of a split, from `train.jsonl` or `test.jsonl` of the original data in folder `path`.
 
     Raises:
-      CourseError: unknown split; no such folder or file; a line that is no GSM8K problem (it is named).
+      CourseError: no such folder or file; a line that is not a GSM8K problem (it is named).
     """
-    _check_split(split)
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise CourseError(f"problems.path={path} is not a folder; {REMEDY}")
+        raise CourseError(f"problems.path={path} is not a folder; {SET_PATH}")
     file = folder / f"{split}.jsonl"
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CourseError(f"problems.path={path} holds no {file.name}; {REMEDY}") from None
+        raise CourseError(f"problems.path={path} has no {file.name}; {SET_PATH}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CourseError(f"{file} cannot be read ({error}); {REMEDY}") from None
+        raise CourseError(f"{file} cannot be read ({error}); {SET_PATH}") from None
     problems: list[Problem] = []
     # Not splitlines(): it would also break lines at characters that JSON allows inside a string.
     for line_number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"{file}, line {line_number}"
-            problems.append(_problem(_parse(line, where), split, len(problems), where))
+        if not line.strip():
+            continue
+        where = f"{file}, line {line_number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise CourseError(f"{where} is not JSON ({error.msg}); put the original file in its place") from None
+        problems.append(_problem(row, split, len(problems), where))
     if not problems:
-        raise CourseError(f"{file} is empty; {REMEDY}")
+        raise CourseError(f"{file} is empty; {SET_PATH}")
     return problems
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise CourseError(f"problems: GSM8K has no split {split!r}; use one of {', '.join(SPLITS)}")
-
-
-def _parse(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CourseError(f"{where} is not JSON ({error.msg}); put the original file in its place") from None
 
 
 def _problem(row: Any, split: str, number: int, where: str) -> Problem:
@@ -106,7 +94,7 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:
         raise CourseError(f"{where}: the answer has no {ANSWER_MARK}; add a line like {ANSWER_MARK} 72")
-    answer = answers.canonical(gold)
+    answer = answers.canonical_answer(gold)
     if answer is None:
         gold = repr(gold.strip()[:80])
         raise CourseError(f"{where}: {gold} after {ANSWER_MARK} is not one number; repair the line")
@@ -123,13 +111,13 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
 def _read_tfds(split: str, data_dir: Path) -> list[dict[str, Any]]:
     """Rows of a split as the builder stored them, texts as bytes.  Prepares the data if need be."""
     import tensorflow_datasets as tfds
-    import tensorflow_datasets.text.gsm8k  # registers the builder; tfds.builder does not know it before
+    from tensorflow_datasets.text.gsm8k import gsm8k  # registers the builder; tfds.builder does not know it before
 
     # The default format, tfrecord, needs TensorFlow and cannot be read by index.
-    builder = tfds.builder("gsm8k", data_dir=data_dir, file_format="array_record")
+    builder: Any = tfds.builder("gsm8k", data_dir=data_dir, file_format="array_record")
     if not builder.is_prepared():
-        urls = tensorflow_datasets.text.gsm8k.gsm8k._URLS.values()
-        # Each finished download has an .INFO file beside it.  Whoever put all of them there needs no network.
+        urls = gsm8k._URLS.values()
+        # Each finished download has an .INFO file next to it. With all of them in place no network is needed.
         if len(list((data_dir / "downloads" / builder.name).glob("*.INFO"))) < len(urls):
             _require_network(next(iter(urls)), data_dir)
         tfds.disable_progress_bar()
@@ -147,7 +135,7 @@ def _require_network(url: str, data_dir: Path) -> None:
     except requests.RequestException as error:
         raise CourseError(
             f"GSM8K is not prepared in {data_dir} and its server cannot be reached ({type(error).__name__}); "
-            f"{REMEDY}, or run once with network"
+            f"{SET_PATH}, or run once with network"
         ) from None
 
 

@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 
 from . import gsm8k, words
-from .types import Problem
+from .types import SPLITS, Problem
 
 if TYPE_CHECKING:
     from grpo_lib.recipes import ProblemsRecipe
 
-SPLITS = ("train", "validation", "test")
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 HELD_OUT = 500  # validation problems of GSM8K, taken out of its train split
@@ -28,18 +27,14 @@ def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) ->
     GSM8K has no validation split: it is held out of train, and test stays untouched.
 
     Raises:
-      CourseError: unknown split or source; a limit below 1; no data (see gsm8k).
+      CourseError: unknown split; no data (see gsm8k).
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
     limit = getattr(problems, split) if n is None else n
-    if limit is not None and limit < 1:
-        raise CourseError(f"problems.{split}={limit} must be at least 1, or null for all")
     if problems.source == "words":
         return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed)
-    if problems.source == "gsm8k":
-        return _load_gsm8k(problems.path, split)[:limit]
-    raise CourseError(f"problems.source={problems.source!r} does not exist; use one of words, gsm8k")
+    return _load_gsm8k(problems.path, split)[:limit]
 
 
 def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
@@ -48,7 +43,8 @@ def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]
     The shuffle sorts by a hash of the question: it is the same on every machine and for any order of the
     input.  Both parts keep the order of the input, and a question that occurs twice is never in both.
     """
-    shuffled = sorted({problem.question for problem in problems}, key=_shuffle_key)
+    questions = {problem.question for problem in problems}
+    shuffled = sorted(questions, key=lambda text: hashlib.sha256(f"validation {text}".encode()).digest())
     count = min(HELD_OUT, len(shuffled) // 10)
     held_out = set(shuffled[len(shuffled) - count :])
     train = [problem for problem in problems if problem.question not in held_out]
@@ -64,7 +60,3 @@ def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
     if split == "validation" and not validation:
         raise CourseError(f"problems.path={path}: tenth of {len(problems)} problems is none; use at least 10")
     return train if split == "train" else validation
-
-
-def _shuffle_key(question: str) -> bytes:
-    return hashlib.sha256(f"validation {question}".encode()).digest()

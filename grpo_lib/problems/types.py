@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SPLITS = ("train", "validation", "test")
+
 
 @dataclass(frozen=True)
 class Problem:

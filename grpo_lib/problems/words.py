@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
-from grpo_lib.errors import CourseError
+from grpo_lib.common.errors import CourseError
 
-from .types import Problem
+from .types import SPLITS, Problem
 
 NAMES = ["Ana", "Ben", "Eva", "Leo", "Max", "Mia", "Sam", "Tom", "Zoe", "Amy"]
 THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps"]
 LARGEST_TERM = 12  # what is added or taken away; factors are single digits
 TWO_STEP_SHARE = 0.55  # of what is drawn; repeated one-step questions are dropped from validation and test
-SPLITS = ("train", "validation", "test")
 HASH_BUCKETS = 10  # bucket 0 is the test split, bucket 1 the validation split, the rest is train
 
 # {n} and {m} are two people, {t} a thing, {a}, {b}, {c} numbers.
@@ -49,27 +46,19 @@ def generate(split: str, n: int, seed: int = 0) -> list[Problem]:
     Raises:
       CourseError: unknown split.
     """
-    return list(islice(stream(split, seed), n))
-
-
-def stream(split: str, seed: int = 0) -> Iterator[Problem]:
-    """Problems of a split without end.  Raises CourseError for an unknown split."""
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
     # Text seeds go through SHA-512, so each split draws its own sequence, the same on every machine.
     rng = random.Random(f"words {split} {seed}")
+    problems: list[Problem] = []
     seen: set[str] = set()
-    count = 0
-    while True:
+    while len(problems) < n:
         problem = draw(rng)
-        if split_of(problem.question) != split:
+        if split_of(problem.question) != split or (split != "train" and problem.question in seen):
             continue
-        if split != "train":
-            if problem.question in seen:
-                continue
-            seen.add(problem.question)
-        yield replace(problem, id=f"words-{split}-{seed}-{count}")
-        count += 1
+        seen.add(problem.question)
+        problems.append(replace(problem, id=f"words-{split}-{seed}-{len(problems)}"))
+    return problems
 
 
 def split_of(question: str) -> str:

@@ -1,0 +1,334 @@
+"""Which number a short text states as its answer, where it holds more than a number.
+
+Careful graders differ in places. EXTRACTION_RULES lists what this one reads as an answer, with a reason for each.
+
+A completion that a policy is rewarded for is hostile text: nothing here raises, and no pattern sees more than the
+last `LONGEST` characters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from fractions import Fraction
+
+from grpo_lib.answers.numbers import (
+    LONGEST,
+    Number,
+    canonical_form,
+    find_numbers,
+    normalize_characters,
+    parse_decimal,
+    strip_markup,
+)
+
+# (the text, what is read, why); for people to look up, and for the tests.
+EXTRACTION_RULES: tuple[tuple[str, str | None, str], ...] = (
+    ("$18.00", "18", "currency, percent, units and markup are markup"),
+    ("50%", "50", "a percentage is compared with a gold in percent"),
+    ("2 dozen", "2", "a dozen is a unit"),
+    ("1.5 million", "1500000", "a scale word changes the value; so do 20k, 1.5万 and 1.5 × 10^6"),
+    ("36/2", "18", "a fraction has a value, reduced or not"),
+    ("9 * 2 = 18", "18", "a calculation states what it ends in"),
+    ("18 = 9 * 2", "18", "a calculation may be turned round"),
+    ("9 * 2", None, "a calculation that is not worked out states nothing; nor do √324 and 10^3"),
+    ("After 3 days he has 18.", "18", "a sentence states what it ends in"),
+    ("18, because 9 * 2 is 18", "18", "a reason after the answer is no second answer"),
+    ("not 17 but 18", "18", "a number that is rejected is no answer"),
+    ("18 or 19", None, "alternatives are no answer"),
+    ("17, 18", None, "a list is no answer"),
+    ("17-19", None, "a range is no answer"),
+    ("at least 18", None, "half a range is a range; so are more than 18, > 18 and 18+"),
+    ("18 eggs and 2 hens", None, "several different numbers are no answer"),
+    ("about 18", "18", "the number is stated, with a hedge; so is ~18"),
+    ("not 18", None, "some other number is meant"),
+    ("eighteen", None, "numbers in words are not read, in no language"),
+    ("1,080", "1080", "a comma groups thousands"),
+    ("1,0,80", None, "commas that do not group thousands make no number; 18,5 is none either"),
+    ("1.080", "1.08", "the point is decimal"),
+    ("1 080", "1080", "a space may group thousands where the groups are whole"),
+    ("- 18", "-18", "a dash before the number is a minus sign, also with a space"),
+    ("18 18 18", None, "the same number again and again is a list too"),
+)
+
+# How a text with several numbers says which one is the answer.
+_CONCLUSION = re.compile(
+    r"\b(?:so|thus|therefore|hence|answer|total|altogether|together|in all|result|resulting in|equals?|sum"
+    r"|finally|in conclusion|meaning|which (?:is|means|makes|gives|leaves)|comes? to|remain(?:s|ing)?|rest is"
+    r"|for a total of|now|wait|actually|correction|respuesta|quedan?|donc|reste|bleiben)\b"
+    r"|,\s*(?:giving|leaving)\b|i\.e\.|(?-i:\bA:)|→|->|#{2,}"
+    r"|答案|所以|因此|总共|總共|一共|共有|等于|等於|即|最终|最終|結果|结果|合计|合計|还剩|還剩|剩下|每人|平均",
+    re.I,
+)
+_CLOSING = re.compile(r"total|altogether|together|in all|remain(?:s|ing)?|now", re.I)
+_AFTER_NUMBER = re.compile(r"[0-9][^0-9,.;:=\n]*\Z")
+_GOES_ON = re.compile(r"\s*(?:[,;/()−–-]|(?:of|before|after|in|for|per|from|and)\b)", re.I)
+_CALCULATED = re.compile(
+    r"[-+*/×÷−^]|\b(?:plus|minus|times|over|(?:add|subtract|divid|multipl)\w*)\b|\A\s*[xX]\s*\Z|加|减|減|乘|除", re.I
+)
+_STATES = re.compile(
+    r"(?:\b(?:is|are|makes?|gives?|gets?|comes to|leaves|left with|yields|was|were|to get|be|has|have)\b"
+    r"|[是为為得剩有])\W*\Z",
+    re.I,
+)
+_GUESSES = re.compile(
+    r"\b(?:or|either|maybe|perhaps|possibly|might|guess|between|somewhere|ranges?|vs|versus|neither|nor|whether)\b"
+    r"|[或~]|还是|還是|之间|之間|可能|也许|也許",
+    re.I,
+)
+_JOINED = re.compile(
+    r"[;|/~→–−+*×÷^&?-]|\n"
+    r"|\b(?:and|to(?=\W*\Z)|through|till|until|up|but|then|plus|minus|times|over|by|of|from|per|than|at|each|every|away|added"
+    r"|subtracted|divided|multiplied|in|on|for|with|out|y|et|und|if|after|before|against|while|whereas)\b"
+    r"|[和与與及到至、从從每]",
+    re.I,
+)
+_OPENS_CLAUSE = re.compile(
+    r"\s*(?:after|in|if|since|with|when|for|from|by|at|because|as|given|having|starting|out of|once|before|on)\b", re.I
+)
+_WORDS = re.compile(r"[^\W\d_]{2,}|[^\W\d_](?=[\s,.]|\Z)")
+_BECAUSE = re.compile(
+    r"\b(?:because|since)\b|[,.;\n]\s*(?:which|where|unless|assuming|explanation|reason(?:ing)?|working)\b"
+    r"|因为|因為",
+    re.I,
+)
+_ASIDE = re.compile(r"\(([^()]*)\)\W*\Z")
+
+# Words that change what the number next to them means.
+_SPOILT_BEFORE = re.compile(
+    r"(?:\b(?:not|never|isn't|wasn't|cannot be|can't be|except|anything but|all but"
+    r"|(?:other|more|less|fewer|greater|larger|smaller|higher|lower|bigger) than|over|above|below|under|exceeds|beyond"
+    r"|at least|at most|up to|minimum of|maximum of|almost|nearly"
+    r"|half of|quarter of|third of|twice|double|triple|thrice|sqrt|root of|log|ln|sin|cos|tan"
+    r"|whether|no longer|no es|nicht|n'est pas|mehr als|weniger als|más de|menos de|plus de|moins de"
+    r"|step|option|question|problem|choice|example|such as)\b|e\.g\.|[≠<>√±!∞^]|\+/-"
+    r"|\w\s*[+*/×÷]|[不非]是|不等于|超过|超過|大于|大於|小于|小於|少于|少於|多于|多於|不到|低于|高于|至少|至多|最多|最少)"
+    r"\W*(?:the\s|a\s|just\s|only\s|exactly\s|equal to\s|anything\s)*\W*\Z",
+    re.I,
+)
+_SPOILT_AFTER = re.compile(
+    r"\s*(?:\^|\*\*|±|\+/-|\+(?!\w)|π|!\s*(?=[-+*/=])|\s*[×÷+]\s*[A-Za-z(]|\s+\*\s+[A-Za-z(]"
+    r"|‰|[ -]?(?:tenth|hundredth|thousandth|third|halve|fifth|eighth)s\b"
+    r"|\b(?:squared|cubed|factorial|or (?:more|less|fewer|higher|lower|above|below|greater)"
+    r"|and (?:above|below|over|up|under)|plus or minus)\b"
+    r"|个?(?:以上|以下))",
+    re.I,
+)
+_REFUSES = re.compile(
+    r"\b(?:can(?:no|')t (?:be )?(?:determined?|solved?|answer(?:ed)?|calculated?|found|find|tell|say|know)|unable to"
+    r"|impossible|not possible|give up|(?:do not|don't) know|not enough|insufficient|no idea|no way|depends? on"
+    r"|wrong to)\b|不知道|无法|無法",
+    re.I,
+)
+_ASKS = re.compile(
+    r"\s*(?:how|what|why|which|who|when|where|is|are|was|does|do|did|would|could|can|should)\b[^?]*\?\s*\Z", re.I
+)
+_CONDITION = re.compile(r"\s*(?:if|when|after|since|unless|suppose)\b[^,]*,(?=[^,]*[A-Za-z]{2})[^0-9]*\Z", re.I)
+_BETWEEN = re.compile(
+    r"\bbetween\b[^,.;0-9]{0,20}[0-9][0-9.,]*[^,.;0-9]{0,20}\band\b[^,.;0-9]{0,20}[0-9][0-9.,]*(?:\s?[ap]m\b)?", re.I
+)
+_TRAILER = re.compile(r"\b(?:after|by|from|when|if|in|given|before|while)\b", re.I)
+_CALL = re.compile(r"[A-Za-z_]\([^()]{0,40}\Z")  # print(18): code is not run, so it states nothing
+_BASED = re.compile(r"\b0[xob](?=[0-9a-f])", re.I)
+_REJECTED = re.compile(r"(?:\b(?:not|rather than|instead of)\s|不是)\W{0,3}\Z", re.I)
+_VERB = re.compile(
+    r"\b(?:is|are|was|were|be|has|have|had|will|would|becomes?|equals?|makes?|made|earn(?:s|ed)?|gets?|got|costs?|pays?|paid"
+    r"|needs?|takes?|took|spen[dt]s?|sells?|sold|buys?|bought|leaves?|left|gives?|gave|saves?|saved|owes?|weighs?|uses?"
+    r"|used|receives?|received|collects?|collected|reads?|eats?|ate|drives?|drove|runs?|ran|walks?|walked|works?|worked"
+    r"|scores?|scored|produces?|contains?|holds?|comes?"
+    r"|es|son|est|sont|ist|sind|hat|kostet|cuesta|tiene|gana|reçoit)\b|[有是为為得剩赚賺花要需用卖賣买買]",
+    re.I,
+)
+_DIGIT = re.compile(r"[0-9]")
+_VARIABLE = re.compile(r"\s*[a-z]\s*", re.I)
+_MULTIPLE = re.compile(r"[0-9]\s?[xyzabnpq]\b")
+_LABEL = re.compile(r"\A(?=[^:]*[^\W\d_])[^:,;\n]*:\W*\Z")
+_SPACES = re.compile(r"(\s)\1{2,}")
+_OR = re.compile(r"\bor\b|或|还是|還是", re.I)
+_NOT_EQUAL = re.compile(r"[<>!≠]=")
+_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+_NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{0,40})\s*\Z", re.I)
+
+
+def canonical_answer(text: str) -> str | None:
+    """The one spelling of the number that a text states as its answer: "$1,080.00" -> "1080", "9 * 2 = 18" -> "18".
+
+    None unless it states exactly one: for "", "?", "18 or 19", "18-19", "1,0,8", "9 * 2". EXTRACTION_RULES says
+    what counts.
+    """
+    text = text.strip()
+    if found := parse_decimal(text):
+        return found
+    if len(text) > LONGEST:
+        text = text[-LONGEST:].lstrip("0123456789.,")  # not the rest of a numeral
+        text = _SPACES.sub(r"\1\1", text)  # patterns that look for spaces before something would go over them again
+    if not text:
+        return None
+    return canonical_form(_extract(text))
+
+
+def _extract(text: str) -> Fraction | None:
+    """The value that a short text states as its answer."""
+    if "boxed" in text or "\\fbox" in text:
+        return _boxed(text)
+    text = strip_markup(text)
+    if _BASED.search(text):
+        return None  # hexadecimal and the like
+    if _REFUSES.search(text) or _ASKS.match(text) or _CONDITION.match(text):
+        return None
+    text = _result(_without_aside(_without_reason(text)))  # pyright: ignore[reportAssignmentType]
+    return None if text is None else _one_number(text)
+
+
+def _without_reason(text: str) -> str:
+    """`text` up to a reason that follows the number: "18, because 9 * 2 = 18"."""
+    reason = _BECAUSE.search(text)
+    if not reason or not _DIGIT.search(text[: reason.start()]) or _CONCLUSION.search(text, reason.start()):
+        return text
+    if text.count("=", reason.start()) > 1:  # the reason goes on, to a result of its own
+        return text
+    return text[: reason.start()]
+
+
+def _without_aside(text: str) -> str:
+    """`text` without brackets at its end that explain the number before: "18 (9 * 2)", "25 (rounded from 24.6)"."""
+    aside = _ASIDE.search(text)
+    explains = aside and (_CALCULATED.search(aside[1]) or len(_WORDS.findall(aside[1])) > 1)
+    if not aside or not explains or _GUESSES.search(aside[1]) or not _DIGIT.search(text[: aside.start()]):
+        return text
+    return text[: aside.start()]
+
+
+def _result(text: str) -> str | None:
+    """What follows the last "=" of a calculation; None where the equations give several things their values."""
+    text = _NOT_EQUAL.sub("<", text.replace("==", "=")).replace("=>", "→")
+    *before, last = text.split("=")
+    if not before:
+        return text
+    if _OR.search(_from_first_digit("=".join(before))):
+        return None  # x = 17 or x = 18
+    if _VARIABLE.fullmatch(before[-1]) and _MULTIPLE.search(last):
+        return None  # x = 3y
+    if not _DIGIT.search(last):  # "18 = total" states 18, "9 * 2 = ?" states nothing
+        return before[0] if len(before) == 1 and _WORDS.search(last) and not _CALCULATED.search(before[0]) else None
+    if len(before) == 1 and parse_decimal(before[0].strip()) and _CALCULATED.search(last) and not _WORDS.search(last):
+        return before[0]  # 18 = 9 * 2
+    if (
+        (left := parse_decimal(before[-1].strip()))
+        and left != parse_decimal(last.strip())
+        and parse_decimal(last.strip())
+        and "%" not in last
+    ):
+        return None  # 17 = 18
+    named = _NAMED.search(before[-1])
+    if named and _DIGIT.search(before[-1]) and not _CONCLUSION.search(named["name"]):
+        variables = set(re.findall(r"(?<![A-Za-z])[a-z](?![A-Za-z])", "=".join(before)))
+        solved = variables == {named["name"].strip()} and all(part.strip() not in variables for part in before)
+        return last if solved else None  # "3x = 27, x = 9", but not "x = 5, y = 6"
+    return last
+
+
+def _from_first_digit(text: str) -> str:
+    match = _DIGIT.search(text)
+    return text[match.start() :] if match else ""
+
+
+def _one_number(text: str, depth: int = 0) -> Fraction | None:
+    """The one number that a plain text, without equations, states as its answer."""
+    numbers = find_numbers(text)
+    if not numbers:
+        return None
+    if len({number.value for number in numbers}) == 1:
+        gaps = [text[left.end : right.start] for left, right in itertools.pairwise(numbers)]
+        if any(_CALCULATED.search(gap) and not _WORDS.search(_CALCULATED.sub("", gap)) for gap in gaps):
+            return None  # "2 * 2" is no way to state 2
+        if len(gaps) > 1 and not any(_WORDS.search(gap) for gap in gaps):
+            return None  # 18 18 18
+        return _value_in_context(text, numbers[-1])
+    part = _concluding_part(text, numbers) if depth < 5 else None
+    if part:
+        return _one_number(part, depth + 1)
+    if _GUESSES.search(text):
+        return None
+    kept = [number for number in numbers if not _REJECTED.search(text[max(0, number.start - 20) : number.start])]
+    if kept and len(kept) < len(numbers) and len({number.value for number in kept}) == 1:
+        return _value_in_context(text, kept[-1])  # not 17 but 18
+    return _value_in_context(text, numbers[-1]) if _ends_in_answer(text, *numbers[-2:]) else None
+
+
+def _concluding_part(text: str, numbers: list[Number]) -> str | None:
+    """The part of a text with several numbers that states its conclusion, where its words set one apart."""
+    between = _BETWEEN.sub(" ", text)
+    if between != text and _DIGIT.search(between):
+        return between  # the difference between 30 and 12 is 18
+    for cue in reversed(list(_CONCLUSION.finditer(text))):
+        tail = text[cue.end() :]
+        closes = _CLOSING.fullmatch(cue[0]) and _AFTER_NUMBER.search(text, 0, cue.start())
+        if closes and _GOES_ON.match(tail) and not _VERB.search(tail):
+            return text[: cue.start()]  # 18 in all, 6 each
+        if _DIGIT.search(tail) and not _OPENS_CLAUSE.match(tail):
+            return tail
+    previous, last = numbers[-2:]
+    trailer = _TRAILER.search(text, previous.end, last.start)
+    if trailer and _VERB.search(text, 0, previous.start) and not _VERB.search(text, trailer.end(), last.start):
+        return text[: trailer.start()]  # Tom has 17 left after giving away 3
+    return None
+
+
+def _ends_in_answer(text: str, previous: Number, last: Number) -> bool:
+    """Whether `last` is what a calculation or sentence says, and `previous` only part of it.
+
+    "After 3 days he has 18" is a sentence that ends in its answer; "17 apples, 18 pears" is a list.
+    """
+    gap = text[previous.end : last.start]
+    if _STATES.search(gap) and _CALCULATED.search(text, 0, previous.end):
+        return True  # 3 + 15 is 18
+    if text.count(":") == 1 and _LABEL.search(gap):
+        return True  # total for 5 days: $990
+    if "," in gap:
+        sentence = re.split(r"[.!?\n]\s", text[: previous.start])[-1]
+        if _VERB.search(sentence) and not _OPENS_CLAUSE.match(sentence):
+            return False
+        gap = gap.rpartition(",")[2]
+    return bool(_VERB.search(gap)) and not _JOINED.search(gap) and "." not in gap
+
+
+def _value_in_context(text: str, number: Number) -> Fraction | None:
+    """The number's value, unless the words or signs next to it make it another one: "not 18", "√18", "18²"."""
+    if _CALL.search(text, 0, number.start):
+        return None
+    if _SPOILT_BEFORE.search(text[max(0, number.start - 60) : number.start]) or _SPOILT_AFTER.match(text, number.end):
+        return None
+    return number.value
+
+
+def _boxed(text: str) -> Fraction | None:
+    """The value in `\\boxed{…}`; of several boxes all must agree."""
+    text = normalize_characters(text)
+    boxes = _boxes(text)
+    if not boxes:
+        return _extract(text.replace("boxed", "").replace("\\fbox", ""))
+    values = {_extract(text[start:end]) for start, end, _ in boxes}
+    inside = canonical_form(values.pop()) if len(values) == 1 else None
+    if inside is None:
+        return None
+    before, after = strip_markup(text[: boxes[-1][2]]), strip_markup(text[boxes[-1][1] + 1 :])
+    if _GUESSES.search(after) or _GUESSES.search(before[-20:]):
+        return None
+    position = len(before)
+    whole = f"{before}{inside}{after.removeprefix('$')}"
+    number = next((number for number in find_numbers(whole) if number.start <= position < number.end), None)
+    return _value_in_context(whole, number) if number else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    """(start and end of the content, start of the command) of each box that is not inside another."""
+    boxes, position = [], 0
+    while command := _BOX.search(text, position):
+        level, end = 1, command.end()
+        while end < len(text) and level:
+            level += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        position = end
+        boxes.append((command.end(), end - (level == 0), command.start()))
+    return boxes

@@ -1,0 +1,1 @@
+"""Common: errors, atomic files, the environment, colours."""

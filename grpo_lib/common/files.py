@@ -1,0 +1,143 @@
+"""Files that survive an interruption: whole or absent, never half written.
+
+A run is often interrupted (a closed laptop, a preempted TPU VM). What it wrote must be readable afterwards, so whole
+files are replaced atomically, and a log of JSON lines may lose at most the line that was being written.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common.errors import CourseError
+
+
+def location(path: str | os.PathLike) -> Any:
+    """An absolute folder, or an address such as gs://BUCKET/FOLDER as it is: pathlib would make gs:/ of it.
+
+    Returns a pathlib.Path, or, of an address, etils' epath.Path, which has the same methods.
+    """
+    from etils import epath
+
+    text = os.fspath(path)
+    return epath.Path(text) if is_address(text) else Path(text).expanduser().resolve()
+
+
+def is_address(path: str | os.PathLike) -> bool:
+    """Is it an address in a bucket, and not a folder of this machine?"""
+    return os.fspath(path).startswith("gs://")
+
+
+def write_text_atomic(path: str | os.PathLike, text: str) -> Path:
+    """Write `text` to `path` as UTF-8, line breaks as they are; see `write_bytes_atomic`."""
+    # Lone surrogates have no UTF-8 encoding; they are replaced by "?".
+    return write_bytes_atomic(path, text.encode("utf-8", errors="replace"))
+
+
+def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> Path:
+    """Write `data` to `path` so that a reader sees either the old file or the new one.
+
+    The data go to a temporary file in the same folder (`os.replace` is atomic only within one file system),
+    are flushed to disk, and are renamed to `path` at the end. Missing folders are created.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json_atomic(path: str | os.PathLike, obj: Any) -> Path:
+    """Write `obj` as indented JSON, atomically; see `write_text_atomic`.
+
+    Raises:
+      ValueError: NaN or infinity in `obj`, which JSON cannot represent.
+    """
+    return write_text_atomic(path, json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_jsonl_atomic(path: str | os.PathLike, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write `rows` as lines of JSON, atomically; see `write_text_atomic`."""
+    return write_text_atomic(path, "".join(_line(row) for row in rows))
+
+
+def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
+    """Append `row` as one line of JSON and flush it to disk.
+
+    If the file ends in a torn line (the writer was stopped in the middle of it), the torn line is removed
+    first: otherwise the new row would be appended to it, and both would be lost.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        _cut_torn_line(file)
+        file.write(_line(row).encode("utf-8", errors="replace"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file, without the last line if that one is torn.
+
+    Raises:
+      CourseError: a line before the last is not JSON, or a line is not an object; names file and line.
+      FileNotFoundError: there is no such file.
+    """
+    path = Path(path)
+    # Split at "\n" alone: str.splitlines would also split at U+2028 inside a completion.
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            # Only what follows the last line break can be torn: every complete row ends in one.
+            if number == len(lines):
+                break
+            raise CourseError(f"{path}: line {number} is not JSON ({error.msg}); remove the line") from error
+        if not isinstance(row, dict):
+            raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
+        rows.append(row)
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask
+
+
+def _cut_torn_line(file) -> None:
+    """Drop what follows the last line break, unless it is a whole JSON row that only lacks its line break."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    torn = file.read().rpartition(b"\n")[2]
+    try:
+        json.loads(torn)
+    except ValueError:
+        file.truncate(end - len(torn))
+        file.seek(0, os.SEEK_END)
+    else:
+        file.write(b"\n")

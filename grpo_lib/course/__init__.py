@@ -1,0 +1,1 @@
+"""The course: execute the notebooks, and choose the model that they examine."""

@@ -1,0 +1,106 @@
+"""Completions from a JSON-lines file: a `generate` for grpo_lib.evaluation.
+
+Nothing is skipped: a missing completion comes back as a Generation with an error, and counts as wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl
+from grpo_lib.records import Generation
+
+if TYPE_CHECKING:
+    from grpo_lib.problems.types import Problem
+
+
+@dataclass(frozen=True)
+class SavedCompletions:
+    """A `generate` that looks completions up; made by `saved_completions`."""
+
+    path: Path
+    found: dict[tuple[str, int], Generation]  # (problem id, sample number)
+    most: int  # the largest number of completions of one problem
+    greedy: bool  # whether the first of several is a greedy one, as in a file of `evaluate(…, sampled=…)`
+    prompts: dict[tuple[str, int], str]  # what the model was sent, if the file has it
+
+    def sent(self, prompt: str, task: tuple[str, int]) -> str:
+        return self.prompts.get(task, prompt)
+
+    def __call__(self, prompts: list[str], *, tasks: list[tuple[str, int]]) -> list[Generation]:
+        missing = Generation("", None, False, error=f"{self.path.name} has no completion of this problem and sample")
+        return [self.found.get(task, missing) for task in tasks]
+
+
+def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> SavedCompletions:
+    """Completions from a JSON-lines file, in any order.
+
+    A row has its text as `completion` or `response`, and is matched to its problem by `id`, `question`, or `prompt` (if
+    that is the bare question). Several rows of one problem are its samples, in their order or by their `sample` number,
+    from 0. `prompt`, `tokens` (a count), and `truncated` or a `finish_reason` of "length" are kept if they are there,
+    so files that `evaluate` wrote can be read as well. Rows of other problems are ignored.
+
+    Raises:
+      CourseError: no such file, no row matches a problem, a row without an id has the question of two problems, a row
+        has the id of one problem and another question, or samples are repeated or not numbered from 0.
+    """
+    path = Path(path)
+    try:
+        rows = read_jsonl(path)
+    except FileNotFoundError:
+        raise CourseError(f"{path}: no such file of completions") from None
+    named: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        for name in (("id", problem.id), ("question", problem.question), ("prompt", problem.question)):
+            named.setdefault(name, []).append(problem)
+
+    found: dict[tuple[str, int], Generation] = {}
+    prompts: dict[tuple[str, int], str] = {}
+    counts: Counter[str] = Counter()
+    greedy = set()
+    for number, row in enumerate(rows, start=1):
+        names = [(name, str(row[name])) for name in ("id", "question", "prompt") if name in row]
+        owners = next((named[name] for name in names if name in named), [])
+        if len(owners) > 1:
+            raise CourseError(
+                f"{path}: row {number} may belong to problem {owners[0].id} or {owners[1].id}, which have the same "
+                "question; give every row its id"
+            )
+        for problem in owners:
+            if names[0] == ("id", problem.id) and row.get("question", problem.question) != problem.question:
+                raise CourseError(
+                    f"{path}: row {number} has another question for problem {problem.id}: made for other problems"
+                )
+            sample = row["sample"] if type(row.get("sample")) is int else counts[problem.id]
+            if (problem.id, sample) in found:
+                raise CourseError(f"{path}: row {number} is sample {sample} of problem {problem.id} again; remove one")
+            found[problem.id, sample] = _saved(row, number)
+            if isinstance(row.get("prompt"), str):
+                prompts[problem.id, sample] = row["prompt"]
+            counts[problem.id] += 1
+            greedy.add((sample == 0, str(row.get("greedy"))))
+    if not found:
+        raise CourseError(
+            f"{path}: none of its {len(rows)} rows matches one of the {len(problems)} problems; "
+            "rows are matched by id, or by question or prompt if that is the bare question"
+        )
+    most = max(counts.values())
+    if not all(0 <= sample < most for _, sample in found):
+        raise CourseError(f"{path}: no problem has more than {most} rows, so sample must run from 0 to {most - 1}")
+    return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts)
+
+
+def _saved(row: dict[str, Any], number: int) -> Generation:
+    text = row.get("completion", row.get("response"))
+    if not isinstance(text, str):
+        return Generation("", None, False, error=f"row {number} has no text as completion or response")
+    tokens = row.get("tokens")
+    truncated = row.get("truncated") is True or row.get("finish_reason") == "length"
+    failure = row.get("error") if not text and isinstance(row.get("error"), str) else None
+    return Generation(text, tokens if type(tokens) is int else None, truncated, failure)

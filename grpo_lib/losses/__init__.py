@@ -1,0 +1,338 @@
+"""GRPO's policy loss with three log-probability implementations; Tunix's learner takes it by name.
+
+    GRPOConfig(policy_loss_fn=policy_loss_name("chunked"), kl_loss_mode="low_var_kl", ...)
+
+The loss itself is a few numbers per token.  What takes memory is on the way to them: the logits, [B, T, V], which with
+a vocabulary of 150,000 are more than all activations of the model.
+
+- `jax`: the plain reference.  Logits, log-softmax in float32, as one would write it on paper.
+- `chunked`: the head's matmul and the log-softmax for a few tokens at a time, computed again in the backward pass.
+- `pallas`: a TPU kernel (pallas_kernel) that streams the vocabulary in tiles.
+
+`chunked` and `pallas` start from the last hidden states, see `hidden_states`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+
+environment.prepare()  # before this module, or another of this folder, imports JAX
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.rl import common, function_registry  # noqa: E402
+
+from grpo_lib.losses import pallas_kernel  # noqa: E402
+from grpo_lib.losses.pallas_kernel import Partition  # noqa: E402
+
+IMPLEMENTATIONS = ("jax", "chunked", "pallas")
+
+# Of float32 logits, what `chunked` makes at a time.
+CHUNK = 384 * 2**20
+
+# Tunix 0.1.7 bounds log π/π_old by this, so that exp() of it stays finite.
+MAX_LOG_RATIO = 20.0
+
+
+def policy_loss_name(implementation: str) -> str:
+    """The name under which Tunix finds the loss."""
+    return f"grpo-{implementation}"
+
+
+# Log-probability and entropy of each token.
+
+
+def token_statistics(
+    target_ids: jax.Array,
+    *,
+    logits: jax.Array | None = None,
+    hidden: jax.Array | None = None,
+    head: jax.Array | None = None,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+    vocab_axis: int = 1,
+    partition: Partition | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(per_token_logps [B, T], entropy [B, T]), both in float32 nats, of softmax(logits / temperature).
+
+    Differentiable with respect to logits, or to hidden and head.  The entropy is for logging and has no gradient.
+
+    Args:
+      target_ids: int [B, T], the tokens whose log-probabilities are asked for.
+      logits: [B, T, V]; or in their place
+      hidden: [B, T, D], and
+      head: [D, V] with vocab_axis 1, [V, D] with vocab_axis 0.
+      partition: how the arrays lie over several devices; `jax` needs none.
+
+    Raises ValueError for an unknown implementation, and for `chunked` from logits: there is nothing left to save.
+    """
+    if implementation == "jax":
+        if logits is None:
+            logits = _project(hidden, head, vocab_axis)
+        return _plain(logits, target_ids, temperature)
+    if implementation == "chunked" and hidden is not None:
+        return _chunked(hidden, head, target_ids, temperature, vocab_axis, partition)
+    if implementation == "pallas":
+        if hidden is not None:
+            return pallas_kernel.from_hidden(hidden, head, target_ids, temperature, vocab_axis, partition)
+        return pallas_kernel.from_logits(logits, target_ids, temperature, partition)
+    raise ValueError(f"no implementation {implementation!r} from {'logits' if hidden is None else 'hidden states'}")
+
+
+def _plain(logits, target_ids, temperature) -> tuple[jax.Array, jax.Array]:
+    """log π = (l_y - max l) / τ - log Σ exp((l - max l) / τ), and the entropy, from all of [B, T, V] at once."""
+    logits = logits.astype(jnp.float32)  # [B, T, V]
+    peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))  # [B, T, 1]; exp() of what is left cannot overflow
+    total = jnp.exp((logits - peak) / temperature).sum(-1)  # [B, T]
+    target = jnp.take_along_axis(logits, target_ids[..., None], -1)  # [B, T, 1]
+    # The target is picked before normalising: log_softmax would write [B, T, V] once more.
+    logps = ((target - peak) / temperature)[..., 0] - jnp.log(total)  # [B, T]
+    # A logit of -inf has probability 0 and adds nothing: 0 log 0 is 0.
+    distance = jnp.maximum(jax.lax.stop_gradient(logits - peak) / temperature, pallas_kernel.NEGLIGIBLE)
+    total = jax.lax.stop_gradient(total)
+    return logps, jnp.log(total) - jnp.sum(jnp.exp(distance) * distance, -1) / total
+
+
+def _project(hidden, head, vocab_axis):
+    """Logits in the dtype of the hidden states, as MaxText makes them."""
+    logits = jax.lax.dot_general(hidden, head.astype(hidden.dtype), (((2,), (1 - vocab_axis,)), ((), ())))
+    return logits.astype(jnp.float32)
+
+
+def _chunked(hidden, head, target_ids, temperature, vocab_axis, partition) -> tuple[jax.Array, jax.Array]:
+    """`_plain`, a few positions of all sequences at a time; each chunk's logits are made again for its gradient.
+
+    Chunks are cut along T, since B is sharded over the devices. Each device gathers the head once, and exchanges its
+    gradient once. Devices that share a vocabulary gather it whole and all compute the same.
+    """
+    partition = partition and dataclasses.replace(partition, vocabulary=())
+    split, gather, _ = pallas_kernel.head_exchange(head, vocab_axis, partition)
+
+    def local(hidden, head, ids):
+        sequences, length = ids.shape
+        head = gather(head)
+        count = -(-length // chunk_length(sequences, length, head.shape[vocab_axis]))
+        step = -(-length // count)
+        short = count * step - length
+
+        def cut(array):
+            array = jnp.pad(array, ((0, 0), (0, short)) + ((0, 0),) * (array.ndim - 2))
+            return jnp.moveaxis(array.reshape(sequences, count, step, *array.shape[2:]), 1, 0)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is compiled by itself
+        def statistics(hidden, ids):
+            return _plain(_project(hidden, head, vocab_axis), ids, temperature)
+
+        parts = jax.lax.map(lambda chunk: statistics(*chunk), (cut(hidden), cut(ids)))
+        return tuple(jnp.moveaxis(part, 0, 1).reshape(sequences, -1)[:, :length] for part in parts)
+
+    tokens = pallas_kernel.token_spec(partition)
+    return pallas_kernel.sharded(local, partition, (tokens, split, tokens), (tokens, tokens))(hidden, head, target_ids)
+
+
+def chunk_length(sequences: int, length: int, vocabulary: int) -> int:
+    """Positions in a chunk of `sequences` sequences, so that its float32 logits are CHUNK bytes at most."""
+    return max(1, min(length, CHUNK // (4 * vocabulary * sequences)))
+
+
+# The loss, from log-probabilities.
+
+
+def policy_loss(
+    per_token_logps: jax.Array,
+    old_per_token_logps: jax.Array | None,
+    ref_per_token_logps: jax.Array | None,
+    advantages: jax.Array,
+    completion_mask: jax.Array,
+    epsilon_low: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    aggregation: str = "sequence-mean-token-mean",
+    entropy: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
+
+        - mean over completions i, mean over tokens t of
+            min(r A_i, clip(r, 1 - ε_low, 1 + ε_high) A_i) - β k3,
+        r = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
+
+    ε_high above ε_low is DAPO's clip-higher (arXiv:2503.14476, equation 10).  Same values as Tunix 0.1.7's grpo_loss_fn
+    with kl_loss_mode="low_var_kl".
+
+    Args:
+      per_token_logps: log π of the tokens, [B, T].
+      old_per_token_logps: of the policy that sampled them; None: the same policy, r = 1 and its gradient stays.
+      ref_per_token_logps: of the reference model; None: no KL.
+      advantages: [B].
+      completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
+      epsilon_high: None: as epsilon_low.
+      aggregation: of Tunix's aggregate_loss. GRPO: sequence-mean-token-mean; DAPO (arXiv:2503.14476): token-mean;
+        Dr. GRPO (arXiv:2503.20783): sequence-mean-token-scale, which divides by a constant.
+      entropy: [B, T], for aux alone.
+
+    Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` and `entropy` (aggregated
+    like the loss).
+    """
+    mask = completion_mask.astype(jnp.float32)
+    epsilon_high = epsilon_low if epsilon_high is None else epsilon_high
+
+    def masked(logps):  # where the mask is 0, a number that is harmless: 0 · inf would be NaN
+        return jnp.where(mask > 0, logps.astype(jnp.float32), 0.0)
+
+    def aggregate(values):
+        return common.aggregate_loss(values, mask, aggregation)
+
+    def mean(values):
+        return (values * mask).sum() / jnp.maximum(mask.sum(), 1)
+
+    logps = masked(per_token_logps)  # [B, T]
+    old = jax.lax.stop_gradient(logps) if old_per_token_logps is None else masked(old_per_token_logps)
+    advantages = advantages.astype(jnp.float32)[:, None]  # [B, 1]: one for all tokens of a completion
+    ratio = jnp.exp(jnp.clip(logps - old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    unclipped = -advantages * ratio
+    clipped = -advantages * jnp.clip(ratio, 1 - epsilon_low, 1 + epsilon_high)
+    loss = pg_loss = aggregate(jnp.maximum(unclipped, clipped))  # the max of the negated terms: PPO's pessimistic bound
+    aux = {
+        "pg_loss": pg_loss,
+        "pg_clipfrac": mean(clipped > unclipped),
+        "ppo_kl": mean(old - logps),
+        "is_ratio/max": jnp.max(jnp.where(mask > 0, ratio, 0.0)),
+        "is_ratio/min": jnp.min(jnp.where(mask > 0, ratio, jnp.inf)),
+        "kl": jnp.float32(0),
+        "kl_loss": jnp.float32(0),
+    }
+    if ref_per_token_logps is not None:
+        difference = masked(ref_per_token_logps) - logps
+        k3 = jnp.exp(difference) - difference - 1
+        aux |= {"kl": mean(k3), "kl_loss": aggregate(k3)}
+        if beta:
+            loss = loss + beta * aux["kl_loss"]
+    if entropy is not None:
+        aux["entropy"] = aggregate(masked(entropy))
+    return loss, aux
+
+
+# From a model.
+
+
+def model_statistics(
+    model: Any,
+    prompt_ids: jax.Array,
+    completion_ids: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+) -> tuple[jax.Array, jax.Array]:
+    """(per_token_logps [B, C], entropy [B, C]) of completions under a model, in float32 nats.
+
+    Args:
+      model: a TunixMaxTextAdapter; for `chunked` and `pallas` one from hidden_states.adapter_for.
+      prompt_ids: [B, P], padded on the left; completion_ids: [B, C], padded on the right.
+
+    Raises CourseError for a model that gives no hidden states.
+    """
+    temperature = temperature or 1.0  # Tunix divides by no 0
+    # MaxText changes its modules when it hands out hidden states: those of a copy.
+    model = nnx.merge(*nnx.split(model))
+    tokens, positions, attention_mask, segment_ids = common.process_ids(prompt_ids, completion_ids, pad_id, eos_id)
+    length = completion_ids.shape[1]
+    if implementation == "jax":
+        logits, _ = model(
+            tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segment_ids
+        )
+        # The logits of a token stand one place before it.
+        return token_statistics(completion_ids, logits=logits[:, -length - 1 : -1], temperature=temperature)
+    if not hasattr(model, "hidden_states"):
+        raise CourseError(f"loss.implementation={implementation} needs a model made with hidden_states.adapter_for")
+    hidden = model.hidden_states(tokens, positions, attention_mask, segment_ids)
+    head, vocab_axis, divisor = model.head()
+    return token_statistics(
+        completion_ids,
+        hidden=model.normalised(hidden[:, -length - 1 : -1]),
+        head=head,
+        temperature=temperature * divisor,
+        implementation=implementation,
+        vocab_axis=vocab_axis,
+        partition=model.partition(),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "temperature", "implementation"))
+def per_token_logps(
+    graphdef: nnx.GraphDef,
+    state: nnx.State,
+    prompt_tokens: jax.Array,
+    completion_tokens: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+) -> jax.Array:
+    """log π(token) of completion tokens, [B, C], without a gradient: what Tunix's compute_per_token_logps gives."""
+    model = nnx.merge(graphdef, state)
+    logps, _ = model_statistics(model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
+    return jax.lax.stop_gradient(logps)
+
+
+def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array]:
+    """What can stand in for `get_ref_per_token_logps` of Tunix's InferenceWorker, and needs no logits [B, T, V]."""
+
+    def logps(prompt_tokens, completion_tokens, pad_id, eos_id, temperature=1.0):
+        graphdef, state = nnx.split(worker.get_model("reference"))
+        return per_token_logps(
+            graphdef, state, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation
+        )
+
+    return logps
+
+
+# For Tunix.
+
+
+def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementation: str, **_: Any):
+    """A policy loss as Tunix's GRPOLearner calls it: (loss, aux) of a micro-batch."""
+    require_supported(algo_config, train_example)
+    logps, entropy = model_statistics(
+        model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
+        algo_config.temperature, implementation,
+    )  # fmt: skip
+    return policy_loss(
+        logps,
+        train_example.old_per_token_logps,
+        train_example.ref_per_token_logps,
+        train_example.advantages,
+        train_example.completion_mask,
+        epsilon_low=algo_config.epsilon,
+        epsilon_high=getattr(algo_config, "epsilon_high", None),
+        beta=algo_config.beta,
+        aggregation=algo_config.loss_agg_mode,
+        entropy=entropy,
+    )
+
+
+def require_supported(algo_config: Any, train_example: Any = None) -> None:
+    """Refuse what Tunix's own loss can do and this one cannot, so that it is not left out silently."""
+    wanted = {"loss_algo": "grpo", "kl_clamp_value": None, "epsilon_c": None}
+    if algo_config.beta:
+        wanted["kl_loss_mode"] = "low_var_kl"
+    for name, value in wanted.items():
+        if getattr(algo_config, name, value) != value:
+            raise CourseError(f"grpo_lib's policy loss knows {name}={value} only, not {getattr(algo_config, name)}")
+    for name in ("segment_ids", "sampler_is_weights"):
+        if getattr(train_example, name, None) is not None:
+            raise CourseError(f"grpo_lib's policy loss takes no {name}")
+
+
+for _implementation in IMPLEMENTATIONS:
+    function_registry.register_policy_loss_fn(policy_loss_name(_implementation))(
+        functools.partial(grpo_loss, implementation=_implementation)
+    )

@@ -1,0 +1,454 @@
+"""Log-probability and entropy of tokens on a TPU, without the softmax of [B, T, V] ever being in memory.
+
+    per_token_logps, entropy = from_logits(logits, target_ids)             # logits [B, T, V]
+    per_token_logps, entropy = from_hidden(hidden, head, target_ids)       # hidden [B, T, D], head [D, V]
+
+`from_logits` reads logits that are there already once, tile by tile, and keeps four numbers per token; its gradient
+streams them again and writes over them. Training never calls it: it is the simpler kernel, which notebook 06 takes
+apart and benchmarks/policy_loss.py measures. `from_hidden`, which training uses, has the head's matmul in the kernel
+too, so that a tile of logits lives in the chip's VMEM (its scratchpad) and nowhere else.
+
+With logits l, temperature τ and target y, a token needs the largest logit m and z = Σ_v exp((l_v - m) / τ):
+
+    log π(y) = (l_y - m) / τ - log z            H = log z - Σ_v exp((l_v - m) / τ) (l_v - m) / τ / z
+
+Both sums can be had in one pass: when a tile brings a larger m, what was summed so far is multiplied by
+exp((m_old - m_new) / τ) (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3).  m and log z are kept apart: of
+logits near 1e4 a float32 log z + m has lost three digits, which the gradient would show.
+
+tokamax 0.0.14 has a related kernel, linear_softmax_cross_entropy_loss: it gives no entropy, takes no temperature, wants
+the head as [D, V] (a tied embedding is [V, D]), and has none for logits that are there already.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+custom_vjp: Any = jax.custom_vjp  # to a type checker it may return any object
+
+# Where the running maximum starts: below every logit that a model writes, and finite, since inf - inf is NaN.
+LOWEST = -1e30
+# exp() of anything below is 0 in float32; a logit of -inf is taken for this, since 0 * -inf is NaN.
+NEGLIGIBLE = -1e4
+
+# The running statistics of a token, in the last axis of one array.
+TARGET, RUNNING_MAX, LOG_SUM, ENTROPY = range(4)
+NUM_STATS = 4
+
+# Tiles of the streaming kernels, [tokens, vocabulary]: 1 MiB of bfloat16 logits.
+ROWS, COLUMNS = 256, 2048
+# Of VMEM, what tiles of the fused kernel may take.  The compiler finds room for them on v5e, v6e and v5p.
+FUSED_VMEM = 40 * 2**20
+# The fused gradient makes this many bytes of logits at a time.
+CHUNK_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a batch is spread over a mesh: over which axes its sequences, and over which the vocabulary."""
+
+    mesh: Mesh
+    batch: tuple[str, ...] = ("fsdp",)
+    vocabulary: tuple[str, ...] = ()
+
+
+def from_logits(
+    logits: jax.Array, target_ids: jax.Array, temperature: float = 1.0, partition: Partition | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """(log π(target) [B, T], entropy [B, T]), in float32 nats, of softmax(logits / temperature); see token_statistics.
+
+    The gradient with respect to the logits has their dtype, bfloat16 or float32, and takes their place in memory where
+    nothing else needs them.
+    """
+    logps, entropy = _from_logits(logits, target_ids, float(temperature), partition)
+    return logps, jax.lax.stop_gradient(entropy)
+
+
+def from_hidden(
+    hidden: jax.Array,
+    head: jax.Array,
+    target_ids: jax.Array,
+    temperature: float = 1.0,
+    vocab_axis: int = 1,
+    partition: Partition | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(log π(target) [B, T], entropy [B, T]), in float32 nats, of softmax(hidden head / temperature); see
+    token_statistics.
+
+    The matmul takes its inputs as they are (bfloat16 on the MXU), sums in float32 and is not rounded after.  Over
+    several devices, each gathers the head and works on its own sequences.
+    """
+    logps, entropy = _from_hidden(hidden, head, target_ids, float(temperature), vocab_axis, partition)
+    return logps, jax.lax.stop_gradient(entropy)
+
+
+# From logits: the two kernels.
+
+
+def forward_kernel(targets, logits, stats, *, columns: int, scale: float):
+    """Update the running log-sum-exp of each token with one tile of logits.
+
+    Args:
+      targets: [1, rows, 1]; logits: [1, rows, tile].
+      stats: [1, rows, 4], in VMEM while the tiles of a token's vocabulary pass by.  Until the last tile, LOG_SUM holds
+        z, and ENTROPY Σ exp(d) d.
+      columns: V.  What a tile holds beyond it is whatever was in memory.
+    """
+    step, last = pl.program_id(2), pl.num_programs(2) - 1
+    _add_tile(logits[0].astype(jnp.float32), targets[0], stats.at[0], step, last, columns, scale)
+
+
+def _add_tile(logits, targets, stats, step, last, columns, scale):
+    """The online log-sum-exp of both kernels.  logits: [rows, tile] in float32; stats: a reference [rows, 4]."""
+    width = logits.shape[1]
+    column = step * width + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+
+    @pl.when(step == 0)
+    def _():
+        stats[:, TARGET:RUNNING_MAX] = jnp.zeros_like(stats[:, TARGET:RUNNING_MAX])
+        stats[:, RUNNING_MAX:LOG_SUM] = jnp.full_like(stats[:, RUNNING_MAX:LOG_SUM], LOWEST)
+        stats[:, LOG_SUM:] = jnp.zeros_like(stats[:, LOG_SUM:])
+
+    if columns % width:
+        logits = jnp.where(column < columns, logits, -jnp.inf)
+    target, running_max, total, moment = (stats[:, index : index + 1] for index in range(NUM_STATS))
+    target += jnp.sum(jnp.where(column == targets, logits, 0.0), axis=1, keepdims=True)
+    highest = jnp.maximum(running_max, jnp.max(logits, axis=1, keepdims=True))
+    down = (running_max - highest) * scale
+    shrink = jnp.exp(down)
+    distance = jnp.maximum((logits - highest) * scale, NEGLIGIBLE)
+    weight = jnp.exp(distance)
+    # Measured from the new maximum, every distance so far is larger by `down`.
+    moment = shrink * moment + shrink * jnp.maximum(down, NEGLIGIBLE) * total
+    moment += jnp.sum(weight * distance, axis=1, keepdims=True)
+    total = shrink * total + jnp.sum(weight, axis=1, keepdims=True)
+    stats[:, TARGET:RUNNING_MAX], stats[:, RUNNING_MAX:LOG_SUM] = target, highest
+
+    @pl.when(step < last)
+    def _():
+        stats[:, LOG_SUM:ENTROPY], stats[:, ENTROPY:] = total, moment
+
+    @pl.when(step == last)
+    def _():
+        stats[:, LOG_SUM:ENTROPY], stats[:, ENTROPY:] = jnp.log(total), jnp.log(total) - moment / total
+
+
+def backward_kernel(targets, stats, weight, logits, gradient, *, scale: float):
+    """One tile of the gradient: weight / τ (1[v = y] - π(v)).
+
+    Args:
+      targets: [1, rows, 1]; stats: [1, rows, 4]; weight: [1, rows, 1], the gradient of log π(y).
+      logits, gradient: [1, rows, tile], the same place in memory.  Nothing beyond V is written.
+    """
+    column = pl.program_id(2) * logits.shape[2] + jax.lax.broadcasted_iota(jnp.int32, logits.shape[1:], 1)
+    running_max, log_sum = stats[0, :, RUNNING_MAX:LOG_SUM], stats[0, :, LOG_SUM:ENTROPY]
+    probability = jnp.exp((logits[0].astype(jnp.float32) - running_max) * scale - log_sum)
+    slope = jnp.where(column == targets[0], 1.0 - probability, -probability)
+    gradient[0] = (weight[0] * scale * slope).astype(gradient.dtype)
+
+
+def tiles(tokens: int, vocabulary: int) -> tuple[int, int]:
+    """[tokens, vocabulary] of a tile of the streaming kernels: whole where the array is smaller than a tile."""
+    return min(ROWS, tokens), min(COLUMNS, vocabulary)
+
+
+def _streaming(kernel, logits, arrays, out_shape, out_block, aliases=None):
+    """Run a kernel over all tiles of logits [B, T, V], the vocabulary innermost.
+
+    Args:
+      arrays: what comes before the logits, each [B, T, few].
+      out_block: "stats", as the arrays are cut, or "logits".
+    """
+    batch, tokens, vocabulary = logits.shape
+    rows, columns = tiles(tokens, vocabulary)
+
+    def few(array):
+        return pl.BlockSpec((1, rows, array.shape[-1]), lambda b, t, v: (b, t, 0))
+
+    tile = pl.BlockSpec((1, rows, columns), lambda b, t, v: (b, t, v))
+    return _pallas_call(
+        kernel,
+        (*arrays, logits),
+        grid=(batch, pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
+        in_specs=[*(few(array) for array in arrays), tile],
+        out_specs=tile if out_block == "logits" else few(out_shape),
+        out_shape=out_shape,
+        input_output_aliases=aliases or {},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )
+
+
+def _pallas_call(kernel, arrays, **arguments):
+    """The kernel on a TPU; its interpretation elsewhere, operation by operation."""
+
+    def run(interpret, *arrays):
+        return pl.pallas_call(kernel, interpret=interpret, **arguments)(*arrays)
+
+    return jax.lax.platform_dependent(*arrays, tpu=functools.partial(run, False), default=functools.partial(run, True))
+
+
+def _logits_forward(logits, targets, scale):
+    kernel = functools.partial(forward_kernel, columns=logits.shape[-1], scale=scale)
+    shape = jax.ShapeDtypeStruct((*targets.shape, NUM_STATS), jnp.float32)
+    return _streaming(kernel, logits, (targets[..., None],), shape, "stats")
+
+
+def _logits_backward(logits, targets, stats, weight, scale):
+    arrays = (targets[..., None], stats, weight[..., None])
+    shape = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
+    kernel = functools.partial(backward_kernel, scale=scale)
+    return _streaming(kernel, logits, arrays, shape, "logits", {len(arrays): 0})
+
+
+@functools.partial(custom_vjp, nondiff_argnums=(2, 3))
+def _from_logits(logits, target_ids, temperature, partition):
+    return _from_logits_fwd(logits, target_ids, temperature, partition)[0]
+
+
+def _from_logits_fwd(logits, target_ids, temperature, partition):
+    scale = 1 / temperature
+
+    def local(logits, ids):
+        targets = _own_targets(ids, logits.shape[-1], partition)
+        return _combine_shards(_logits_forward(logits, targets, scale), partition, scale)
+
+    stats = sharded(local, partition, (logits_spec(partition), token_spec(partition)), token_spec(partition))(
+        logits, target_ids
+    )
+    return _finalize(stats, scale), (logits, target_ids, stats)
+
+
+def _from_logits_bwd(temperature, partition, residuals, gradients):
+    def local(logits, ids, stats, weight):
+        targets = _own_targets(ids, logits.shape[-1], partition)
+        return _logits_backward(logits, targets, stats, weight, 1 / temperature)
+
+    whole, tokens = logits_spec(partition), token_spec(partition)
+    return sharded(local, partition, (whole, tokens, tokens, tokens), whole)(*residuals, gradients[0]), None
+
+
+_from_logits.defvjp(_from_logits_fwd, _from_logits_bwd)
+
+
+# From hidden states and head.
+
+
+def fused_forward_kernel(targets, hidden, head, stats, *, columns: int, scale: float, vocab_axis: int):
+    """Make a tile of logits from a tile of the head, and update the running log-sum-exp with it.
+
+    Args:
+      targets: [rows, 1]; hidden: [rows, D]; head: [D, tile] or [tile, D]; stats: [rows, 4], see forward_kernel.
+    """
+    step, last = pl.program_id(1), pl.num_programs(1) - 1
+    _add_tile(_matmul(hidden[...], head[...], vocab_axis), targets[...], stats, step, last, columns, scale)
+
+
+def fused_tiles(tokens: int, width: int, vocabulary: int, itemsize: int) -> tuple[int, int]:
+    """[tokens, vocabulary] of a tile of the fused kernel, for hidden states of `width` numbers of `itemsize` bytes.
+
+    The head is read once for every tile of tokens, so these are made as many as fit: with 1,024 of them a byte of
+    the head is worth 1,024 operations, and v6e can do 560 in the time it takes to read one.
+    """
+    for rows, columns in ((1024, 1024), (1024, 512), (1024, 256), (512, 256), (256, 256), (128, 256)):
+        streamed = 2 * itemsize * width * (rows + columns)  # two of each: one is computed with, the next is on its way
+        if streamed + 4 * 4 * rows * columns <= FUSED_VMEM:
+            break
+    return min(rows, tokens), min(columns, vocabulary)
+
+
+def _matmul(hidden, head, vocab_axis):
+    """hidden [N, D] times head: [N, V] in float32."""
+    if hidden.dtype != head.dtype:
+        hidden, head = hidden.astype(jnp.float32), head.astype(jnp.float32)
+    return jax.lax.dot_general(
+        hidden, head, (((1,), (1 - vocab_axis,)), ((), ())),
+        precision=_precision(hidden), preferred_element_type=jnp.float32,
+    )  # fmt: skip
+
+
+def _precision(array):
+    """float32 is multiplied as such; the MXU would round it to bfloat16."""
+    return jax.lax.Precision.HIGHEST if array.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+
+
+def _fused_forward(hidden, head, targets, scale, vocab_axis):
+    """stats [N, 4] of hidden [N, D], head and targets [N]."""
+    (tokens, width), vocabulary = hidden.shape, head.shape[vocab_axis]
+    rows, columns = fused_tiles(tokens, width, vocabulary, hidden.dtype.itemsize)
+    head_block = (width, columns) if vocab_axis == 1 else (columns, width)
+    return _pallas_call(
+        functools.partial(fused_forward_kernel, columns=vocabulary, scale=scale, vocab_axis=vocab_axis),
+        (targets[:, None], hidden, head),
+        grid=(pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
+        in_specs=[
+            pl.BlockSpec((rows, 1), lambda t, v: (t, 0)),
+            pl.BlockSpec((rows, width), lambda t, v: (t, 0)),
+            pl.BlockSpec(head_block, lambda t, v: (0, v) if vocab_axis == 1 else (v, 0)),
+        ],
+        out_specs=pl.BlockSpec((rows, NUM_STATS), lambda t, v: (t, 0)),
+        out_shape=jax.ShapeDtypeStruct((tokens, NUM_STATS), jnp.float32),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FUSED_VMEM + 16 * 2**20
+        ),
+    )
+
+
+def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gather, scatter):
+    """(gradient of hidden [N, D] in float32, of head), a chunk of the vocabulary at a time.
+
+    Left to XLA, which needs three matmuls for it: one makes the chunk's logits, with exp() and 1[v = y] fused into it,
+    and two read it.  Two kernels, one for each gradient, would need four: each would make the logits for itself.
+    `gather` and `scatter`: of head_exchange.
+    """
+    tokens, vocabulary = hidden.shape[0], head.shape[vocab_axis]
+    width = vocab_chunk(tokens, vocabulary, hidden.dtype.itemsize)
+    running_max, log_sum = stats[:, RUNNING_MAX:LOG_SUM], stats[:, LOG_SUM:ENTROPY]
+
+    def add_chunk(start, size, gradient_hidden, gradient_head):
+        part = gather(jax.lax.dynamic_slice_in_dim(head, start, size, vocab_axis))
+        probability = jnp.exp((_matmul(hidden, part, vocab_axis) - running_max) * scale - log_sum)
+        column = start + jax.lax.broadcasted_iota(jnp.int32, probability.shape, 1)
+        slope = jnp.where(column == targets[:, None], 1.0 - probability, -probability)
+        slope = (weight[:, None] * scale * slope).astype(hidden.dtype)
+        gradient_hidden += _matmul(slope, part, 1 - vocab_axis)
+        both = (slope, hidden) if vocab_axis == 0 else (hidden, slope)
+        gradient_part = jax.lax.dot_general(
+            *both, (((0,), (0,)), ((), ())), precision=_precision(hidden), preferred_element_type=jnp.float32
+        )
+        gradient_part = scatter(gradient_part.astype(head.dtype))
+        return gradient_hidden, jax.lax.dynamic_update_slice_in_dim(gradient_head, gradient_part, start, vocab_axis)
+
+    gradients = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(head)
+    whole, rest = divmod(vocabulary, width)
+    gradients = jax.lax.fori_loop(0, whole, lambda chunk, both: add_chunk(chunk * width, width, *both), gradients)
+    return add_chunk(whole * width, rest, *gradients) if rest else gradients
+
+
+def vocab_chunk(tokens: int, vocabulary: int, itemsize: int) -> int:
+    """How much of the vocabulary the fused gradient takes at a time: whole tiles, CHUNK_BYTES bytes at most."""
+    return min(vocabulary, max(COLUMNS, CHUNK_BYTES // (tokens * itemsize) // COLUMNS * COLUMNS))
+
+
+@functools.partial(custom_vjp, nondiff_argnums=(3, 4, 5))
+def _from_hidden(hidden, head, target_ids, temperature, vocab_axis, partition):
+    return _from_hidden_fwd(hidden, head, target_ids, temperature, vocab_axis, partition)[0]
+
+
+def _from_hidden_fwd(hidden, head, target_ids, temperature, vocab_axis, partition):
+    scale = 1 / temperature
+    split, gather, _ = head_exchange(head, vocab_axis, partition)
+
+    def local(hidden, head, ids):
+        targets = _own_targets(ids, head.shape[vocab_axis], partition)
+        stats = _fused_forward(_flat(hidden), gather(head), targets.reshape(-1), scale, vocab_axis)
+        return _combine_shards(stats.reshape(*ids.shape, NUM_STATS), partition, scale)
+
+    tokens = token_spec(partition)
+    stats = sharded(local, partition, (tokens, split, tokens), tokens)(hidden, head, target_ids)
+    return _finalize(stats, scale), (hidden, head, target_ids, stats)
+
+
+def _from_hidden_bwd(temperature, vocab_axis, partition, residuals, gradients):
+    hidden, head, target_ids, stats = residuals
+    split, gather, scatter = head_exchange(head, vocab_axis, partition)
+
+    def local(hidden, head, ids, stats, weight):
+        targets = _own_targets(ids, head.shape[vocab_axis], partition)
+        gradient_hidden, gradient_head = _fused_backward(
+            _flat(hidden), head, targets.reshape(-1), _flat(stats), weight.reshape(-1),
+            1 / temperature, vocab_axis, gather, scatter,
+        )  # fmt: skip
+        if partition and partition.vocabulary:
+            gradient_hidden = jax.lax.psum(gradient_hidden, partition.vocabulary)
+        return gradient_hidden.reshape(hidden.shape).astype(hidden.dtype), gradient_head
+
+    tokens = token_spec(partition)
+    run = sharded(local, partition, (tokens, split, tokens, tokens, tokens), (tokens, split))
+    return *run(hidden, head, target_ids, stats, gradients[0]), None
+
+
+_from_hidden.defvjp(_from_hidden_fwd, _from_hidden_bwd)
+
+
+# Over several devices.
+
+
+def sharded(function, partition, in_specs, out_specs) -> Callable[..., Any]:
+    if partition is None:
+        return function
+    return jax.shard_map(function, mesh=partition.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def token_spec(partition: Partition | None) -> P | None:
+    """How an array [B, T, …] is sharded."""
+    return partition and P(partition.batch)
+
+
+def logits_spec(partition: Partition | None) -> P | None:
+    """How logits [B, T, V] lie over the devices."""
+    return partition and P(partition.batch, None, partition.vocabulary or None)
+
+
+def head_exchange(head, vocab_axis, partition):
+    """(how a head is sharded, what gathers a part of it, what adds up and splits a part's gradient).
+
+    As MaxText lays it: D over the axes of the batch, V over those of the vocabulary.
+    """
+    if partition is None:
+        return None, lambda part: part, lambda part: part
+    width_axis = 1 - vocab_axis
+    spec: list = [None, None]
+    spec[vocab_axis] = partition.vocabulary or None
+    # libtpu 0.0.44 dies of a reduce-scatter over one device.
+    axes = tuple(axis for axis in partition.batch if partition.mesh.shape[axis] > 1)
+    if not axes:
+        return P(*spec), lambda part: part, lambda part: part
+    if head.shape[width_axis] % math.prod(partition.mesh.shape[axis] for axis in axes):
+        return P(*spec), lambda part: part, lambda part: jax.lax.psum(part, axes)
+    spec[width_axis] = axes
+    return (
+        P(*spec),
+        lambda part: jax.lax.all_gather(part, axes, axis=width_axis, tiled=True),
+        lambda part: jax.lax.psum_scatter(part, axes, scatter_dimension=width_axis, tiled=True),
+    )
+
+
+def _own_targets(ids, vocabulary, partition):
+    """Targets counted from the first column of this device's part of the vocabulary; others match no column."""
+    if partition and partition.vocabulary:
+        ids = ids - jax.lax.axis_index(partition.vocabulary) * vocabulary
+    return jnp.where((ids >= 0) & (ids < vocabulary), ids, -1).astype(jnp.int32)
+
+
+def _combine_shards(stats, partition, scale):
+    """What all parts of the vocabulary keep of a token, as if one device had seen them all."""
+    if not (partition and partition.vocabulary):
+        return stats
+    axes = partition.vocabulary
+    target, running_max, log_sum, entropy = (stats[..., index] for index in range(NUM_STATS))
+    highest = jax.lax.pmax(running_max, axes)
+    log_part = log_sum + (running_max - highest) * scale  # of this part's z, seen from the highest logit
+    log_total = jnp.log(jax.lax.psum(jnp.exp(log_part), axes))
+    log_share = jnp.maximum(log_part - log_total, NEGLIGIBLE)
+    entropy = jax.lax.psum(jnp.exp(log_share) * (entropy - log_share), axes)
+    return jnp.stack([jax.lax.psum(target, axes), highest, log_total, entropy], -1)
+
+
+def _finalize(stats, scale):
+    logps = (stats[..., TARGET] - stats[..., RUNNING_MAX]) * scale - stats[..., LOG_SUM]
+    return logps, stats[..., ENTROPY]
+
+
+def _flat(array):
+    return array.reshape(-1, array.shape[-1])

@@ -1,0 +1,3 @@
+from grpo_lib.maxtext_rl import main
+
+main()

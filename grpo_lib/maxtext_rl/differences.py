@@ -1,0 +1,85 @@
+"""What of a recipe MaxText's own train_rl cannot express, or takes in another sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grpo_lib.maxtext_rl.problem_files import eval_batches, number_of_tests
+from grpo_lib.recipes import Recipe
+
+
+def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
+    """One sentence for each value of the recipe that upstream's options cannot express, beginning with its key.
+
+    `tests` is the number of test problems that were written; by default those that the recipe names.
+    """
+    found = [*_lost(recipe), *_other_meaning(recipe)]
+    tests = tests or number_of_tests(recipe.problems)
+    batches, size = eval_batches(recipe, tests)
+    if (evaluated := batches * size) < tests:
+        found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
+    return found
+
+
+def _lost(recipe: Recipe) -> Iterator[str]:
+    """Fields that upstream has no option for."""
+    training, rollout = recipe.training, recipe.rollout
+    if recipe.hardware.processes not in (None, 1):
+        yield "hardware.processes: see several hosts"
+    if training.validate_every > 0:
+        yield "problems.validation: upstream would measure the test set during training, so that is switched off"
+        yield "training.validate_every: see problems.validation"
+    if training.checkpoints is not None:
+        yield "training.checkpoints: upstream writes to base_output_directory, which may be a gs:// address"
+    if rollout.engine != "vllm":
+        yield "rollout.engine: upstream samples with vLLM"
+    if rollout.vllm.kv_blocks is not None:
+        yield "rollout.vllm.kv_blocks: no option for it; the KV cache takes what memory_fraction leaves"
+    if recipe.loss.implementation != "jax":
+        yield "loss.implementation: upstream has Tunix's own loss"
+    if recipe.evaluation_completion_length != rollout.max_completion_length:
+        yield "evaluation.max_completion_length: upstream evaluates with the length of the rollout"
+    if recipe.tracking.wandb != "off":
+        yield "tracking.wandb: upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error"
+        yield "tracking.project: upstream's project is called tunix"
+
+
+def _other_meaning(recipe: Recipe) -> Iterator[str]:
+    """Fields that mean something else upstream, and what it does otherwise in every run."""
+    hardware, grpo, training = recipe.hardware, recipe.grpo, recipe.training
+    yield "evaluation of before and after: upstream logs percentages, by its own grader, at temperature 0.01; no record"
+    yield "check of the first sync: upstream trains on when sampler and trainer differ"
+    yield "a new start: upstream continues silently from the checkpoints of an earlier run of this name"
+    yield "order and sampling noise: upstream shuffles in its own way, and gives vLLM no seed"
+    yield "sampling defaults: vLLM takes repetition_penalty and the like from the model's generation_config.json"
+    if training.warmup_steps > 0:
+        yield "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps"
+    if training.schedule == "constant":
+        yield "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of itself"
+    if grpo.beta == 0:
+        yield "grpo.beta=0: upstream keeps the reference model in memory all the same"
+    else:
+        yield "grpo.beta: upstream estimates the KL as log π − log π_ref (k1), and not as the GRPO paper does (k3)"
+    if grpo.iterations > 1:
+        yield "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)"
+    if training.steps % grpo.iterations > 0:
+        yield "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple"
+    if hardware.accelerator is None:
+        yield "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu"
+    found = devices(recipe)
+    if hardware.colocated and hardware.trainer_devices not in (None, found):
+        yield "hardware.trainer_devices: upstream's colocated run takes all devices"
+    if not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found:
+        yield "hardware.sampler_devices: upstream's sampler takes the last devices of the slice"
+    if hardware.colocated:
+        yield "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device"
+    if hardware.process_count() > 1:
+        yield "several hosts: upstream is one process, which reaches the other hosts through Pathways"
+
+
+def devices(recipe: Recipe) -> int | None:
+    """Devices of the slice; of a recipe without one those it counts, or None where it takes what it finds."""
+    hardware = recipe.hardware
+    if hardware.slice:
+        return hardware.slice.devices
+    return hardware.trainer_devices and hardware.trainer_devices + (hardware.sampler_devices or 0)

@@ -1,0 +1,212 @@
+"""GRPO on one page of plain JAX: sample, reward, advantages, loss, update.  Read it from top to bottom.
+
+GRPO is equation 3 of DeepSeekMath (arXiv:2402.03300).  Left out: the KL penalty with its reference model (β = 0) and
+several updates per batch (μ = 1).  The policy is a dense Qwen3 (arXiv:2505.09388) in float32, on one device.  MaxText
+and Tunix take the same step in `training.train`: tests/test_plain_grpo.py compares the two.
+
+Shapes: G group_size, B = prompts x G completions, P tokens of a prompt (padded on the left), C of a completion (padded
+on the right), V vocabulary, D hidden size, H heads.  Log-probabilities are in nats.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer
+
+from grpo_lib.problems import Problem, training_batches
+from grpo_lib.prompts import render, system_prompt
+from grpo_lib.recipes import Recipe
+from grpo_lib.records import Generation
+from grpo_lib.rewards import get_rewards
+
+
+class Config(NamedTuple):  # model settings that the shapes of the weights do not show
+    layers: int
+    rope_theta: float
+    rms_norm_eps: float
+    pad: int  # token id
+    eos: int  # token id
+
+
+@dataclass
+class Policy:
+    weights: dict[str, jax.Array]  # `train` replaces them
+    config: Config
+    tokenizer: Any
+
+
+def load_policy(directory: str | Path) -> Policy:
+    """Read a Hugging Face directory.  Raises ValueError for another architecture than Qwen3."""
+    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "qwen3":
+        raise ValueError(f"{directory} holds a {config['model_type']} model; plain_grpo reads qwen3")
+    weights = {}
+    for name, x in (item for file in Path(directory).glob("*.safetensors") for item in load_file(file).items()):
+        x = jnp.asarray(x.T if name.endswith("_proj.weight") else x, jnp.float32)  # matrices: [out, in] -> [in, out]
+        weights[name.removeprefix("model.").removesuffix(".weight")] = x
+    if config["tie_word_embeddings"]:  # then the embedding is the output matrix as well
+        weights.pop("lm_head", None)
+    tokenizer, rope = AutoTokenizer.from_pretrained(directory), config.get("rope_parameters") or config
+    numbers = config["num_hidden_layers"], float(rope["rope_theta"]), config["rms_norm_eps"]
+    return Policy(weights, Config(*numbers, tokenizer.pad_token_id, tokenizer.eos_token_id), tokenizer)
+
+
+def rms_norm(x, scale, eps):
+    return scale * x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+
+
+def rope(x, positions, theta):  # rotary embedding of x [B, T, heads, head_dim] at positions [B, T]
+    half = x.shape[-1] // 2
+    angles = positions[..., None, None] * theta ** (-jnp.arange(half) / half)  # [B, T, 1, head_dim / 2]
+    (first, second), sin, cos = jnp.split(x, 2, -1), jnp.sin(angles), jnp.cos(angles)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def forward(weights, config: Config, tokens, valid, last: int, cache=None, start=0):
+    """Tokens [B, T] -> logits [B, last, V] of the last of them, and the cache: the keys and values of each layer.
+
+    valid [B, S]: which keys are not padding.  S = T, or the length of a cache in which the tokens are at `start`.
+    """
+    (B, T), S, eps, new_cache = tokens.shape, valid.shape[1], config.rms_norm_eps, []
+    positions = jax.lax.dynamic_slice_in_dim(jnp.cumsum(valid, 1) - 1, start, T, 1)  # [B, T], padding not counted
+    mask = valid[:, None] & (jnp.arange(S) <= start + jnp.arange(T)[:, None])  # [B, T, S]: no token sees a later one
+    x = weights["embed_tokens"][tokens]  # [B, T, D]
+    for i in range(config.layers):
+        w = {name.removeprefix(f"layers.{i}."): weights[name] for name in weights if name.startswith(f"layers.{i}.")}
+        h, dim = rms_norm(x, w["input_layernorm"], eps), w["self_attn.q_norm"].size  # [B, T, D], head_dim
+        q, k, v = ((h @ w[f"self_attn.{name}_proj"]).reshape(B, T, -1, dim) for name in "qkv")
+        q = rope(rms_norm(q, w["self_attn.q_norm"], eps), positions, config.rope_theta)  # [B, T, H, head_dim]
+        k = rope(rms_norm(k, w["self_attn.k_norm"], eps), positions, config.rope_theta)  # [B, T, KV heads, head_dim]
+        if cache is not None:  # [B, S, KV heads, head_dim]: those of the tokens before are not computed again
+            k, v = (jax.lax.dynamic_update_slice_in_dim(cache[i][n], new, start, 1) for n, new in enumerate((k, v)))
+        new_cache.append((k, v))
+        q = q.reshape(B, T, k.shape[2], -1, dim)  # grouped-query attention: several queries share a key and value
+        scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * dim**-0.5
+        scores = jnp.where(mask[:, None, None], scores, -1e30)  # not -inf: padding sees no key, which would give NaN
+        x = x + jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores), v).reshape(B, T, -1) @ w["self_attn.o_proj"]
+        h = rms_norm(x, w["post_attention_layernorm"], eps)
+        x = x + (jax.nn.silu(h @ w["mlp.gate_proj"]) * (h @ w["mlp.up_proj"])) @ w["mlp.down_proj"]  # SwiGLU
+    # MaxText 0.2.5 rounds a tied embedding to bfloat16; so does this file, to give the same result.
+    head = weights.get("lm_head", weights["embed_tokens"].astype(jnp.bfloat16))  # [V, D]
+    return rms_norm(x[:, -last:], weights["norm"], eps) @ head.T, new_cache
+
+
+# 1. Sample completions.
+@functools.partial(jax.jit, static_argnames=("config", "length", "temperature"))
+def sample(weights, config: Config, prompts, key, length: int, temperature: float):
+    """Completions [B, C = length] of prompts [B, P]; padding follows the end token.  Temperature 0 is greedy."""
+    (B, P), valid = prompts.shape, jnp.pad(prompts != config.pad, ((0, 0), (0, length)), constant_values=True)
+
+    def choose(logits, index):  # [B, 1, V] -> [B]; one key for the batch (the course's sampler: one per completion)
+        if temperature == 0:
+            return logits[:, 0].argmax(-1)
+        # No top-k, no top-p: sampled with the probabilities that the loss computes.
+        return jax.random.categorical(jax.random.fold_in(key, index), logits[:, 0] / temperature)
+
+    def next_token(state):  # one for each completion; keys and values of the tokens before are in the cache
+        index, token, ended, completions, cache = state
+        logits, cache = forward(weights, config, token[:, None], valid, 1, cache, P + index - 1)
+        token = jnp.where(ended, config.pad, choose(logits, index))
+        return index + 1, token, ended | (token == config.eos), completions.at[:, index].set(token), cache
+
+    logits, cache = forward(weights, config, prompts, valid[:, :P], 1)  # the whole prompt at once
+    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, length), (0, 0), (0, 0))), cache)  # and room for C tokens
+    token, completions = choose(logits, 0), jnp.full((B, length), config.pad)
+    state = (1, token, token == config.eos, completions.at[:, 0].set(token), cache)
+    return jax.lax.while_loop(lambda state: (state[0] < length) & ~state[2].all(), next_token, state)[3]
+
+
+def encode(policy: Policy, texts: Sequence[str], length: int = 0) -> np.ndarray:  # token ids [B, P]
+    rows = policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    length = max(length, *map(len, rows))  # padded on the left: all completions begin at one place
+    return np.array([[policy.config.pad] * (length - len(ids)) + ids for ids in rows], np.int32)
+
+
+def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int) -> list[Generation]:
+    """Greedy completions. evaluation.evaluate takes it once functools.partial has fixed `policy` and the length."""
+    ids = encode(policy, prompts)
+    ids = np.pad(ids, ((0, 0), (-ids.shape[1] % 16, 0)), constant_values=policy.config.pad)  # few shapes to compile
+    ids = np.asarray(sample(policy.weights, policy.config, ids, jax.random.PRNGKey(0), max_completion_length, 0.0))
+    tokens, truncated = (ids != policy.config.pad).sum(1), (ids != policy.config.eos).all(1)
+    texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)  # without end token and padding
+    return [Generation(*row) for row in zip(texts, tokens.tolist(), truncated.tolist(), strict=True)]
+
+
+# 2. Rewards: grpo_lib.rewards.  3. Advantages: better or worse than the other completions of the same prompt?
+def group_advantages(rewards: np.ndarray, group_size: int) -> np.ndarray:  # [B] -> [B]
+    groups = rewards.reshape(-1, group_size)  # [prompts, G]
+    mean, std = groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)
+    return ((groups - mean) / (std + 1e-6)).reshape(-1)  # 1e-6: where all earn the same it is 0, not 0 / 0
+
+
+# 4. Loss.
+def per_token_logps(weights, config: Config, prompts, completions, temperature: float):
+    """log π(token) of the completions, [B, C]: in one forward pass, because all their tokens are known now."""
+    tokens = jnp.concatenate([prompts, completions], 1)[:, :-1]  # [B, P + C - 1]; the last one predicts nothing
+    logits, _ = forward(weights, config, tokens, tokens != config.pad, completions.shape[1])  # [B, C, V]
+    return jnp.take_along_axis(jax.nn.log_softmax(logits / temperature), completions[..., None], -1)[..., 0]
+
+
+def policy_loss(logps, old_logps, advantages, mask, epsilon: float):
+    """- mean over completions of the mean over tokens of min(r A, clip(r, 1 - ε, 1 + ε) A), with r = π / π_old."""
+    ratio, A = jnp.exp(logps - old_logps), advantages[:, None]  # [B, C], [B, 1]
+    objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)  # [B, C]
+    return -jnp.mean((objective * mask).sum(1) / jnp.maximum(mask.sum(1), 1))
+
+
+# 5. Update.
+@functools.partial(jax.jit, static_argnums=range(2, 6), donate_argnums=(0, 1))  # donated: new weights replace the old
+def update(weights, opt_state, config, optimizer, epsilon, temperature, prompts, completions, advantages):
+    def loss_of(weights):
+        logps = per_token_logps(weights, config, prompts, completions, temperature)
+        # One update per batch: the policy that learns is the one that sampled.  The ratio is 1; its gradient is not 0.
+        return policy_loss(logps, jax.lax.stop_gradient(logps), advantages, completions != config.pad, epsilon)
+
+    loss, gradient = jax.value_and_grad(loss_of)(weights)
+    changes, opt_state = optimizer.update(gradient, opt_state, weights)
+    return optax.apply_updates(weights, changes), opt_state, loss
+
+
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:  # the first step already moves: rate / warmup_steps
+    training, peak = recipe.training, recipe.training.learning_rate
+    rate = optax.warmup_constant_schedule(peak / max(training.warmup_steps, 1), peak, training.warmup_steps)
+    adamw = optax.adamw(rate, training.b1, training.b2, weight_decay=training.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(training.max_grad_norm), adamw)
+
+
+def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: int | None = None) -> Iterator[dict]:
+    """Train `policy`; one row per step.  Raises ValueError for a recipe that asks for what is left out here."""
+    rollout, grpo, G, config = recipe.rollout, recipe.grpo, recipe.grpo.group_size, policy.config
+    if grpo.beta or grpo.iterations > 1 or rollout.top_p < 1 or rollout.top_k or recipe.training.schedule != "constant":
+        raise ValueError("plain_grpo has no KL penalty, one update per batch, no top-p or top-k, and a constant rate")
+    to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(recipe.prompts.system))
+    P = encode(policy, [to_prompt(problem.question) for problem in problems]).shape[1]  # one shape for all steps
+    batches = training_batches(problems, to_prompt, recipe.prompts_per_step, recipe.seed)
+    optimizer, reward_functions = make_optimizer(recipe), get_rewards(recipe.rewards)
+    opt_state, key = optimizer.init(policy.weights), jax.random.PRNGKey(recipe.seed)
+    for step in range(1, 1 + (steps or recipe.training.steps)):
+        batch, step_key, length = next(batches), jax.random.fold_in(key, step), rollout.max_completion_length
+        prompts = np.repeat(encode(policy, batch["prompts"], P), G, 0)  # [B, P], each group together
+        ids = np.asarray(sample(policy.weights, config, prompts, step_key, length, rollout.temperature))  # [B, C]
+        completions, golds = policy.tokenizer.batch_decode(ids, skip_special_tokens=True), np.repeat(batch["answer"], G)
+        rewards = np.sum([reward(None, completions, answer=golds) for reward in reward_functions], 0)  # [B]
+        advantages = group_advantages(rewards, G)  # [B]
+        policy.weights, opt_state, loss = update(
+            policy.weights, opt_state, config, optimizer, grpo.epsilon, rollout.temperature, prompts, ids, advantages
+        )
+        yield {
+            "step": step, "reward": float(rewards.mean()), "loss": float(loss), "prompts": batch["prompts"].tolist(),
+            "completions": completions, "rewards": rewards, "advantages": advantages,
+            "completion_ids": ids,  # B of each
+        }  # fmt: skip

@@ -1,0 +1,21 @@
+"""Reports: a run's page, figures, the inspector of all answers, tables, and what notebooks display.
+
+report.write_report("runs/course")        # runs/course/report.html, one file, works offline
+report.inspector("runs/course")           # its table of all answers, inside a notebook
+report.export_table("runs/course")        # the same answers as CSV and Parquet
+report.training_curves(rows)              # figures; a notebook shows what a cell returns
+live = report.LivePlot(total_steps)       # live(row) after each training step
+print(report.headline(summary))           # the result in a sentence, from the dict of summary.json
+"""
+
+from grpo_lib.report.answer_inspector import inspector
+from grpo_lib.report.figures import before_after, categories, flips, slider, training_curves
+from grpo_lib.report.formatting import headline, percent, points
+from grpo_lib.report.live_plot import LivePlot
+from grpo_lib.report.run_report import RATES, write_report
+from grpo_lib.report.tables import export_table
+
+__all__ = [
+    "RATES", "LivePlot", "before_after", "categories", "export_table", "flips", "headline", "inspector", "percent",
+    "points", "slider", "training_curves", "write_report",
+]  # fmt: skip

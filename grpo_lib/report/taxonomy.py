@@ -1,0 +1,215 @@
+"""Which kind of mistake a wrong completion makes, by rules on its text.
+
+`classify(record)` gives one of these; the first rule that applies decides:
+
+    right            the strict verdict
+    truncated        the length limit ended it, so the missing part cannot be judged
+    no answer        no number in the tags, whatever the rest of the text has ("strict ≠ lenient" finds those)
+    arithmetic slip  a calculation that it writes is false
+    stopped early    the answer is the result of a step before the last of the worked solution, or the completion
+                     takes fewer operations than the solution and ends on the result of one
+    wrong operation  all its calculations are true, and the right number is not among the results
+    other            nothing to judge by: no calculation, or the right result, and then another number as answer
+
+These are rules of thumb for a teacher's overview; the grader's verdict never depends on them. Only plain calculations
+count: numbers, + - * / × ÷ x and brackets up to "=" and a number. Anything else (powers, variables) is not judged,
+because a wrong accusation is worse than "wrong operation" for a slip in words. In the worked solutions of GSM8K's
+training problems 22,430 calculations are found and 44 of them called false: mistakes of the data, and some that are
+completed by words ("half of 10 + 2 = 7") or change the unit ("2 hours + 30 minutes = 150 minutes").
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from grpo_lib import answers
+
+# In the order of the rules, which every table and figure keeps.
+MEANINGS = {
+    "right": "the number in the tags is the gold number",
+    "truncated": "cut short by the length limit",
+    "no answer": "no number in the answer tags",
+    "arithmetic slip": "writes a calculation that is false",
+    "stopped early": "ends on the result of a step before the last",
+    "wrong operation": "calculates correctly, but not what was asked",
+    "other": "nothing to judge by",
+}
+CATEGORIES = tuple(MEANINGS)
+
+# What is read of a completion: characters of it, of a number in it, and of its answer; tokens of an expression.
+LONGEST_TEXT, LONGEST_NUMERAL, LONGEST_ANSWER, LONGEST_EXPRESSION = 20_000, 20, 1_000, 64
+
+_ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations repeat the calculation next to them
+_BULLET = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
+_SIGNS = str.maketrans("−–×·⋅÷", "--***/")
+_SPELLINGS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\$": "$", "\\(": "\n", "\\)": "\n", "**": " "}
+_SPELLING = re.compile("|".join(map(re.escape, _SPELLINGS)))
+_TOKEN = re.compile(
+    r"(?P<clock>[0-9]+:[0-9]+)"
+    r"|(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"|(?P<times>[xX](?=[ ]?[$€£(]?[0-9]))"
+    r"|(?P<word>[^\W\d_]+(?:['’-][^\W\d_]+)*)"
+    r"|(?P<operator>[-+*/()=%])"
+    r"|(?P<skip>[ \t\"$€£])"
+    r"|(?P<end>[\n.,;:!?<>\\])"
+    r"|(?P<strange>.)",
+    re.DOTALL,
+)
+_CLAUSE_END = re.compile(r"[\n;!?]|[.,:](?![0-9])")
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """A calculation that a text writes out, as in "18-7=13"."""
+
+    result: Fraction  # as written in the text
+    operations: int
+    true: bool  # also where the result is rounded or cut off at its last digit
+
+
+def classify(record: Mapping[str, Any]) -> str:
+    """The category of a record of the evaluation, one of CATEGORIES; see the rules above. Never raises on any text."""
+    if record["strict"]:
+        return "right"
+    if record["truncated"]:
+        return "truncated"
+    answer = _number(record["extracted"])
+    if answer is None:
+        return "no answer"
+    written = list(calculations(record["completion"]))
+    if any(not calculation.true for calculation in written):
+        return "arithmetic slip"
+    if _stopped_early(answer, written, list(calculations(record["solution"]))):
+        return "stopped early"
+    if written and _number(record["gold"]) not in [calculation.result for calculation in written]:
+        return "wrong operation"
+    return "other"
+
+
+def _stopped_early(answer: Fraction, written: list[Calculation], worked: list[Calculation]) -> bool:
+    if answer in [calculation.result for calculation in worked[:-1]]:
+        return True
+    fewer = sum(one.operations for one in written) < sum(one.operations for one in worked)
+    return fewer and bool(written) and written[-1].result == answer
+
+
+def calculations(text: str) -> Iterator[Calculation]:
+    """The calculations that `text` writes out, in their order. Time is linear in its length; nothing is executed."""
+    text = _ANNOTATION.sub("", text[:LONGEST_TEXT].translate(_SIGNS))
+    text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], _BULLET.sub("", text))
+    for stretch in itertools.chain.from_iterable(map(_stretches, _CLAUSE_END.split(text))):
+        sides = [list(side) for equals, side in itertools.groupby(stretch, "=".__eq__) if not equals]
+        for left, right in itertools.pairwise(sides):
+            if calculation := _calculation(left, right):
+                yield calculation
+
+
+def _stretches(text: str) -> Iterator[list[str]]:
+    """Runs of numbers, operators and equal signs, without the words between them."""
+    stretch: list[str] = []
+    unit = False  # whether the last token was a word
+    blocked = False  # after something that is not understood nothing counts, up to the end of the clause
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup, match.group()
+        if kind == "times":
+            kind, token = "operator", "*"
+        after_number = bool(stretch) and (stretch[-1] in (")", "%") or stretch[-1][-1].isdigit())
+        if kind == "end":
+            yield stretch
+            stretch, blocked = [], False
+        elif blocked or kind == "skip":
+            continue
+        elif kind == "operator" or (kind == "number" and not after_number and len(token) <= LONGEST_NUMERAL):
+            stretch.append(token)
+        elif kind == "number" and len(token) <= LONGEST_NUMERAL and ("=" in stretch or unit):
+            yield stretch  # two in a row: "…=21 21-4=17", "5 eggs and 3-2=1"; but not "1 1/2" or "18 000"
+            stretch = [token]
+        elif kind == "word" and (len(token) > 1 or token in "aI" or (token == "A" and not after_number)):
+            # Any other single letter is a variable.
+            blocked = bool(stretch) and not after_number  # "3 * apples"; behind a number it is a unit
+        else:
+            blocked = True
+        if blocked and stretch:  # the side that holds what is not understood does not count
+            yield stretch[: len(stretch) - [*reversed(stretch), "="].index("=") - 1]
+            stretch = []
+        unit = kind == "word"
+    yield stretch
+
+
+def _calculation(left: list[str], right: list[str]) -> Calculation | None:
+    """The tokens before and after an equal sign as a Calculation, if they are one with its result."""
+    operations = sum(token in _OPERATIONS for token in left[1:])
+    value, other = _value(left), _value(right)
+    first = right[:2] if right[0] == "-" else right[:1]
+    result = _value(first)
+    if not operations or value is None or result is None:
+        return None
+    # "3*4=12+5=17" are two calculations on one line: the first number behind "=" is the result of the first.
+    # "2*6=3*4" is one, and none of its numbers is its result.
+    if other == value and any(token in _OPERATIONS for token in right[1:]):
+        return Calculation(value, operations, True)
+    decimals = len(first[-1].partition(".")[2])
+    scales = (1, Fraction(100), Fraction(1, 100)) if "%" in [*left, *right] else (1,)
+    return Calculation(result, operations, any(_rounds_to(value, result * scale, decimals) for scale in scales))
+
+
+def _rounds_to(value: Fraction, result: Fraction, decimals: int) -> bool:
+    """Whether `result` is `value`, exactly, or rounded or truncated to this number of decimals."""
+    unit = Fraction(1, 10**decimals)
+    return value == result or ((value / unit).denominator > 1 and abs(value - result) < unit)
+
+
+def _value(tokens: list[str]) -> Fraction | None:
+    """The value of an expression; None if it is not a complete expression."""
+    tokens = tokens[: LONGEST_EXPRESSION + 1]
+    while tokens and tokens[0] == "(" and tokens.count("(") > tokens.count(")"):
+        tokens = tokens[1:]  # "(3+4=7)": the brackets are around the equation
+    while tokens and tokens[-1] == ")" and tokens.count(")") > tokens.count("("):
+        tokens = tokens[:-1]
+    twice = any(one == other == "/" for one, other in zip(tokens[1::2], tokens[3::2], strict=False))
+    if len(tokens) > LONGEST_EXPRESSION or twice:  # "60 / 3/4" may mean either thing
+        return None
+    rest = deque(tokens)
+
+    def chain(operators: str, operand: Callable[[], Fraction]) -> Fraction:
+        value = operand()
+        while rest and rest[0] in operators:
+            operation = _OPERATIONS[rest.popleft()]
+            value = operation(value, operand())
+        return value
+
+    def total() -> Fraction:
+        return chain("+-", lambda: chain("*/", factor))
+
+    def factor() -> Fraction:
+        token = rest.popleft()
+        if token == "-":
+            return -factor()
+        value = total() if token == "(" else Fraction(token.replace(",", ""))
+        if token == "(" and rest.popleft() != ")":
+            raise ValueError("brackets that do not match")
+        while rest and rest[0] == "%":
+            rest.popleft()
+            value /= 100
+        return value
+
+    try:
+        value = total()
+    except (IndexError, ValueError, ZeroDivisionError):  # incomplete, not an expression, x / 0
+        return None
+    return None if rest else value
+
+
+def _number(text: Any) -> Fraction | None:
+    canonical = answers.canonical_answer(text) if isinstance(text, str) else None
+    if canonical is None or len(canonical) > LONGEST_ANSWER:  # Python refuses numerals of more than 4,300 digits
+        return None
+    return Fraction(canonical)

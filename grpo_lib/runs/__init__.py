@@ -1,0 +1,1 @@
+"""Runs: run directory, metrics and their glossary, health checks, tracking, checkpoints, preemption, multihost."""

@@ -1,0 +1,111 @@
+"""The files of an evaluation: the finished one, and the batches of one that was interrupted.
+
+A finished evaluation is PATH, one JSON line per record.  Until then PATH.partial holds a first line that describes the
+evaluation, and one line per finished batch: a process that is killed at any moment loses one batch at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import reprlib
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import append_jsonl, read_jsonl
+from grpo_lib.records import EvalRun, Record, graded_again
+
+if TYPE_CHECKING:
+    from grpo_lib.problems.types import Problem
+
+
+@dataclass(frozen=True)
+class Task:
+    """One completion to ask for."""
+
+    problem: Problem
+    prompt: str  # what `generate` receives
+    sent: str  # what the model is sent
+    sample: int
+    greedy: bool
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.problem.id, self.sample
+
+
+class EvalCache:
+    """Finished records of one evaluation, on disk.  `settings` are of JSON's own types."""
+
+    def __init__(self, path: Path, tasks: list[Task], batch_size: int, model: str | None, settings: Any):
+        self.path, self.partial = path, Path(f"{path}.partial")
+        self.tasks, self.model, self.settings = tasks, model, digest(settings)
+        content = json.dumps([astuple(task) for task in tasks])
+        self.job = {  # everything that decides batches and records
+            "problems, prompts or samples": hashlib.sha256(content.encode()).hexdigest(),
+            "batch_size": batch_size,
+            "model": model,
+            "settings": settings,
+        }
+
+    def load(self) -> EvalRun:
+        """The finished evaluation, in the order of the tasks.  Raises CourseError if it is another one."""
+        advice = "move or remove the file to evaluate again, or use the recipe it was made with"
+        records = {(record["id"], record["sample"]): record for record in EvalRun.load(self.path).records}
+        wanted = [task.key for task in self.tasks]
+        if set(records) != set(wanted):
+            raise CourseError(
+                f"{self.path}: made for other problems or another number of samples ({len(records)} records, "
+                f"{len(wanted)} wanted, {len(set(wanted) & set(records))} in common); {advice}"
+            )
+        for task in self.tasks:
+            record, problem = records[task.key], task.problem
+            fields = {"gold": problem.answer, "question": problem.question, "prompt": task.sent, "greedy": task.greedy}
+            for name, value in (("model", self.model), ("settings", self.settings)):
+                if None not in (value, record.get(name)):  # an evaluation that does not name them accepts the file's
+                    fields[name] = value
+            for name, value in fields.items():
+                if record[name] != value:
+                    old, new = reprlib.repr(record[name]), reprlib.repr(value)
+                    raise CourseError(f"{self.path}: {name} of problem {problem.id} is {old}, not {new}; {advice}")
+        self.partial.unlink(missing_ok=True)  # a process may have been killed between the two lines of `finish`
+        return EvalRun([records[key] for key in wanted])
+
+    def finished_batches(self, overwrite: bool) -> dict[int, list[Record]]:
+        """Records of the finished batches by number, graded again.
+
+        A line that was being written when the process was killed does not count.  A file without a finished batch is
+        removed, whatever evaluation it belongs to; with `overwrite` so is the file of another evaluation.
+
+        Raises CourseError if the file belongs to another evaluation, or is damaged.
+        """
+        lines = read_jsonl(self.partial) if self.partial.exists() else []
+        job = lines[0].get("job", {}) if lines else {}
+        if len(lines) < 2 or (overwrite and job != self.job):
+            self.partial.unlink(missing_ok=True)
+            return {}
+        if other := [key for key in self.job if job.get(key, self) != self.job[key]]:
+            raise CourseError(
+                f"{self.partial}: started by another evaluation ({', '.join(other)} differ); remove it to start again, "
+                "or continue with the command that started it"
+            )
+        return {line["batch"]: [graded_again(record) for record in line["records"]] for line in lines[1:]}
+
+    def add(self, number: int, records: list[Record]) -> None:
+        """Write one finished batch, and wait until the disk has it."""
+        if not self.partial.exists():
+            append_jsonl(self.partial, {"job": self.job})
+        append_jsonl(self.partial, {"batch": number, "records": records})
+
+    def finish(self, run: EvalRun) -> None:
+        run.save(self.path)
+        self.partial.unlink(missing_ok=True)
+
+
+def digest(settings: Any) -> str | None:
+    """A short hash of settings; None for None."""
+    if settings is None:
+        return None
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,229 @@
+"""Detect unhealthy training metrics: early warnings from the rows of metrics.jsonl, one line each, with what to try.
+
+    find_alerts(rows)    # all alerts of a run, by step
+    new_alerts(rows)     # those of the last row; for a training loop, after each step, with all rows so far
+
+An alert is given once, and again only after its condition has cleared.  The limits are set so that a healthy run gives
+none; a comment says why each is what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]  # numbers; None, NaN and infinity are values that were not finite
+
+# When an alert is given.  Numbers of steps are of consecutive steps, unless a comment says otherwise.
+
+# With equal rewards within a group every advantage is 0.  A few such steps are chance in a small batch.
+STEPS_WITHOUT_SIGNAL = 10
+# Nats per token, by the k3 estimator exp(d) - d - 1.  At 1 each token of the policy is e times less likely under the
+# reference, a completion of 100 tokens e^100 times: the penalty (grpo.beta) is there to prevent that.  Three steps,
+# because the exponential lets one rare token raise the mean of a step.
+KL, STEPS_ABOVE_KL = 1.0, 3
+# Fraction of truncated completions: above one half, the length limit decides the reward more than the answer does.
+CLIPPED_RATIO, STEPS_CLIPPED = 0.5, 5
+# Entropy in nats per token: below this fraction of its value in the first steps, and below an absolute bound, because a
+# policy may start with text that is very hard to predict.
+ENTROPY_FRACTION, ENTROPY = 0.1, 0.05
+SOLVED = 0.8  # from this accuracy on a low entropy is fine
+# A fall of the reward, by this many times its noise from step to step, and by this fraction of the gain so far.
+FALL_IN_NOISE, FALL_OF_GAIN = 4.0, 0.5
+WINDOW = 5  # steps over which entropy, accuracy and reward are averaged; also the number of "first steps"
+QUIET = 5  # steps without the condition, after which the same alert may be given again
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One warning: the first step of its condition, its kind (a key of RULES), and a line with what to try."""
+
+    step: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.message}"
+
+
+def find_alerts(rows: Iterable[Row]) -> list[Alert]:
+    """All alerts of a run, by step; of one step the most severe first.
+
+    Args:
+      rows: rows of metrics.jsonl, in any order; of two for one step the later one counts.  Any metric may be missing;
+        None, NaN and infinity are values that were not finite.
+    """
+    rows = by_step(rows)
+    found = []
+    for kind, rule in RULES.items():
+        quiet = QUIET
+        for row, message in zip(rows, rule(rows), strict=True):
+            quiet = quiet + 1 if message is None else quiet
+            if message is not None:
+                if quiet >= QUIET:
+                    found.append(Alert(int(row["step"]), kind, message))
+                quiet = 0
+    return sorted(found, key=lambda alert: alert.step)
+
+
+def new_alerts(rows: Sequence[Row]) -> list[Alert]:
+    """The alerts of the last of `rows`, for a training loop to report after that step.
+
+    There is no state between calls, so a resumed run reports nothing twice.  A thousand rows take 20 ms.
+    """
+    return [alert for alert in find_alerts(rows) if alert.step == rows[-1].get("step")]
+
+
+def by_step[R: Row](rows: Iterable[R]) -> list[R]:
+    """One row for each step, in order; of two for one step the later one counts, rows without a step are left out."""
+    latest = {row["step"]: row for row in rows if finite(row.get("step")) is not None}
+    return [latest[step] for step in sorted(latest)]
+
+
+def finite(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _no_signal(rows: Sequence[Row]) -> Iterator[str | None]:
+    """No learning signal: in every group all completions have the same reward, for many steps.
+
+    The reward need not be constant for that: it then changes only with the problems of the step.
+    """
+    streak: deque[Row] = deque(maxlen=STEPS_WITHOUT_SIGNAL)
+    for row in rows:
+        streak.append(row)
+        if (finite(row.get("frac_reward_zero_std")) or 0) < 1:
+            streak.clear()
+        if len(streak) < STEPS_WITHOUT_SIGNAL:
+            yield None
+            continue
+        accuracy = _mean(finite(r.get("accuracy")) for r in streak)
+        advice = (
+            "the problems are solved: stop here, or take harder ones"
+            if accuracy is not None and accuracy >= SOLVED
+            else "try a higher rollout.temperature, a larger grpo.group_size, easier problems, or rewards that give "
+            "partial credit"
+        )
+        yield f"in every group all completions had the same reward for {len(streak)} steps; {advice}"
+
+
+def _kl(rows: Sequence[Row]) -> Iterator[str | None]:
+    """Far from the reference.  Without a penalty there is no reference, and the KL is logged as 0."""
+    return _streaks(
+        rows, "kl", KL, STEPS_ABOVE_KL,
+        f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
+        "grpo.beta, or lower training.learning_rate",
+    )  # fmt: skip
+
+
+def _length(rows: Sequence[Row]) -> Iterator[str | None]:
+    """Completions that reach the length limit."""
+    return _streaks(
+        rows, "completions/clipped_ratio", CLIPPED_RATIO, STEPS_CLIPPED,
+        f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} steps; "
+        "raise rollout.max_completion_length, or add a reward (rewards) for ending in time",
+    )  # fmt: skip
+
+
+def _streaks(rows: Sequence[Row], name: str, bound: float, least: int, message: str) -> Iterator[str | None]:
+    """The message for each row that is at least the `least`-th in succession with a metric above its bound."""
+    steps = 0
+    for row in rows:
+        value = finite(row.get(name))
+        steps = steps + 1 if value is not None and value > bound else 0
+        yield message.format(value=value, steps=steps) if steps >= least else None
+
+
+def _entropy(rows: Sequence[Row]) -> Iterator[str | None]:
+    """A policy that no longer varies its text, and is often wrong."""
+    first: list[float] = []
+    last, accuracies = deque(maxlen=WINDOW), deque(maxlen=WINDOW)
+    for row in rows:
+        accuracies.append(finite(row.get("accuracy")))
+        value = finite(row.get("entropy"))
+        if value is None:
+            yield None
+            continue
+        if len(first) < WINDOW:
+            first.append(value)
+        last.append(value)
+        mean, start, accuracy = sum(last) / len(last), sum(first) / len(first), _mean(accuracies)
+        collapsed = mean < ENTROPY and mean < ENTROPY_FRACTION * start
+        solved = accuracy is not None and accuracy >= SOLVED
+        yield (
+            f"the entropy has collapsed from {start:.2g} to {mean:.2g} nats per token"
+            f"{'' if accuracy is None else f' at an accuracy of {accuracy:.0%}'}, so little is explored; raise "
+            "rollout.temperature, lower training.learning_rate, or set grpo.beta above 0"
+            if collapsed and not solved
+            else None
+        )
+
+
+def _fall(rows: Sequence[Row]) -> Iterator[str | None]:
+    """A reward that had risen and falls again, the sign of too large an update; entropy and groups still look healthy.
+
+    The fall is measured against the reward's own noise and gain, because the scale of a reward depends on the recipe.
+    """
+    last = deque(maxlen=WINDOW)
+    start = best = previous = None
+    squares = count = 0.0
+    for row in rows:
+        value = finite(row.get("reward"))
+        if value is None:
+            yield None
+            continue
+        if previous is not None:
+            squares, count = squares + (value - previous) * (value - previous), count + 1  # ** 2 may raise
+        previous = value
+        last.append(value)
+        if len(last) < WINDOW:
+            yield None
+            continue
+        mean = sum(last) / len(last)
+        start = mean if start is None else start
+        best = mean if best is None else max(best, mean)
+        # The difference of two neighbouring steps has twice the variance of one step.
+        noise = math.sqrt(squares / count / 2) if count else math.inf
+        fallen = best - mean > max(FALL_IN_NOISE * noise, FALL_OF_GAIN * (best - start))
+        yield (
+            f"the reward has fallen from {best:.3g} to {mean:.3g} (means of {WINDOW} steps); stop, and lower "
+            "training.learning_rate, raise training.warmup_steps, lower training.max_grad_norm, or set grpo.beta > 0"
+            if fallen
+            else None
+        )
+
+
+def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:
+    """A metric that is NaN or infinite."""
+    for row in rows:
+        names = sorted(name for name, value in row.items() if finite(value) is None)
+        if not names:
+            yield None
+            continue
+        advice = (
+            "fix the reward function that returned it (rewards)"
+            if any(name.startswith("reward") for name in names)
+            else "stop, and lower training.learning_rate or training.max_grad_norm, raise training.warmup_steps, or "
+            "use model.dtype=float32"
+        )
+        yield f"not a finite number: {', '.join(names)}; {advice}"
+
+
+# The most severe first.
+RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
+    "not finite": _not_finite,
+    "fall": _fall,
+    "entropy": _entropy,
+    "no signal": _no_signal,
+    "kl": _kl,
+    "length": _length,
+}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,88 @@
+"""Write docs/recipes.md from the recipe schema: python tools/make_recipe_docs.py"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from grpo_lib.recipes import Recipe
+from grpo_lib.recipes.loading import OLD_KEYS, OLD_VALUES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+
+INTRO = """\
+# Recipe keys
+
+A recipe is one YAML file with everything about a run. It states what differs from the defaults below; unknown keys and
+wrong types are refused. This page is generated from the schema (`grpo_lib/recipes/schema.py`) by
+`python tools/make_recipe_docs.py`.
+
+- `grpo config RECIPE` prints the resolved recipe with every default, and the sizes of a step that follow from it.
+- `section.key=value` after any command overrides a value: `grpo train recipes/tiny-cpu.yaml training.steps=2`.
+- `RECIPE.yaml@NAME` applies the changes under `profiles: NAME:` in the file; `@ONE,OTHER` applies both, in that order.
+- `recipes/` has the recipes of this package; the comment at the top of each says what it is for and what it runs on.
+
+## Batch sizes
+
+Three sizes define a step. Each has a global key and a key per device; set at most one of the two.
+
+| size | global, over all processes | per device |
+|---|---|---|
+| prompts of a step | `training.prompts_per_step` | `training.prompts_per_step_per_device` |
+| prompts sampled at once | `rollout.micro_batch_size` | `rollout.micro_batch_size_per_device` |
+| completions per gradient computation | `training.micro_batch_size` | `training.micro_batch_size_per_device` |
+
+With tensor parallelism several devices form one data-parallel replica, and "per device" means per replica. A step has
+`prompts_per_step × grpo.group_size` completions. `rollout.micro_batch_size` must divide the prompts of a step, and
+`training.micro_batch_size` its completions, in whole groups and in equal parts for all replicas and processes. If
+a size does not fit, the error lists the nearest values that do.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    schema = Recipe.model_json_schema()
+    parts = [INTRO, "## Top level\n", _table(schema, schema["$defs"]), *_sections(schema, schema["$defs"])]
+    old = [f"| `{key}` | `{new}` |" for key, new in OLD_KEYS.items()]
+    old += [
+        f"| `{key}: {value}` | `{key}: {new}` |" for key, values in OLD_VALUES.items() for value, new in values.items()
+    ]
+    parts += ["## Old keys\n", "Read for one more release, with a notice on stderr.\n", "| old | new |\n|---|---|"]
+    return "\n".join([*parts, *old]) + "\n"
+
+
+def _sections(schema: dict, definitions: dict, prefix: str = "") -> list[str]:
+    parts = []
+    for name, field in schema["properties"].items():
+        if section := definitions.get(field.get("$ref", "").rpartition("/")[2]):
+            intro = section.get("description", "").replace("\n", " ")
+            parts += [f"## {prefix}{name}\n", f"{intro}\n", _table(section, definitions)]
+            parts += _sections(section, definitions, f"{prefix}{name}.")
+    return parts
+
+
+def _table(section: dict, definitions: dict) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in section["properties"].items():
+        if "$ref" not in field:
+            default = f"`{json.dumps(field['default'])}`" if "default" in field else "required"
+            rows.append(f"| `{name}` | {_type(field)} | {default} | {field['description']} |")
+    return "\n".join(rows) + "\n"
+
+
+def _type(field: dict) -> str:
+    if "anyOf" in field:
+        return " or ".join(map(_type, field["anyOf"]))
+    if values := field.get("enum", [field["const"]] if "const" in field else []):
+        return ", ".join(f"`{value}`" for value in values)
+    name = {"array": "list", "object": "mapping", "null": "`null`"}.get(field["type"], field["type"])
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {field[key]:g}" for key, sign in bounds.items() if key in field]
+    return " ".join([name, ", ".join(limits)]).strip()
+
+
+if __name__ == "__main__":
+    main()
