@@ -78,8 +78,10 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0) ->
     config = small_config(model)
     draw, weights = np.random.default_rng(seed), {}
     for name, shape in weight_shapes(config).items():
-        spread = 0.1 if len(shape) == 2 else 0.2  # norms and biases are vectors
-        weights[name] = draw.normal("norm" in name, spread, shape).astype(np.float32)
+        if "norm" in name:  # small values among them, which a small step changes in bfloat16, too
+            weights[name] = draw.uniform(0.1, 1.9, shape).astype(np.float32)
+        else:
+            weights[name] = draw.normal(0, 0.1 if len(shape) == 2 else 0.2, shape).astype(np.float32)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weights[name][0] = 0
     embedding = weights["model.embed_tokens.weight"]
