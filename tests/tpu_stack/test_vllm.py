@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-from grpo_lib.recipes import ModelRecipe, load_recipe
-from grpo_lib.tpu import random_model
+from grpo_lib.recipes import load_recipe
 
 HERE = Path(__file__).parent
 ENGINE = ["rollout.engine=vllm", "training.validate_every=0"]
@@ -88,16 +87,12 @@ def tied_run(grpo, tmp_path_factory):
     return directory, grpo(directory, LEARNING, evaluate=True)
 
 
-@pytest.fixture(scope="module")
-def untied_run(grpo, untied_model, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("untied")
-    return directory, grpo(directory, [*LEARNING, f"model.path={untied_model}"], evaluate=True)
+def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
+    """The CPU engine of the course goes from 48 % to more than 90 % on the same problems.
 
-
-@pytest.mark.parametrize("run, weights", [("tied_run", 13), ("untied_run", 14)])
-def test_twenty_steps_learn_what_the_cpu_engine_learns(run, weights, request):
-    """The CPU engine of the course goes from 48 % to more than 90 % on the same problems."""
-    _, result = request.getfixturevalue(run)
+    Untied models and other architectures: test_smoke_test.py.
+    """
+    _, result = tied_run
     assert result["before"]["n"] == result["after"]["n"] == 512
     assert 0.35 <= result["before"]["accuracy"] <= 0.55
     assert result["after"]["accuracy"] >= 0.85
@@ -106,7 +101,7 @@ def test_twenty_steps_learn_what_the_cpu_engine_learns(run, weights, request):
     for row in result["rows"]:
         assert row["seconds"] >= row["seconds_update"] > 0 and row["seconds_rollout"] > 0
     for check in (result["check"], result["check_after"]):
-        assert check["weights"] == weights and check["tokens"] > 100
+        assert check["weights"] == 13 and check["tokens"] > 100
         assert check["mean_gap"] < 2e-3
 
 
@@ -171,18 +166,6 @@ def test_several_devices(grpo, tmp_path, devices, hardware, sampler):
         assert result["axes"] == [2]
     assert len(result["rows"]) == 3
     assert max(result[check]["mean_gap"] for check in ("check", "check_after")) < 2e-3
-
-
-@pytest.mark.parametrize("maxtext_name, weights", [("qwen2.5-7b", 15), ("llama3.1-8b", 12)])
-def test_other_architectures(grpo, tmp_path, maxtext_name, weights):
-    """Random weights of Qwen2.5's and Llama 3.1's architecture, untied: every weight arrives, the models are one."""
-    published = ModelRecipe(path="nobody/nothing", maxtext_name=maxtext_name)
-    folder = random_model.write_random_model(published, tmp_path / "model")
-    model = [f"model.path={folder}", f"model.maxtext_name={maxtext_name}"]
-    result = grpo(tmp_path / "run", [*SHORT, *model, "training.steps=1"])
-    assert "refused" not in result
-    assert result["check"]["weights"] == weights
-    assert result["check"]["mean_gap"] < 1e-5  # untied: float32 throughout, so rounding only
 
 
 def test_upstream_still_asks_a_text_model_for_its_text_config():
