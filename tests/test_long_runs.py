@@ -19,7 +19,7 @@ from grpo_lib.common.files import read_jsonl
 from grpo_lib.runs import checkpoints
 from grpo_lib.runs.preemption import EXIT_CODE
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=8)
 KILLS = 10
 STEPS = 8
 RECIPE = [

@@ -21,7 +21,7 @@ from grpo_lib.recipes import ModelRecipe
 from grpo_lib.runs.preemption import EXIT_CODE as STOPPED
 from grpo_lib.tpu import random_model
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=13)
 
 STEPS = 8
 # Everything is in it: several rollout micro-batches, accumulation, two updates a batch, a reference model, validation,
