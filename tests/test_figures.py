@@ -3,6 +3,7 @@
 import math
 import re
 
+import matplotlib.pyplot as plt
 import nbclient
 import nbformat
 import pytest
@@ -12,6 +13,7 @@ from grpo_lib import rewards
 from grpo_lib.common.errors import CourseError
 from grpo_lib.evaluation import EvalRun, evaluate, summarize
 from grpo_lib.report import figures, live_plot
+from grpo_lib.report.alt_text import alt_text
 from grpo_lib.report.comparison import Comparison
 from grpo_lib.runs.metric_glossary import REWARD_MEAN
 
@@ -39,7 +41,23 @@ def test_curves_have_a_panel_per_metric_with_labelled_axes():
     assert len(figure.axes) == 7 and figure.axes[0].get_title("left") == "Reward"
     assert all(axes.get_ylabel() for axes in figure.axes)
     assert sum(axes.get_xlabel() == "training step" for axes in figure.axes) == 4
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
+
+
+def test_a_figure_says_in_words_what_it_draws():
+    said = alt_text(figures.training_curves([{"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.75}]))
+    assert "Reward" in said and "training step" in said and "from 0.25 to 0.75" in said
+    said = alt_text(figures.before_after(summarize(BEFORE, AFTER)))
+    assert "before: strict: tags required 0.25" in said and "after: strict" in said
+    said = alt_text(figures.flips(BEFORE, AFTER))
+    assert "right, then wrong 5, wrong, then right 22" in said
+    _, (left, right) = plt.subplots(1, 2)
+    left.hist(range(100), bins=20)
+    left.axvline(7, label="limit")
+    right.imshow([[1, 2], [3, 4]])
+    right.text(0, 0, "+3")
+    said = alt_text(left.figure)
+    assert "the highest 5" in said and "limit: at 7" in said and "2 rows" in said and "+3" in said
 
 
 def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():

@@ -6,10 +6,13 @@ Every function but `style` returns an object that Jupyter displays.
 from __future__ import annotations
 
 import html
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from IPython import get_ipython
+from IPython.core.pylabtools import print_figure
 from IPython.display import HTML, Markdown
 
 from grpo_lib.common.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
@@ -87,6 +90,19 @@ def style() -> None:
         "grid.linewidth": 0.8,
         "legend.frameon": False,
     }
+    if shell := get_ipython():
+        from matplotlib.figure import Figure
+
+        # Imported first, because it sets its own formatter when it is.
+        importlib.import_module("matplotlib_inline.backend_inline")
+        shell.display_formatter.formatters["image/png"].for_type(Figure, _described)
+
+
+def _described(figure: Any) -> tuple[Any, dict[str, str]]:
+    """A figure as PNG, in base64, with its description for those who cannot see it."""
+    from grpo_lib.report.alt_text import alt_text
+
+    return print_figure(figure, "png", base64=True), {"alt": alt_text(figure)}
 
 
 def _cell(value: Any, digits: int) -> str:

@@ -24,6 +24,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.palette import AFTER, BEFORE, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 from grpo_lib.records import EvalRun
 from grpo_lib.report import comparison, html_page
+from grpo_lib.report.alt_text import alt_text
 from grpo_lib.report.formatting import MINUS, NBSP, percent
 from grpo_lib.runs.health_checks import by_step, finite
 from grpo_lib.runs.metric_glossary import Row, reward_function
@@ -72,10 +73,10 @@ COLOURS = {"before": BEFORE, "after": AFTER}
 class _NotebookFigure(Figure):
     """A figure that a notebook shows once: pyplot does not know it, and it draws itself when it is displayed."""
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=self.dpi, facecolor="white")
-        return buffer.getvalue()
+        return buffer.getvalue(), {"alt": alt_text(self)}
 
 
 def training_curves(rows: Sequence[Row], total_steps: int | None = None) -> Figure:
