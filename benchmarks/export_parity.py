@@ -93,9 +93,9 @@ def main() -> None:
     path = arguments.records or arguments.run / "evals" / "after.jsonl"
     try:
         if not (export / "config.json").is_file():
-            raise CourseError(f"{export} is not a Hugging Face directory; export the model first (notebook 03)")
+            raise CourseError(f"{export} is not a Hugging Face directory; export the model first (notebook 04)")
         if not path.is_file():
-            raise CourseError(f"{path} does not exist; evaluate the trained model first (notebook 04)")
+            raise CourseError(f"{path} does not exist; evaluate the trained model first (notebook 05)")
         records = [record for record in read_jsonl(path) if record.get("sample", 0) == 0][: arguments.limit]
         if not records:
             raise CourseError(f"{path} holds no records; evaluate the trained model again")

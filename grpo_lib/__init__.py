@@ -5,8 +5,8 @@ answers          grade a completion: strictly (the number in the tags) or lenien
 rewards          reward functions; notebook 02
 problems         GSM8K and generated word problems
 plain_grpo       GRPO on one page of plain JAX: sample, reward, advantages, loss, update
-training         the same step with MaxText and Tunix; notebook 03
-records, evaluation, statistics     grade every problem, summarize, compare before and after; notebook 04
+training         the same step with MaxText and Tunix; notebook 04
+records, evaluation, statistics     grade every problem, summarize, compare before and after; notebook 05
 recipes, pipeline, cli              one run end to end, from a YAML file
 
 The other packages support the core, and you can skip them at first: docs/architecture.md.

@@ -142,9 +142,9 @@ def correct_answer(completion: str, gold: str) -> Score:
 def tidy_format(completion: str, gold: str = "") -> Score:
     """0.1 if the format is exact and a number can be extracted from it, else 0.0.
 
-    Asking for the number closes the hole: `<answer>?</answer>` in perfect tags earns nothing. Its size
-    keeps it a first step for a model that does not know the tags yet, and never a reason to prefer tags to
-    being right.
+    Asking for the number closes the hole: `<answer>?</answer>` in perfect tags earns nothing. Being right is worth
+    ten times as much, where a group has a right completion. Where it has none, this tenth is the only difference, and
+    advantages are divided by the group's standard deviation: then tidy form is taught at full strength.
     """
     if not answers.format_is_exact(completion):
         return 0.0, _miscounted(completion) or _NOT_AS_IN_TEMPLATE

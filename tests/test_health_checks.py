@@ -12,7 +12,7 @@ from grpo_lib.common.files import read_jsonl
 from grpo_lib.recipes import Recipe
 from grpo_lib.runs.health_checks import RULES, STEPS_CLIPPED, find_alerts, new_alerts
 
-# The rewards of the run at ten times the learning rate (notebook 03, seed 0), as measured.
+# The rewards of the run at ten times the learning rate (notebook 04, seed 0), as measured.
 COLLAPSE = [
     0.545, 0.495, 0.604, 0.848, 0.983, 0.973, 0.997, 0.720, 0.610, 0.760, 0.573, 0.540, 0.505, 0.472, 0.506,
     0.623, 0.411, 0.451, 0.244, 0.326, 0.276, 0.266, 0.458, 0.278, 0.199, 0.255, 0.284, 0.121, 0.131, 0.086,

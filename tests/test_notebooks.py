@@ -31,6 +31,12 @@ def test_kernel_and_parameters_are_those_of_the_course(notebook) -> None:
     assert cell.source == "\n".join(f'{key} = "{value}"' for key, value in run_notebooks.PARAMETERS.items())
 
 
+def test_every_picture_has_an_alternative_text(notebook) -> None:
+    outputs = [output for cell in run_notebooks.code_cells(notebook) for output in cell.outputs]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert all(len(output.metadata.get("image/png", {}).get("alt", "")) > 20 for output in pictures)
+
+
 def test_pictures_and_links_are_in_the_repo(notebook, root: Path) -> None:
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     assert not re.search(r"!\[[^\]]*\]\(https?:", text), "a picture is loaded from the web"

@@ -28,8 +28,8 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import load_recipe
 
 NOTEBOOKS = (
-    "00_setup", "01_checkpoint_conversion", "02_reward_design", "03_grpo_training", "04_evaluation", "05_on_a_tpu",
-    "06_policy_loss_kernel",
+    "00_setup", "01_checkpoint_conversion", "02_reward_design", "03_policy_update", "04_grpo_training",
+    "05_evaluation", "06_on_a_tpu", "07_policy_loss_kernel",
 )  # fmt: skip
 # What the cell tagged `parameters` of every notebook sets.
 PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}

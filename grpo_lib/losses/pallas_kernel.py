@@ -4,7 +4,7 @@
     per_token_logps, entropy = from_hidden(hidden, head, target_ids)       # hidden [B, T, D], head [D, V]
 
 `from_logits` reads logits that are there already once, tile by tile, and keeps four numbers per token; its gradient
-streams them again and writes over them. Training never calls it: it is the simpler kernel, which notebook 06 takes
+streams them again and writes over them. Training never calls it: it is the simpler kernel, which notebook 07 takes
 apart and benchmarks/policy_loss.py measures. `from_hidden`, which training uses, has the head's matmul in the kernel
 too, so that a tile of logits lives in the chip's VMEM (its scratchpad) and nowhere else.
 

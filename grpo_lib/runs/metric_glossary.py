@@ -101,13 +101,14 @@ METRICS: dict[str, Metric] = {
     "entropy": Metric(
         "entropy of the policy's next-token distribution, mean over the tokens of the completions",
         "nats per token",
-        "falls slowly; a drop to 0 ends exploration, a steep rise means that the text becomes random",
+        "falls as the policy grows surer, to a level above 0; 0 ends exploration, a steep rise means random text",
     ),
     # What the update does.
     "loss": Metric(
         "policy loss before the update",
         "none",
-        "about 0 throughout, because the advantages of a group sum to 0; it does not measure success",
+        "about 0 throughout with one update per batch and β = 0: the ratios are 1, the advantages of a group sum to 0, "
+        "and each completion is averaged over its own tokens; it does not measure success",
     ),
     "clip_ratio": Metric(
         "tokens at which the clip of the probability ratio to 1 ± ε limits the objective",
@@ -115,8 +116,8 @@ METRICS: dict[str, Metric] = {
         "0 with one update per batch: the policy that is updated is the policy that sampled",
     ),
     "kl": Metric(
-        "KL divergence from the reference model, where the recipe has β > 0, by the k3 estimator: r − 1 − log r, "
-        "r = π_ref / π",
+        "KL divergence from the reference model, where the recipe has β > 0, by the k3 estimator: u − 1 − log u, "
+        "u = π_ref / π",
         "nats per token",
         "0 without a penalty, because it is not computed then; otherwise it grows slowly",
     ),
