@@ -174,7 +174,7 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
     document = html_page.render(
         "slider.html.j2",
         "slider.js",
-        frames=[(label, svg(figure, f"{n}: {label}")) for n, (label, figure) in enumerate(frames)],
+        frames=[(label, svg(figure, f"{n}: {label}. {alt_text(figure)}")) for n, (label, figure) in enumerate(frames)],
         start=start,
         width=round(100 * width),
     )
