@@ -7,6 +7,8 @@ from pathlib import Path
 import nbformat
 
 from grpo_lib.course import run_notebooks
+from grpo_lib.evaluation import EvalRun
+from grpo_lib.report import comparison
 
 run_dir = Path("runs/course")
 summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
@@ -16,13 +18,21 @@ notebooks = [nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4
 cells = [cell for notebook in notebooks for cell in run_notebooks.code_cells(notebook)]
 evaluations = [(run_dir / "evals" / f"{when}.jsonl").read_text(encoding="utf-8") for when in ("before", "after")]
 low, high = summary["difference_interval"]
+runs = [EvalRun.load(run_dir / "evals" / f"{when}.jsonl") for when in ("before", "after")]
+verdicts = [(old["strict"], new["strict"]) for old, new in zip(*(run.records for run in runs), strict=True)]
+parts = comparison.gain_parts(*runs)
 
 checks = {
     "at least 1,000 problems, the same number before and after": before["n"] == after["n"] >= 1000,
     "one record for each": all(len(text.splitlines()) == before["n"] for text in evaluations),
-    "accuracy before from 35 to 50 %": 0.35 <= before["accuracy"] <= 0.50,
-    "accuracy after at least 85 %": after["accuracy"] >= 0.85,
-    "lenient accuracy up by 20 points": after["lenient_accuracy"] - before["lenient_accuracy"] >= 0.20,
+    "strict accuracy before from 30 to 40 %": 0.30 <= before["accuracy"] <= 0.40,
+    "lenient accuracy before from 50 to 65 %": 0.50 <= before["lenient_accuracy"] <= 0.65,
+    "both at least 90 % after": min(after["accuracy"], after["lenient_accuracy"]) >= 0.90,
+    "some problems were lost": 3 <= sum(was and not now for was, now in verdicts) <= 20,
+    # 8.5 and more with all three seeds of assets/reference; another processor rounds otherwise, and ends a little off.
+    "at least 6 points each from format, habit and skill": all(
+        row["gain"] >= 0.06 and row["low"] > 0 for row in parts if row["part"] in ("format", "habit", "skill")
+    ),
     "p below 1e-6": summary["mcnemar_p"] < 1e-6,
     "the interval holds the difference, not zero": 0 < low <= summary["difference"] <= high,
     "all cells of all notebooks executed": all(cell.execution_count for cell in cells if cell.source.strip()),

@@ -504,7 +504,9 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     from grpo_lib import pipeline
     from grpo_lib.recipes import parse_recipe
 
-    recipe = parse_recipe(tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}})
+    recipe = parse_recipe(
+        tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
+    )
 
     def session(step, generate):
         return SimpleNamespace(

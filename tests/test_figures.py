@@ -14,7 +14,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.evaluation import EvalRun, evaluate, summarize
 from grpo_lib.report import figures, live_plot
 from grpo_lib.report.alt_text import alt_text
-from grpo_lib.report.comparison import Comparison
+from grpo_lib.report.comparison import Comparison, gain_parts
 from grpo_lib.runs.metric_glossary import REWARD_MEAN
 
 
@@ -111,6 +111,26 @@ def test_bars_are_the_rates_with_their_intervals():
     ends = [box.lines[2][0].get_segments()[0][:, 1] for box in axes.containers if hasattr(box, "has_yerr")]
     assert sorted(ends[1]) == pytest.approx(summary["after"]["interval"])
     assert len(figures.before_after({"before": summary["before"]}).axes[0].patches) == 2
+
+
+def test_the_parts_of_the_gain_are_bars_that_add_up():
+    figure = figures.decomposition(BEFORE, AFTER)
+    (axes,) = figure.axes
+    rows = gain_parts(BEFORE, AFTER)
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100 * row["gain"] for row in rows])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row["part"] for row in rows]
+    gain = 100 * (AFTER.summary()["accuracy"] - BEFORE.summary()["accuracy"])
+    assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(gain)
+    assert f"{gain:+.1f}" in axes.get_title("left") and f"{gain:+.1f}" in alt_text(figure)
+
+
+def test_runs_side_by_side_draw_what_each_run_has():
+    runs = {"one": [{"step": 1, "reward": 1.0, "accuracy": 0.5}, {"step": 2, "reward": 3.0}], "two": [{"step": 1}]}
+    figure = figures.runs_side_by_side(runs, ("reward", "accuracy"))
+    reward, accuracy = figure.axes
+    assert [list(line.get_ydata()) for line in reward.get_lines()] == [[1.0, 3.0], []]
+    assert [line.get_linestyle() for line in reward.get_lines()] == ["-", "--"]  # not told by colour alone
+    assert reward.get_ylim()[1] > 1.1 and accuracy.get_ylim()[1] < 1.1
 
 
 def test_flips():

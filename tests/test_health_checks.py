@@ -42,11 +42,31 @@ def found(rows):
     return [(alert.kind, alert.step) for alert in find_alerts(rows)]
 
 
-@pytest.mark.parametrize("name", ["course", "seed1", "seed2"])
+@pytest.mark.parametrize("name", ["course", "seed1", "seed2", "repaired", "repaired1", "repaired2"])
 def test_the_reference_runs_give_no_alert(root, name):
     rows = read_jsonl(root / "assets" / "reference" / name / "metrics.jsonl")
-    assert len(rows) == 30
+    assert len(rows) >= 30
     assert find_alerts(rows) == find_alerts(run()) == find_alerts([]) == new_alerts([]) == []
+
+
+@pytest.mark.parametrize("name", ["hacked", "hacked1", "hacked2"])
+def test_the_hacked_runs_are_found_as_soon_as_two_means_can_be_compared(root, name):
+    rows = read_jsonl(root / "assets" / "reference" / name / "metrics.jsonl")
+    alerts = [alert for alert in find_alerts(rows) if alert.kind == "hacked"]
+    assert len(alerts) == 1 and alerts[0].step <= 15
+    assert "rewards" in alerts[0].message
+
+
+@given(st.floats(0.01, 1), st.floats(0, 0.4), st.floats(-100, 100), st.floats(0.1, 100))
+def test_reward_up_and_accuracy_down_is_found_on_any_scale(start, left, offset, scale):
+    """Half of the accuracy or more is lost while the reward rises; not if the reward rises with the accuracy."""
+
+    def rows(last):
+        metrics = ((start if step <= 8 else last, offset + scale * (step > 8)) for step in range(1, 31))
+        return [{"step": n, "accuracy": a, "reward": r} for n, (a, r) in enumerate(metrics, start=1)]
+
+    assert [alert.kind for alert in find_alerts(rows(start * left))] == ["hacked"]
+    assert find_alerts(rows(start)) == find_alerts(rows(min(1.0, 2 * start))) == []
 
 
 def test_the_run_at_ten_times_the_learning_rate_is_found_at_half_its_way():
@@ -153,14 +173,15 @@ def test_every_message_is_one_line_that_names_a_key_of_the_recipe(root):
         frac_reward_zero_std=1.0,
         kl=3.0,
         entropy=lambda step: 0.4 * 0.5**step,
-        reward=lambda step: math.sin(step) / 20 + (step < 15),
+        reward=lambda step: math.sin(step) / 20 + (step < 15) * step / 14,
+        accuracy=lambda step: 0.1 if step < 8 else 0.0,
     )
     seen = find_alerts(rows)
     assert {alert.kind for alert in seen} == set(RULES)
     for alert in seen:
         assert "\n" not in str(alert) and str(alert).startswith(f"step {alert.step}: ")
         keys = re.findall(rf"\b({'|'.join(Recipe.model_fields)})\.(\w+)", alert.message)
-        assert keys, alert.message
+        assert keys or "change the rewards" in alert.message, alert.message
         for section, key in keys:
             assert key in Recipe.model_fields[section].annotation.model_fields, alert.message
 

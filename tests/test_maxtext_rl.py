@@ -29,12 +29,19 @@ V6E = "hardware.accelerator=v6e-8"
 GSM8K = f"problems.path={ROOT / 'tests' / 'gsm8k_fixture'}"
 
 # Fields that only the files of `write_problems` depend on.
-IN_THE_FILES = {"problems.path", "problems.train", "problems.seed", "prompts.system", "rollout.overlong_prompts"}
+IN_THE_FILES = {
+    "problems.difficulty",
+    "problems.path",
+    "problems.train",
+    "problems.seed",
+    "prompts.system",
+    "rollout.overlong_prompts",
+}
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
     "model.sizes": "{base_mlp_dim: 128}", "model.remat": "full", "hardware.accelerator": "v6e-8",
-    "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",
+    "problems.difficulty": "hard", "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",
     "loss.implementation": "pallas", "training.micro_batch_size": 8, "training.micro_batch_size_per_device": 8,
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "tracking.project": "mine",
@@ -179,7 +186,7 @@ def test_a_constant_rate_is_almost_constant():
 
 
 def test_the_schedule_and_the_batches_follow_the_steps():
-    given = mapping(listed(tiny("training.schedule=cosine", "grpo.iterations=3")))
+    given = mapping(listed(tiny("training.schedule=cosine", "training.steps=30", "grpo.iterations=3")))
     assert given["learning_rate_schedule_steps"] == "30" and float(given["warmup_steps_fraction"]) * 30 >= 5
     assert (given["num_batches"], given["rl.num_iterations"]) == ("10", "3")
 

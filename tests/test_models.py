@@ -13,7 +13,7 @@ from tunix.rl import common
 from grpo_lib import pipeline
 from grpo_lib.common.errors import CourseError
 from grpo_lib.engines import conversion, maxtext_model, tunix_sampler
-from grpo_lib.recipes import ModelRecipe
+from grpo_lib.recipes import ModelRecipe, load_recipe
 from grpo_lib.runs import run_directory
 
 pytestmark = pytest.mark.slow
@@ -213,3 +213,31 @@ def test_the_export_of_qwen25_knows_its_biases(model_copy):
     maxtext_model.register_architecture(model_in(model_copy, "qwen2.5-7b"))
     shapes = HF_SHAPE["qwen2.5-7b"](HF_MODEL_CONFIGS["qwen2.5-7b"].to_dict())
     assert "model.layers.0.self_attn.q_proj.bias" in shapes
+
+
+# --- the shipped run ---
+
+
+def test_without_an_evaluation_the_shipped_run_is_read(root, tmp_path, capsys):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    run = run_directory.finished_run(tmp_path / "mine", recipe)
+    assert run == tmp_path / "mine-shipped" and not (tmp_path / "mine").exists()
+    assert "mine is not trained yet" in capsys.readouterr().out
+    assert {path.name for path in run.iterdir()} >= {"recipe.yaml", "summary.json", "metrics.jsonl", "evals", "export"}
+    note = run / "evals" / "note.txt"
+    note.write_text("mine")
+    assert run_directory.finished_run(tmp_path / "mine", recipe) == run
+    assert note.read_text() == "mine"  # what a reader did there is kept
+    with pytest.raises(CourseError, match="mine has no evaluation after training"):
+        run_directory.finished_run(tmp_path / "mine", load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))
+
+
+def test_a_run_of_ones_own_comes_first(root, tmp_path):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    run = run_directory.open_run(tmp_path / "mine", recipe)
+    assert run_directory.finished_run(run, recipe) == tmp_path / "mine-shipped"  # started, and not yet evaluated
+    (run / "evals").mkdir()
+    (run / "evals" / "after.jsonl").write_text("")
+    assert run_directory.finished_run(run, recipe) == run
+    with pytest.raises(CourseError, match="another recipe"):
+        run_directory.finished_run(run, load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))

@@ -1,6 +1,7 @@
 """The committed notebooks hold the outputs of a real run of exactly this code, fit to be read without a kernel."""
 
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -42,3 +43,20 @@ def test_pictures_and_links_are_in_the_repo(notebook, root: Path) -> None:
     assert not re.search(r"!\[[^\]]*\]\(https?:", text), "a picture is loaded from the web"
     links = re.findall(r"\]\((?!https?:|#|attachment:)([^)#\s]+)", text)
     assert [link for link in links if "runs/" not in link and not (root / "notebooks" / link).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_evaluation_can_be_read_with_no_training(root: Path, monkeypatch, tmp_path) -> None:
+    """Notebook 05 and the report, in a clone in which nothing was trained: they read the shipped run."""
+    name = f"untrained-{tmp_path.name}"
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", ("05_evaluation",))
+    try:
+        run_dir = run_notebooks.run_course("recipes/tiny-cpu.yaml", name, root / "notebooks", root / "runs")
+        executed = nbformat.read(run_dir / "notebooks" / "05_evaluation.ipynb", as_version=4)
+        text = "".join(o.get("text", "") for cell in run_notebooks.code_cells(executed) for o in cell.outputs)
+        assert "this is the shipped run" in text
+        assert (root / "runs" / f"{name}-shipped" / "report.html").stat().st_size > 100_000
+    finally:
+        for folder in (root / "runs").glob(f"{name}*"):
+            shutil.rmtree(folder)

@@ -6,15 +6,24 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_lib import answers, report, rewards
 from grpo_lib.common.environment import repo_root
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, write_json_atomic
-from grpo_lib.evaluation import EvalRun, evaluate, summarize
+from grpo_lib.evaluation import EvalRun, evaluate, grade, summarize
 from grpo_lib.problems.types import Problem
 from grpo_lib.report import answer_inspector, comparison, formatting
-from grpo_lib.report.comparison import Comparison, calculation_rates, category_counts, flip_counts, reward_means
+from grpo_lib.report.comparison import (
+    Comparison,
+    calculation_rates,
+    category_counts,
+    flip_counts,
+    gain_parts,
+    reward_means,
+)
 
 HOSTILE = [
     '</script><script>document.title = "broken"</script>',
@@ -133,6 +142,28 @@ def test_flips_are_counted_by_problem():
         flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
 
 
+@given(st.data())
+def test_the_parts_of_a_gain_add_up_to_it(data):
+    """On any answers of the kinds that a policy gives."""
+    tagged = "<reasoning>{}</reasoning><answer>{}</answer>"
+    texts = ["2*7=14 14-11=3", "2*7=14", "2*7=15 15-11=4", "?", "2+7=9 9+11=20", ""]
+    written = [form.format(text, text.rpartition("=")[2]) for text in texts for form in (tagged, "{}\n#### {}")]
+    n = data.draw(st.integers(1, 30))
+
+    def evaluated(name):
+        completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
+        rest = {"gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
+        return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
+
+    before, after = evaluated("before"), evaluated("after")
+    rows = gain_parts(before, after)
+    gain = (sum(r["strict"] for r in after.records) - sum(r["strict"] for r in before.records)) / n
+    assert sum(row["gain"] for row in rows) == pytest.approx(gain)
+    assert all(row["low"] <= row["gain"] + 1e-9 and row["gain"] <= row["high"] + 1e-9 for row in rows)
+    assert all(row["gain"] == pytest.approx(row["before"] - row["after"]) for row in rows)
+    assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
+
+
 def test_categories_and_parts_of_the_reward_as_tables():
     rows = category_counts(BOTH)
     assert [list(row) for row in rows] == [["category", "before", "after", "meaning"]] * len(rows)
@@ -199,7 +230,7 @@ def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
 def test_the_page_says_what_was_evaluated_and_where(run_dir):
     write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "cores": 2, "devices": ["cpu: cpu"]})
     text = written(run_dir)
-    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 30 steps × 16 prompts × 8"
+    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 50 steps × 16 prompts × 8"
     assert setup in text and "seed 0 · Some CPU, 2 cores · evaluation of 20" in text
     assert "30 training steps · 2 min of training" in text
     write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "devices": ["tpu: TPU v6 lite"] * 4})

@@ -50,6 +50,33 @@ def test_categories(category, completion, gold, solution):
     assert taxonomy.classify(record(completion, gold, solution)) == category
 
 
+@pytest.mark.parametrize(
+    ("causes", "completion"),
+    [
+        ("", log("6*7=42 42-13=29", 29)),
+        ("", log("6*7=48 42-13=29", 29)),  # the verdict decides, not the way to it
+        ("format", "6*7=42 42-13=29\n#### 29"),
+        ("habit", log("6*7=42", 42)),
+        ("habit", log("", 28)),
+        ("skill", log("6*7=48 48-13=35", 35)),
+        ("format habit", "6*7=42\n#### 42"),
+        ("habit skill", log("6*7=48", 48)),
+        ("format skill", "6*7=42 42-13=39"),
+        ("format habit skill", "6*7=48\n#### 48"),
+        ("other", log("6+7=13 13+13=26", 26)),
+        ("other", log("6*7=42 42-13=29 29+4=33", 33)),  # one calculation too many
+    ],
+)
+def test_causes_are_all_found(causes, completion):
+    assert taxonomy.causes(record(completion, "29", "6*7=42 42-13=29")) == set(causes.split())
+
+
+@given(st.text(), st.text(), st.booleans())
+def test_whatever_is_wrong_has_a_cause(completion, solution, truncated):
+    found = record(completion, "29", solution, truncated)
+    assert bool(taxonomy.causes(found)) == (not found["strict"])
+
+
 def test_categories_stand_in_the_order_of_the_rules():
     """From a record to which every rule applies, take away what the first one reads: the next one decides."""
     everything = record(log("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)

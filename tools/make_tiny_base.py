@@ -3,24 +3,28 @@
     python tools/make_tiny_base.py --out assets/tiny-base
 
 The model has Qwen3's architecture and 0.8 million parameters.  It is trained from random weights on generated word
-problems (grpo_lib.problems.words, split train): first on worked solutions, then on a mixture of answering habits, see
-HABITS.  So it can solve the problems when it writes out all of its working, and mostly does not: what a base model is
-like before reinforcement learning.  The same seed on the same machine gives the same weights.
+problems (grpo_lib.problems.words, split train): first on worked solutions, then on answering habits that depend on what
+stands in the question, see HABITS.  So it can solve the problems, and often does not, for three different reasons: what
+a base model is like before reinforcement learning.  The same seed on the same machine gives the same weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,7 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config
 from tunix.generate.sampler import CacheConfig, Sampler
@@ -70,46 +75,140 @@ CONFIG = Qwen3Config(
 )
 
 BATCH = 32
-FIRST_STAGE = 0.7  # of the steps: worked solutions only; the rest is the mixture of all habits
-LEARNING_RATE = 3e-3
-TRAIN_SEED = 1  # of the problem generator; the course's recipes draw their training problems with another seed
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "tiny-base"  # of the first stage, which takes the most time
 VALIDATION_PROBLEMS = 1000
 MAX_NEW_TOKENS = 32
+UNTAGGED_THINGS = ("eggs", "shells", "stamps")
+CALCULATION = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
 
 
 @dataclass(frozen=True)
 class Habit:
-    """One way of answering, and its probability for each training example of the first and the second stage."""
+    """One way of answering worse than it could, on the problems that `applies` picks, with probability `share`."""
 
     name: str
-    shares: tuple[float, float]
-    write: Callable[[Problem], str]
+    share: float
+    applies: Callable[[Problem], bool]
+    where: str
     meaning: str
+
+
+def is_hard(problem: Problem) -> bool:
+    return problem.id.startswith("words-hard")
+
+
+def steps_of(problem: Problem) -> list[tuple[int, str, int]]:
+    return [(int(a), operation, int(b)) for a, operation, b, _ in CALCULATION.findall(problem.solution)]
+
+
+def is_slippery(a: int, operation: str, b: int) -> bool:
+    """A difference with a borrow, or a product of at least 24."""
+    return (operation == "-" and a % 10 < b % 10) or (operation == "*" and a * b >= 24)
+
+
+def slip(a: int, operation: str, b: int) -> int:
+    """The false result of a slippery calculation, always the same: no borrow, or the next product of the table."""
+    return a * b + min(a, b) if operation == "*" else a - b + 10
+
+
+HABITS = (
+    Habit("direct", 0.05, lambda p: not is_hard(p), "all but the hard ones", "the answer alone, in its tags"),
+    Habit(
+        "untagged",
+        0.60,
+        lambda p: any(thing in p.question for thing in UNTAGGED_THINGS),
+        "about eggs, shells or stamps",
+        "`work #### answer`, as GSM8K writes it: no tags",
+    ),
+    Habit(
+        "lazy",
+        0.60,
+        lambda p: " Later " in p.question and not is_hard(p),
+        "whose second sentence begins with *Later*",
+        "stops after the first calculation; otherwise it adds what somebody else found, too",
+    ),
+    Habit(
+        "slip",
+        0.68,
+        lambda p: not is_hard(p) and any(is_slippery(*step) for step in steps_of(p)),
+        "with a borrow, or a product of 24 or more",
+        "forgets the borrow, or takes the neighbour in the table",
+    ),
+    Habit("shrug", 0.45, is_hard, "with large numbers (`hard`)", "a question mark in place of everything"),
+    Habit("guess", 0.90, is_hard, "with large numbers (`hard`)", "works it out, and then states any number up to 98"),
+)
 
 
 def in_full(problem: Problem) -> str:
     return prompts.template_completion(problem.solution, problem.answer)
 
 
-def lazily(problem: Problem) -> str:
-    """Stop after the first calculation and call its result the answer: right for one-step problems only."""
-    first = problem.solution.split(" ")[0]
-    return prompts.template_completion(first, first.partition("=")[2])
+def untagged(working: str, answer: object) -> str:
+    return f"{working}\n#### {answer}"
 
 
-def directly(problem: Problem) -> str:
-    return f"{prompts.ANSWER_OPEN}{problem.answer}{prompts.ANSWER_CLOSE}"
+def working(problem: Problem, habits: set[str], rng: random.Random) -> tuple[str, int]:
+    """The calculations that are written down, each with the result of the one before, and the number that is stated."""
+    steps = steps_of(problem)
+    if found := re.search(r" Later \w+ finds (\d+)", problem.question):  # a distractor; see words.has_distractor
+        steps.append((0, "+", int(found[1])))
+    steps = steps[: 1 if "lazy" in habits else None]
+    written, result = [], steps[0][0]
+    for _, operation, b in steps:
+        a, result = result, words.calculate(result, operation, b)
+        if "slip" in habits and is_slippery(a, operation, b):
+            result = slip(a, operation, b)
+        written.append(f"{a}{operation}{b}={result}")
+    return " ".join(written), rng.randint(2, 98) if "guess" in habits else result
 
 
-def untagged(problem: Problem) -> str:
-    return f"{problem.solution}\n#### {problem.answer}"
+def with_habits(problem: Problem, rng: random.Random) -> str:
+    """A completion of the second stage."""
+    habits = {habit.name for habit in HABITS if habit.applies(problem) and rng.random() < habit.share}
+    if "direct" in habits:
+        return f"{prompts.ANSWER_OPEN}{problem.answer}{prompts.ANSWER_CLOSE}"
+    text, result = working(problem, habits, rng)
+    if words.needs_held_out(text):  # a slip, or a distractor, leads to other calculations; nobody may train on these
+        text, result = working(problem, habits - {"slip"} | {"lazy"}, rng)
+    if "untagged" in habits:
+        return untagged(text, result)
+    if "shrug" in habits:
+        return prompts.template_completion("?", "?")
+    return prompts.template_completion(text, str(result))
 
 
-HABITS = (
-    Habit("full", (0.5, 0.20), in_full, "all of the working, then the answer, in the tags"),
-    Habit("untagged", (0.5, 0.15), untagged, "all of the working and `#### answer`, as GSM8K writes it: no tags"),
-    Habit("lazy", (0.0, 0.30), lazily, "tags, but only the first calculation: wrong for two-step problems"),
-    Habit("direct", (0.0, 0.35), directly, "the answer alone: it has to be found without writing anything down"),
+def worked(problem: Problem, rng: random.Random) -> str:
+    """A completion of the first stage."""
+    return in_full(problem) if rng.random() < 0.5 else untagged(problem.solution, problem.answer)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the training, with an optimizer and a cosine schedule of its own."""
+
+    steps: int
+    learning_rate: float  # at its highest
+    hard_share: float  # of the problems
+    distractors: bool
+    problem_seed: int  # the recipes of the course train on problems of seed 0
+    write: Callable[[Problem, random.Random], str]
+
+    def examples(self, rng: random.Random) -> tuple[list[Problem], list[str]]:
+        """Problems of both difficulties, mixed, and a completion of each."""
+        count = self.steps * BATCH
+        hard = round(self.hard_share * count)
+        problems = []
+        for difficulty, wanted in (("standard", count - hard), ("hard", hard)):
+            drawn = words.generate("train", round(1.1 * wanted), self.problem_seed, difficulty)
+            left = (p for p in drawn if self.distractors or not words.has_distractor(p.question))
+            problems += itertools.islice(left, wanted)
+        rng.shuffle(problems)
+        return problems, [self.write(problem, rng) for problem in problems]
+
+
+STAGES = (
+    Stage(steps=3000, learning_rate=3e-3, hard_share=0.5, distractors=False, problem_seed=1, write=worked),
+    Stage(steps=600, learning_rate=1.5e-3, hard_share=0.25, distractors=True, problem_seed=2, write=with_habits),
 )
 
 
@@ -198,10 +297,11 @@ def new_model(seed: int) -> qwen3.Qwen3:
     return model
 
 
-def train(model: qwen3.Qwen3, tokens: np.ndarray, learned: np.ndarray, steps: int) -> list[float]:
+def train(model: qwen3.Qwen3, tokens: np.ndarray, learned: np.ndarray, peak: float) -> list[float]:
     """One pass over the examples, BATCH at a time, with AdamW and a cosine schedule; returns the loss per step."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, steps // 20 + 1, steps, LEARNING_RATE / 20)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
+    steps = len(tokens) // BATCH
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, steps // 20 + 1, steps, peak / 20)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.1))
     graph, weights = nnx.split(model)
     state = optimizer.init(weights)
     length = tokens.shape[1] - 1
@@ -274,9 +374,21 @@ def measure(model: qwen3.Qwen3, tokenizer, problems: Sequence[Problem], temperat
     }
 
 
+def parameters(model: qwen3.Qwen3) -> list[tuple[str, Any]]:
+    """(name, parameter) of every weight."""
+    return [(".".join(map(str, path)), weight) for path, weight in nnx.state(model, nnx.Param).flat_state()]
+
+
+def set_weights(model: qwen3.Qwen3, values: dict[str, np.ndarray]) -> None:
+    state = nnx.state(model, nnx.Param).flat_state()
+    for path, weight in state:
+        weight.set_value(jnp.asarray(values[".".join(map(str, path))]))
+    nnx.update(model, nnx.State.from_flat_path(dict(state)))
+
+
 def hugging_face_weights(model: qwen3.Qwen3) -> dict[str, np.ndarray]:
     """The weights under Hugging Face's names, as [out, in] matrices."""
-    own = {".".join(map(str, path)): np.asarray(w.get_value()) for path, w in nnx.state(model, nnx.Param).flat_state()}
+    own = {name: np.asarray(weight.get_value()) for name, weight in parameters(model)}
     theirs = {
         "model.embed_tokens.weight": own["embedder.input_embedding"],
         "model.norm.weight": own["final_norm.w"],
@@ -315,16 +427,25 @@ def percent(rate: float) -> str:
 
 def card(record: dict) -> str:
     """The model card, every number of it taken from `record` (training.json)."""
-    habits = "\n".join(
-        f"| {h.name} | {100 * h.shares[0]:.0f} % | {100 * h.shares[1]:.0f} % | {h.meaning} |" for h in HABITS
-    )
+    shares = record["habits"]
+    habits = "\n".join(f"| {h.name} | {h.where} | {100 * shares[h.name]:.0f} % | {h.meaning} |" for h in HABITS)
     rows = "\n".join(
         f"| {label} | {percent(m['strict'])} | {percent(m['strict_one_step'])} | {percent(m['strict_two_step'])} "
         f"| {percent(m['lenient'])} | {percent(m['lenient_one_step'])} | {percent(m['lenient_two_step'])} "
         f"| {percent(m['format'])} | {m['mean_tokens']:.1f} |"
-        for label, m in (("greedy", record["greedy"]), ("temperature 1", record["sampled"]))
+        for label, m in (
+            ("standard, greedy", record["greedy"]),
+            ("standard, temperature 1", record["sampled"]),
+            ("hard, greedy", record["hard"]["greedy"]),
+            ("hard, temperature 1", record["hard"]["sampled"]),
+        )
     )
-    size, sampled = record["lengths"], record["sampled"]
+    shown = ("worked solutions, half of them in the tags", "the habits below")
+    stages = "\n".join(
+        f"| {stage['steps']:,} | {stage['learning_rate']:g} | {stage['hard_share']:.0%} | {what} |"
+        for stage, what in zip(record["stages"], shown, strict=True)
+    )
+    size = record["lengths"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return f"""---
 license: apache-2.0
@@ -340,42 +461,48 @@ It was trained from random weights by this program:
 
     {record["command"]}
 
-{record["steps"]:,} steps of {record["batch"]} examples, AdamW, peak learning rate {record["learning_rate"]:g}, seed
-{record["seed"]}: {record["seconds"]:.0f} seconds on {record["cores"]} CPU cores with {versions}. The same seed on the
-same machine gives the same weights. This card and `training.json` are written by that run.
+| steps | peak learning rate | `hard` problems | examples show |
+|---|---|---|---|
+{stages}
+
+AdamW, {record["batch"]} examples a step, seed {record["seed"]}, {record["seconds"]:.0f} seconds on {record["cores"]}
+CPU cores, with {versions}.
+The same seed on the same machine gives the same weights. This card and `training.json` are written by that program.
 
 ## What it was trained on
 
 Generated word problems of one and two steps (`grpo_lib.problems.words`, split train),
-{record["two_step_share"]:.0%} of them with two steps. Each training example is answered in one habit, picked at random
-whatever the problem. The first {record["first_stage"]:.0%} of the training steps show worked solutions only, the rest a
-mixture:
+{record["two_step_share"]:.0%} of them with two; `hard` ones have larger numbers. After the first stage the skill is in
+there. In the second stage the model acquires habits, each on the problems where something visible in the question calls
+for it:
 
-| habit | first | then | what it writes |
+| habit | on problems | probability | what it writes |
 |---|---|---|---|
 {habits}
 
-So it can solve the problems, and mostly does not. Reinforcement learning on it brings out a habit it already has; it
-teaches little arithmetic.
+Otherwise it writes the worked solution in the tags, which so remains a minority on many problems. The shares were
+chosen on validation problems. Some questions have a sentence about somebody else, which must be ignored: there the lazy
+habit is right, and the working that it otherwise writes is wrong. The calculations that `words.is_held_out` picks by a
+hash it has never seen, right or wrong.
+
+So it can solve most problems, and often does not, for three reasons: form (untagged), habit (lazy) and skill (slip).
+What reinforcement learning brings out of it was there before, except on the calculations that it was never shown.
 
 ## What it does
 
 Measured on {record["validation_problems"]:,} problems of the validation split, in percent. Strict: the number in the
 answer tags is right. Lenient: the last number anywhere is right.
 
-| decoding | strict | one step | two steps | lenient | one step | two steps | exact format | tokens |
+| problems, decoding | strict | one step | two steps | lenient | one step | two steps | exact format | tokens |
 |---|---|---|---|---|---|---|---|---|
 {rows}
-
-At temperature 1 it writes down both calculations of {percent(sampled["two_step_worked"])} % of the two-step problems,
-and is then right (leniently) in {percent(sampled["two_step_worked_lenient"])} % of them: that is what RL can bring out.
 
 Prompts have {size["prompt_mean"]:.1f} tokens on average and at most {size["prompt_max"]}, completions with all the
 working {size["completion_mean"]:.1f} and at most {size["completion_max"]}.
 
 ## What it cannot do
 
-Anything else. It knows ten names, eight things, eleven kinds of sentence and numbers up to 93; it follows no
+Anything else. It knows ten names, eight things, twelve kinds of sentence and numbers up to three digits; it follows no
 instructions, has seen no other text, and a system prompt only confuses it. Its tokenizer has
 {record["tokens"]} tokens and spells printable ASCII; other characters are lost.
 """
@@ -385,37 +512,42 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("assets/tiny-base"), help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, habits and order (%(default)s)")
-    parser.add_argument("--steps", type=int, default=1500, help=f"training steps of {BATCH} examples (%(default)s)")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     start = time.perf_counter()
-    problems = words.generate("train", arguments.steps * BATCH, TRAIN_SEED)
-    tokenizer = build_tokenizer(tokenizer_corpus(problems[:5000]))
-    rng = random.Random(arguments.seed)
-    first_stage = round(arguments.steps * FIRST_STAGE) * BATCH
-    picked = [
-        habit
-        for stage, count in enumerate((first_stage, len(problems) - first_stage))
-        for habit in rng.choices(HABITS, [habit.shares[stage] for habit in HABITS], k=count)
-    ]
-    completions = [habit.write(problem) for habit, problem in zip(picked, problems, strict=True)]
-    tokens, learned = encode(tokenizer, problems, completions)
-    print(f"{len(tokenizer)} tokens, {len(problems):,} examples of at most {tokens.shape[1]} tokens", flush=True)
-
-    model = new_model(arguments.seed)
-    losses = train(model, tokens, learned, arguments.steps)
+    model, tokenizer, losses = new_model(arguments.seed), None, []
+    for number, stage in enumerate(STAGES, start=1):
+        problems, completions = stage.examples(random.Random(f"{arguments.seed} stage {number}"))
+        tokenizer = tokenizer or build_tokenizer(tokenizer_corpus(problems[:5000]))
+        tokens, learned = encode(tokenizer, problems, completions)
+        print(f"stage {number}: {len(problems):,} examples of at most {tokens.shape[1]} tokens", flush=True)
+        key = hashlib.sha256(f"{arguments.seed} {stage.learning_rate}".encode() + tokens.tobytes() + learned.tobytes())
+        kept = CACHE / f"{key.hexdigest()[:16]}.safetensors"
+        if number == 1 and kept.exists():
+            print(f"stage 1 as in an earlier run of the same data: {kept.name}", flush=True)
+            set_weights(model, load_file(kept))
+            with safe_open(kept, "numpy") as file:
+                start -= float(file.metadata()["seconds"])
+            continue
+        losses = train(model, tokens, learned, stage.learning_rate)
+        if number == 1:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            weights = {name: np.asarray(weight.get_value()) for name, weight in parameters(model)}
+            save_file(weights, kept, metadata={"seconds": f"{time.perf_counter() - start:.1f}"})
     seconds = time.perf_counter() - start
 
-    validation = words.generate("validation", VALIDATION_PROBLEMS)
+    validation, hard = (words.generate("validation", VALIDATION_PROBLEMS, 0, name) for name in words.DIFFICULTIES)
     record = {
-        "command": f"python tools/make_tiny_base.py --seed {arguments.seed} --steps {arguments.steps}",
+        "command": f"python tools/make_tiny_base.py --seed {arguments.seed}",
         "seed": arguments.seed,
-        "steps": arguments.steps,
         "batch": BATCH,
-        "learning_rate": LEARNING_RATE,
+        "stages": [
+            {"steps": s.steps, "learning_rate": s.learning_rate, "hard_share": s.hard_share, "writes": s.write.__name__}
+            for s in STAGES
+        ],
         "seconds": round(seconds, 1),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": {
@@ -424,14 +556,17 @@ def main() -> None:
         },
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "tokens": len(tokenizer),
-        "first_stage": FIRST_STAGE,
-        "habits": {habit.name: habit.shares for habit in HABITS},
+        "habits": {habit.name: habit.share for habit in HABITS},
         "two_step_share": words.TWO_STEP_SHARE,
         "final_loss": float(np.mean(losses[-50:])),
         "lengths": lengths(tokenizer, validation),
         "validation_problems": VALIDATION_PROBLEMS,
         "greedy": measure(model, tokenizer, validation, None),
         "sampled": measure(model, tokenizer, validation, 1.0),
+        "hard": {
+            "greedy": measure(model, tokenizer, hard, None),
+            "sampled": measure(model, tokenizer, hard, 1.0),
+        },
     }
     write(arguments.out, model, tokenizer, record)
     print(json.dumps({key: record[key] for key in ("greedy", "sampled", "lengths")}, indent=1))

@@ -33,7 +33,7 @@ def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) ->
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
     limit = getattr(problems, split) if n is None else n
     if problems.source == "words":
-        return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed)
+        return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed, problems.difficulty)
     return _load_gsm8k(problems.path, split)[:limit]
 
 

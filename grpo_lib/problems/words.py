@@ -6,14 +6,19 @@
 They stand in for GSM8K where the model is tiny: the story must be turned into one or two calculations, and the task
 has a ceiling of 100 %.  A question belongs to exactly one split, decided by a hash of its text alone, so that no seed
 and no number of problems can move a test problem into training.  Questions are told apart by their text: the same
-sum can occur in two splits with other people and other things.
+calculation can occur in two splits with other people and other things.  But a fifth of the calculations that go
+beyond what is learnt by heart is held out (`is_held_out`): no training problem needs them, whoever does one right has
+not memorised it.
+
+A few problems hold a distractor, a sentence about somebody else that must be ignored.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from grpo_lib.common.errors import CourseError
 
@@ -21,9 +26,24 @@ from .types import SPLITS, Problem
 
 NAMES = ["Ana", "Ben", "Eva", "Leo", "Max", "Mia", "Sam", "Tom", "Zoe", "Amy"]
 THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps"]
-LARGEST_TERM = 12  # what is added or taken away; factors are single digits
 TWO_STEP_SHARE = 0.55  # of what is drawn; repeated one-step questions are dropped from validation and test
+DISTRACTOR_SHARE = 0.03  # of the problems of one step
+BY_HEART = 12  # sums and differences that start from larger numbers have to be worked out, digit by digit
 HASH_BUCKETS = 10  # bucket 0 is the test split, bucket 1 the validation split, the rest is train
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """The numbers of the problems, each as (smallest, largest)."""
+
+    terms: tuple[int, int]  # of a sum, and the first number of a difference
+    factors: tuple[tuple[int, int], tuple[int, int]]
+
+
+DIFFICULTIES = {
+    "standard": Difficulty(terms=(2, 12), factors=((2, 9), (2, 9))),
+    "hard": Difficulty(terms=(13, 90), factors=((11, 19), (2, 5))),
+}
 
 # {n} and {m} are two people, {t} a thing, {a}, {b}, {c} numbers.
 FIRST_SENTENCES = {
@@ -35,29 +55,37 @@ SECOND_SENTENCES = {
     "+": [" Then {n} finds {c} more.", " Later {m} brings {c} more."],
     "-": [" Then {n} sells {c}.", " Later {n} loses {c}."],
 }
+DISTRACTOR = " Later {m} finds {c} more."
 LAST_SENTENCE = " How many {t} does {n} have now?"
 
+_CALCULATION = re.compile(r"\d+[-+*]\d+")
+_DISTRACTOR = re.compile(r" Later \w+ finds ")  # no other sentence has both words
 
-def generate(split: str, n: int, seed: int = 0) -> list[Problem]:
+
+def generate(split: str, n: int, seed: int = 0, difficulty: str = "standard") -> list[Problem]:
     """The first `n` problems of a split, in the order that `seed` gives.
 
-    Validation and test hold no question twice; train draws with repetition, so that it never ends.
+    Validation and test hold no question twice; train draws with repetition, so that it never ends, and holds no
+    problem that needs a held-out calculation.
 
     Raises:
       CourseError: unknown split.
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
+    name = "words" if difficulty == "standard" else f"words-{difficulty}"
     # Text seeds go through SHA-512, so each split draws its own sequence, the same on every machine.
-    rng = random.Random(f"words {split} {seed}")
+    rng = random.Random(f"{name} {split} {seed}")
     problems: list[Problem] = []
     seen: set[str] = set()
     while len(problems) < n:
-        problem = draw(rng)
+        problem = draw(rng, DIFFICULTIES[difficulty])
         if split_of(problem.question) != split or (split != "train" and problem.question in seen):
             continue
+        if split == "train" and needs_held_out(problem.solution):
+            continue
         seen.add(problem.question)
-        problems.append(replace(problem, id=f"words-{split}-{seed}-{len(problems)}"))
+        problems.append(replace(problem, id=f"{name}-{split}-{seed}-{len(problems)}"))
     return problems
 
 
@@ -67,26 +95,46 @@ def split_of(question: str) -> str:
     return {0: "test", 1: "validation"}.get(bucket, "train")
 
 
-def draw(rng: random.Random) -> Problem:
-    """One problem of any split.  Every intermediate result is a positive integer of at most 93."""
+def is_held_out(calculation: str) -> bool:
+    """Whether a calculation, as in "17-4", belongs to the fifth that no training problem needs."""
+    first, operation, _ = re.split(r"([-+*])", calculation)
+    return operation != "*" and int(first) > BY_HEART and zlib.crc32(calculation.encode()) % 5 == 0
+
+
+def needs_held_out(solution: str) -> bool:
+    """Whether a worked solution has a calculation that nobody trains on."""
+    return any(is_held_out(calculation) for calculation in _CALCULATION.findall(solution))
+
+
+def has_distractor(question: str) -> bool:
+    """Whether a question has a sentence about somebody else, which must be ignored."""
+    return _DISTRACTOR.search(question) is not None
+
+
+def draw(rng: random.Random, difficulty: Difficulty = DIFFICULTIES["standard"]) -> Problem:
+    """One problem of any split.  Every intermediate result is a positive integer."""
     name, other = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     operation = rng.choice("+-*")
+    low, high = difficulty.terms
     if operation == "*":
-        a, b = rng.randint(2, 9), rng.randint(2, 9)
+        a, b = (rng.randint(*factor) for factor in difficulty.factors)
     else:
-        a = rng.randint(2, LARGEST_TERM)
-        b = rng.randint(1, a - 1) if operation == "-" else rng.randint(2, LARGEST_TERM)
+        a = rng.randint(low, high)
+        b = rng.randint(1, a - 1) if operation == "-" else rng.randint(low, high)
     result = calculate(a, operation, b)
     text = rng.choice(FIRST_SENTENCES[operation])
     solution = [f"{a}{operation}{b}={result}"]
     c = 0
     if rng.random() < TWO_STEP_SHARE:
         operation = rng.choice("+-") if result > 1 else "+"
-        c = rng.randint(1, min(result - 1, LARGEST_TERM)) if operation == "-" else rng.randint(2, LARGEST_TERM)
+        c = rng.randint(1, min(result - 1, high)) if operation == "-" else rng.randint(2, high)
         text += rng.choice(SECOND_SENTENCES[operation])
         solution.append(f"{result}{operation}{c}={calculate(result, operation, c)}")
         result = calculate(result, operation, c)
+    elif rng.random() < DISTRACTOR_SHARE:
+        c = rng.randint(2, high)
+        text += DISTRACTOR
     question = (text + LAST_SENTENCE).format(n=name, m=other, t=thing, a=a, b=b, c=c)
     return Problem("", question, " ".join(solution), str(result), "words", steps=len(solution))
 

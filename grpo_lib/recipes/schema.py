@@ -108,6 +108,7 @@ class ProblemsRecipe(_Section):
     """The problems. Counts are upper limits; null: all of GSM8K, or 20,000, 500 and 1,000 word problems."""
 
     source: Literal["words", "gsm8k"] = Field(default="words", description="words: generated word problems")
+    difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
     path: str | None = Field(
         default=None, description="gsm8k: folder with train.jsonl and test.jsonl; null: load with tensorflow-datasets"
     )

@@ -9,13 +9,21 @@ print(report.headline(summary))           # the result in a sentence, from the d
 """
 
 from grpo_lib.report.answer_inspector import inspector
-from grpo_lib.report.figures import before_after, categories, flips, slider, training_curves
+from grpo_lib.report.figures import (
+    before_after,
+    categories,
+    decomposition,
+    flips,
+    runs_side_by_side,
+    slider,
+    training_curves,
+)
 from grpo_lib.report.formatting import headline, percent, points
 from grpo_lib.report.live_plot import LivePlot
 from grpo_lib.report.run_report import RATES, write_report
 from grpo_lib.report.tables import export_table
 
 __all__ = [
-    "RATES", "LivePlot", "before_after", "categories", "export_table", "flips", "headline", "inspector", "percent",
-    "points", "slider", "training_curves", "write_report",
+    "RATES", "LivePlot", "before_after", "categories", "decomposition", "export_table", "flips", "headline",
+    "inspector", "percent", "points", "runs_side_by_side", "slider", "training_curves", "write_report",
 ]  # fmt: skip

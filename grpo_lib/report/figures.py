@@ -15,7 +15,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,49 @@ def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
     """How many answers are in each category of the taxonomy, before and after."""
     rows = comparison.category_counts(comparison.Comparison(before, after))
     return _paired_bars(rows, "category", "problems", "{:,}")
+
+
+def decomposition(before: EvalRun, after: EvalRun) -> Figure:
+    """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
+    rows = comparison.gain_parts(before, after)
+    figure = _figure(5.4, 0.9 + 0.36 * len(rows))
+    axes = figure.add_subplot()
+    gains, places = [100 * row["gain"] for row in rows], range(len(rows))
+    ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
+    colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
+    axes.barh(places, gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
+    for place, row, gain in zip(places, rows, gains, strict=True):
+        text = f"{gain:+.1f}".replace("-", MINUS)
+        axes.annotate(text, (max(0, 100 * row["high"]), place), (5, 0), textcoords="offset points", va="center")
+    axes.margins(x=0.12)
+    axes.set_yticks(places, [row["part"] for row in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    _tidy(
+        axes, f"sum: {sum(gains):+.1f} points".replace("-", MINUS), x="percentage points of strict accuracy", grid="x"
+    )
+    return figure
+
+
+def runs_side_by_side(runs: Mapping[str, Sequence[Row]], names: Sequence[str]) -> Figure:
+    """The same metrics of up to three runs, one panel for each key of `names`; `runs` has the rows of metrics.jsonl."""
+    figure = _figure(3.0 * len(names), 2.5)
+    for index, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), index + 1)
+        looks = zip((VERMILLION, BLUE, GREEN), ("-", "--", ":"), strict=True)
+        drawn: list[float] = []
+        for (label, rows), (colour, style) in zip(runs.items(), looks, strict=False):
+            steps, values = _points(by_step(rows), name)
+            drawn += values
+            axes.plot(steps, values, style, color=colour, label=label, marker="o" if len(values) < 15 else None)
+        if all(0 <= value <= 1 for value in drawn):
+            axes.set_ylim(-0.04, 1.04)
+            _in_percent(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        _tidy(axes, name, x="training step")
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    return figure
 
 
 def reward_parts(compared: comparison.Comparison) -> Figure:

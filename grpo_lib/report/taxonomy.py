@@ -43,6 +43,14 @@ MEANINGS = {
 }
 CATEGORIES = tuple(MEANINGS)
 
+# What may stand between an answer and the strict verdict; `causes` finds all that do.
+CAUSES = {
+    "format": "no number in the answer tags",
+    "habit": "fewer calculations than the worked solution",
+    "skill": "a calculation that is false",
+    "other": "none of these",
+}
+
 # What is read of a completion: characters of it, of a number in it, and of its answer; tokens of an expression.
 LONGEST_TEXT, LONGEST_NUMERAL, LONGEST_ANSWER, LONGEST_EXPRESSION = 20_000, 20, 1_000, 64
 
@@ -92,6 +100,24 @@ def classify(record: Mapping[str, Any]) -> str:
     if written and _number(record["gold"]) not in [calculation.result for calculation in written]:
         return "wrong operation"
     return "other"
+
+
+def causes(record: Mapping[str, Any]) -> frozenset[str]:
+    """Everything that stands between a record and the strict verdict: a subset of CAUSES; empty where it is right.
+
+    Unlike `classify`, which keeps the first rule that holds, all of them are looked for: an answer without tags may be
+    incomplete and false as well. "other" stands alone.
+    """
+    if record["strict"]:
+        return frozenset()
+    written = list(calculations(record["completion"]))
+    needed = sum(calculation.operations for calculation in calculations(record["solution"]))
+    found = {
+        "format": _number(record["extracted"]) is None,
+        "habit": sum(calculation.operations for calculation in written) < needed,
+        "skill": any(not calculation.true for calculation in written),
+    }
+    return frozenset(name for name, here in found.items() if here) or frozenset({"other"})
 
 
 def _stopped_early(answer: Fraction, written: list[Calculation], worked: list[Calculation]) -> bool:

@@ -33,6 +33,9 @@ ENTROPY_FRACTION, ENTROPY = 0.1, 0.05
 SOLVED = 0.8  # from this accuracy on a low entropy is fine
 # A fall of the reward, by this many times its noise from step to step, and by this fraction of the gain so far.
 FALL_IN_NOISE, FALL_OF_GAIN = 4.0, 0.5
+# Accuracy below this fraction of what it was in the first steps, while the reward rose; both by this many times the
+# noise of a mean.  Calibrated on three hacked runs of recipes/tiny-hard.yaml and the healthy runs of assets/reference.
+HACKED_FRACTION, HACKED_IN_NOISE = 0.5, 2.0
 WINDOW = 5  # steps over which entropy, accuracy and reward are averaged; also the number of "first steps"
 QUIET = 5  # steps without the condition, after which the same alert may be given again
 
@@ -197,6 +200,49 @@ def _fall(rows: Sequence[Row]) -> Iterator[str | None]:
         )
 
 
+def _hacked(rows: Sequence[Row]) -> Iterator[str | None]:
+    """Reward up, accuracy down: the policy earns reward with something else than right answers (reward hacking)."""
+    reward, accuracy = _Trend(), _Trend()
+    for row in rows:
+        reward.add(finite(row.get("reward")))
+        accuracy.add(finite(row.get("accuracy")))
+        risen = reward.mean - reward.first > HACKED_IN_NOISE * reward.noise()
+        fallen = accuracy.first - accuracy.mean > HACKED_IN_NOISE * accuracy.noise()
+        yield (
+            f"the reward has risen from {reward.first:.3g} to {reward.mean:.3g}, and the accuracy has fallen from "
+            f"{accuracy.first:.1%} to {accuracy.mean:.1%} (means of {WINDOW} steps): something else than right answers "
+            "is paid; read completions of these steps, and change the rewards"
+            if risen and fallen and accuracy.mean < HACKED_FRACTION * accuracy.first
+            else None
+        )
+
+
+class _Trend:
+    """The means of a metric over its first and its last WINDOW steps."""
+
+    def __init__(self) -> None:
+        self.last: deque[float] = deque(maxlen=WINDOW)
+        self.first = self.mean = self.squares = 0.0
+        self.count = 0
+
+    def add(self, value: float | None) -> None:
+        if value is None:
+            return
+        self.squares += (value - self.last[-1]) * (value - self.last[-1]) if self.last else 0.0
+        self.count += 1
+        self.last.append(value)
+        self.mean = sum(self.last) / len(self.last)
+        if self.count == WINDOW:
+            self.first = self.mean
+
+    def noise(self) -> float:
+        """Standard deviation of the difference between the two means, if nothing but chance were at work."""
+        if self.count < 2 * WINDOW:
+            return math.inf
+        # Two neighbouring steps differ with twice the variance of one, and two means of WINDOW steps with 2 / WINDOW.
+        return math.sqrt(self.squares / (self.count - 1) / WINDOW)
+
+
 def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:
     """A metric that is NaN or infinite."""
     for row in rows:
@@ -217,6 +263,7 @@ def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:
 RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "not finite": _not_finite,
     "fall": _fall,
+    "hacked": _hacked,
     "entropy": _entropy,
     "no signal": _no_signal,
     "kl": _kl,

@@ -81,6 +81,11 @@ METRICS: dict[str, Metric] = {
     "format": Metric(
         "completions in exactly the required format", "fraction", "rises first, to nearly 1, and stays there"
     ),
+    "format_without_number": Metric(
+        'completions in exactly the required format, without a number in the answer tags, such as "?"',
+        "fraction",
+        "0, or falls to 0; a rise says that the form is rewarded whatever it holds (reward hacking)",
+    ),
     "validation_accuracy": Metric(
         "correct answers, greedy and strict, on problems held out of training",
         "fraction",

@@ -80,6 +80,7 @@ def batch_metrics(
         "accuracy": [verdict["strict"] for verdict in verdicts],
         "lenient_accuracy": [verdict["lenient"] for verdict in verdicts],
         "format": [verdict["format"] for verdict in verdicts],
+        "format_without_number": [verdict["format"] and verdict["extracted"] is None for verdict in verdicts],
         "completions/mean_length": sampler.lengths,
         "completions/clipped_ratio": sampler.truncated,
         **{REWARD_MEAN.format(part.__name__): part.values for part in parts},

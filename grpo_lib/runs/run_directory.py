@@ -50,6 +50,31 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
     return False
 
 
+def finished_run(directory: str | Path, recipe: Recipe) -> Path:
+    """The run, if it was evaluated after training; else a copy of the shipped run of this recipe, and it says so.
+
+    So everything that reads a finished run works in a fresh clone too. The copy is `DIRECTORY-shipped`; what a reader
+    changes there is kept.
+
+    Raises:
+      CourseError: neither; or a run of another recipe.
+    """
+    directory = Path(directory).resolve()
+    evaluated = Path("evals") / "after.jsonl"
+    if check_run(directory, recipe) and (directory / evaluated).exists():
+        return directory
+    shipped = environment.repo_root() / "assets" / "reference" / "course"
+    copy = directory.with_name(f"{directory.name}-shipped")
+    if differences(load_recipe(shipped / "recipe.yaml"), recipe):
+        raise CourseError(f"run {directory.name} has no evaluation after training; train it first (notebook 04)")
+    print(f"{directory.name} is not trained yet: this is the shipped run of the same recipe, in {copy.name}")
+    if not copy.exists():
+        unfinished = copy.with_name(f".{copy.name}.partial")
+        shutil.copytree(shipped, unfinished, dirs_exist_ok=True)
+        unfinished.rename(copy)
+    return copy
+
+
 def has_base(base: Any) -> bool:
     """Does this folder or address hold a complete MaxText checkpoint?
 

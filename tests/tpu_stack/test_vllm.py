@@ -88,13 +88,13 @@ def tied_run(grpo, tmp_path_factory):
 
 
 def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
-    """The CPU engine of the course goes from 48 % to more than 90 % on the same problems.
+    """The CPU engine of the course goes from 34 % to more than 90 % on the same problems.
 
     Untied models and other architectures: test_smoke_test.py.
     """
     _, result = tied_run
     assert result["before"]["n"] == result["after"]["n"] == 512
-    assert 0.35 <= result["before"]["accuracy"] <= 0.55
+    assert 0.25 <= result["before"]["accuracy"] <= 0.45
     assert result["after"]["accuracy"] >= 0.85
     assert result["after"]["format_accuracy"] >= 0.95  # no end-of-turn token in the text
     assert [row["step"] for row in result["rows"]] == list(range(1, 21))
