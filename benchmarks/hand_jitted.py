@@ -38,10 +38,13 @@ def timed(function: Callable, seconds: list[float]) -> Callable:
     return call
 
 
-def train(job: Job) -> dict[str, Any]:
+def train(
+    job: Job, name: str = "hand_jitted", sample: Callable = plain_grpo.sample, update: Callable = plain_grpo.update
+) -> dict[str, Any]:
+    """plain_grpo.train with these two functions, timed.  floor.py has others."""
     recipe, policy = parse_recipe(job.recipe), plain_grpo.load_policy(job.model)
-    seconds, rollout, update, reward, length = ([] for _ in range(5))
-    plain_grpo.sample, plain_grpo.update = timed(plain_grpo.sample, rollout), timed(plain_grpo.update, update)
+    seconds, rollouts, updates, reward, length = ([] for _ in range(5))
+    plain_grpo.sample, plain_grpo.update = timed(sample, rollouts), timed(update, updates)
     steps = plain_grpo.train(recipe, load_problems(recipe.problems, "train"), policy)
     started = time.perf_counter()  # the first step also finds the longest prompt; it compiles and does not count
     for row, prompts in zip(steps, job.prompts, strict=True):
@@ -51,7 +54,7 @@ def train(job: Job) -> dict[str, Any]:
         reward.append(row["reward"])
         length.append(float((row["completion_ids"] != policy.config.pad).sum(1).mean()))
         started = time.perf_counter()
-    return result("hand_jitted", seconds, rollout, update, reward, length, packages=("jax", "optax", "transformers"))
+    return result(name, seconds, rollouts, updates, reward, length, packages=("jax", "optax", "transformers"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -23,6 +24,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # grpo_lib, for an environment in which it is not installed
 STARTED = time.perf_counter()  # about when the worker process began
+# Vector and matrix units by their names in Linux's /proc/cpuinfo, on x86 and on ARM.
+UNITS = {
+    "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_tile": "AMX",
+    "asimd": "NEON", "sve": "SVE", "sve2": "SVE2", "sme": "SME",
+}  # fmt: skip
+BASELINE = {"x86_64": "SSE2", "AMD64": "SSE2", "aarch64": "NEON", "arm64": "NEON"}  # what every such processor has
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,24 @@ def run_worker(command: Sequence[str]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where a number was measured: platform, processor, cores, memory, commit."""
+    """Where a number was measured: platform, processor and its units, cores, memory, commit."""
     from grpo_lib.common import environment
 
     described = environment.describe(devices=False)
-    return {key: described[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")}
+    kept = {key: described[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")}
+    return kept | {"units": units()}
+
+
+def units(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The processor's vector and matrix units; without Linux's list of them, what its architecture always has."""
+    flags: set[str] = set()
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, values = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                flags.update(values.split())
+    always = [BASELINE[platform.machine()]] if platform.machine() in BASELINE else []
+    return [unit for flag, unit in UNITS.items() if flag in flags] or always
 
 
 @contextlib.contextmanager

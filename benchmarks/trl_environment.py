@@ -39,6 +39,11 @@ def ensure() -> Path:
 
     Raises EnvironmentFailed, whose message is one line with the fix.
     """
+    if ENVIRONMENT.is_symlink():  # venv --clear would empty what it points to
+        raise EnvironmentFailed(
+            f"{ENVIRONMENT} is a symbolic link, and making the environment would empty its target; remove the link "
+            f"(rm {ENVIRONMENT}) and start again"
+        )
     version = re.search(r"^torch==(\S+)", INPUT.read_text(encoding="utf-8"), re.MULTILINE).group(1)
     stamp, content = ENVIRONMENT / ".complete", f"{ROOT} torch {version} {zlib.crc32(LOCK.read_bytes())}"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == content and _runs([PYTHON, "-c", ""]):

@@ -202,10 +202,11 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]
 
     from flax import nnx
 
-    from grpo_lib.engines import tunix_sampler
+    from grpo_lib.engines import tunix_models, tunix_sampler
 
-    module = tunix_sampler.load_hugging_face(directory)
-    weights = nnx.variables(module)
+    loaded = tunix_sampler.load_hugging_face(directory)
+    module, weights = tunix_models.abstract_model(loaded.config), nnx.state(loaded)
+    nnx.update(module, weights)
     generate = tunix_sampler.greedy_generate(
         lambda: (module, weights),
         tokenizer,

@@ -192,7 +192,7 @@ def build_session(
             )  # fmt: skip
 
         actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
-        _adapt_cluster(recipe, actor, cluster)
+        _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner: rewards, advantages, policy loss, metrics.
         learner = _make_learner(recipe, plan, actor, cluster)
@@ -221,8 +221,10 @@ def build_session(
     return session
 
 
-def _adapt_cluster(recipe: Recipe, actor: maxtext_model.Actor, cluster: rl.RLCluster) -> None:
-    """Give the cluster the log-probabilities that this recipe needs."""
+def _adapt_cluster(
+    recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
+) -> None:
+    """Give the cluster the log-probabilities and the layout of micro-batches that this recipe needs."""
     if recipe.grpo.iterations > 1:
         compat.old_logps_from_actor(cluster, actor)
     if recipe.grpo.beta and recipe.loss.implementation != "jax":
@@ -230,6 +232,8 @@ def _adapt_cluster(recipe: Recipe, actor: maxtext_model.Actor, cluster: rl.RLClu
         worker.get_ref_per_token_logps = losses.reference_logps(worker, recipe.loss.implementation)
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
+    if plan.layout != "padded":
+        clusters.pack_micro_batches(cluster, plan, rollout_config)
     if recipe.grpo.beta:
         clusters.time_the_reference(cluster)
 
@@ -249,8 +253,10 @@ def _make_learner(recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, c
             num_iterations=grpo.iterations,
             beta=grpo.beta,
             epsilon=grpo.epsilon,
-            # `jax` is Tunix's own, with the values of the reference in `losses`.
-            policy_loss_fn="grpo" if implementation == "jax" else losses.policy_loss_name(implementation),
+            # For padded rows `jax` is Tunix's own, with the values of the reference in `losses`.
+            policy_loss_fn="grpo"
+            if implementation == "jax" and plan.layout == "padded"
+            else losses.policy_loss_name(implementation),
             kl_loss_mode="low_var_kl",  # the k3 estimator, as in the GRPO paper (equation 4); Tunix's default is k1
         ),
         reward_fns=rewards,

@@ -23,14 +23,12 @@ PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size
 
 def test_two_processes_on_eight_devices():
     machine = {"group_size": 2, "processes": 2, "devices": 8, "trainer_replicas": 8, "sampler_replicas": 8}
-    plan = make_plan(
-        {PROMPTS: 16, f"{ROLLOUT}_per_device": 1, f"{MICRO}_per_device": 1}, **machine, tokens_per_sequence=1000
-    )
+    plan = make_plan({PROMPTS: 16, f"{ROLLOUT}_per_device": 1, f"{MICRO}_per_device": 1}, **machine, longest=(232, 768))
     assert (plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (8, 2)
     assert (plan.micro_batch_size_per_device, plan.accumulation_steps, plan.completions_per_step) == (1, 4, 32)
     assert (plan.micro_batch_size, plan.micro_batch_prompts) == (8, 4)
     assert plan.tokens_per_step == 32_000
-    assert make_plan({f"{PROMPTS}_per_device": 2, ROLLOUT: 8, MICRO: 8}, **machine, tokens_per_sequence=1000) == plan
+    assert make_plan({f"{PROMPTS}_per_device": 2, ROLLOUT: 8, MICRO: 8}, **machine, longest=(232, 768)) == plan
 
 
 def test_by_default_a_step_is_one_rollout_and_one_gradient():

@@ -1,5 +1,6 @@
 """The benchmarks: what they count, and that they start."""
 
+import functools
 import importlib
 import json
 import math
@@ -7,10 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-from grpo_lib import answers, rewards
-from grpo_lib.prompts import template_completion
+from grpo_lib import answers, plain_grpo, rewards
+from grpo_lib.problems import load_problems
+from grpo_lib.prompts import render, template_completion
+from grpo_lib.recipes import load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -53,6 +60,89 @@ def test_summary_takes_ratios_within_rounds(benchmark) -> None:
     assert summary["ratios"] == {"course/hand_jitted": {"median": 1.1, "min": 1.0, "max": 1.2}}
     assert summary["seconds_per_step"]["course"] == [1.0, 2.2, 1.2]
     assert "1.100  1.000–1.200" in step_time.table(summary)
+
+    rounds = [{"course": result(0.7), "floor": result(0.6), "trl": result(1.0)}]
+    for units, bar, verdict in ((["AVX2", "AMX"], 0.8, "bar 0.8: met"), (["AVX2"], 0.6, "bar 0.6: not met")):
+        summary = step_time.summarize(rounds, units)
+        assert summary["ratios"]["course/trl"] == {
+            "median": 0.7, "min": 0.7, "max": 0.7, "bar": bar, "met": "not" not in verdict,
+        }  # fmt: skip
+        assert verdict in step_time.table(summary)
+        assert "bar 1.25: met" in step_time.table(summary)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cpuinfo", "units"),
+    [
+        ("x86_64", "flags\t\t: fpu avx2 avx512f amx_tile\n", ["AVX2", "AVX-512", "AMX"]),
+        ("x86_64", "flags\t\t: fpu\n", ["SSE2"]),
+        ("aarch64", "Features\t: fp asimd sve\n", ["NEON", "SVE"]),
+        ("arm64", None, ["NEON"]),
+        ("riscv64", None, []),
+    ],
+)
+def test_units_of_a_processor(benchmark, tmp_path, monkeypatch, architecture, cpuinfo, units) -> None:
+    job = benchmark("job")
+    monkeypatch.setattr(job.platform, "machine", lambda: architecture)
+    if cpuinfo:
+        (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
+    assert job.units(tmp_path / "cpuinfo") == units
+
+
+def test_a_linked_environment_is_refused_and_its_target_kept(benchmark, tmp_path, monkeypatch) -> None:
+    trl_environment = benchmark("trl_environment")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").touch()
+    link = tmp_path / ".venv-trl"
+    link.symlink_to("elsewhere")
+    monkeypatch.setattr(trl_environment, "ENVIRONMENT", link)
+    monkeypatch.setattr(trl_environment, "_runs", lambda command: pytest.fail(f"ran {command}"))
+    with pytest.raises(trl_environment.EnvironmentFailed, match=f"^{link} is a symbolic link.*rm {link}") as failed:
+        trl_environment.ensure()
+    assert "\n" not in str(failed.value)
+    assert (tmp_path / "elsewhere" / "precious").exists()
+
+
+def test_the_floor_samples_and_learns_as_plain_grpo(benchmark, root) -> None:
+    floor, groups, G, C = benchmark("floor"), 4, 4, 24
+    policy = plain_grpo.load_policy(root / "assets" / "tiny-base")
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems.train=200"])
+    questions = [problem.question for problem in load_problems(recipe.problems, "train")[:groups]]
+    prompts = np.repeat(plain_grpo.encode(policy, [render(policy.tokenizer, text) for text in questions]), G, 0)
+    settings = policy.config, prompts, jax.random.PRNGKey(1), C, 1.3
+    completions = np.array(plain_grpo.sample(policy.weights, *settings))
+    assert np.unique(completions, axis=0).shape[0] > groups  # the group's members differ
+    np.testing.assert_array_equal(floor.sample(policy.weights, *settings, group_size=G), completions)
+
+    # An optimizer that changes nothing and keeps the gradient.
+    keep = optax.GradientTransformation(
+        lambda weights: jax.tree.map(jnp.zeros_like, weights),
+        lambda gradient, state, weights: (jax.tree.map(jnp.zeros_like, gradient), gradient),
+    )
+    completions[0] = policy.config.pad  # one is empty, one is of full length
+    completions[1] = 7
+    batch = prompts, completions, np.random.default_rng(0).normal(size=groups * G) + 1
+
+    def gradient_and_loss(update):
+        weights = jax.tree.map(jnp.copy, policy.weights)
+        return update(weights, keep.init(weights), policy.config, keep, 0.2, 1.3, *batch)[1:]
+
+    (gradient, loss), (ours, our_loss) = (
+        gradient_and_loss(update) for update in (plain_grpo.update, functools.partial(floor.update, group_size=G))
+    )
+    assert float(our_loss) == pytest.approx(float(loss), rel=1e-5)
+    difference = optax.global_norm(jax.tree.map(jnp.subtract, ours, gradient))
+    assert difference < 1e-5 * optax.global_norm(gradient)
+
+
+def test_rows_of_groups(benchmark) -> None:
+    prompts, completions = np.array([[0, 5, 6, 7]]), np.array([[[8, 1, 0], [9, 0, 0]]])
+    tokens, segments, positions, starts = benchmark("floor").group_rows(prompts, completions, 0)
+    assert tokens.shape == (1, 16)
+    assert tokens[0, :8].tolist() == [5, 6, 7, 8, 1, 7, 9, 0]
+    assert segments[0, :8].tolist() == [1, 1, 2, 2, 2, 3, 3, 0]
+    assert positions[0, :7].tolist() == [0, 1, 2, 3, 4, 2, 3]  # the eighth is padding
+    assert starts.tolist() == [[2, 5]]
 
 
 def test_parity_counts_both_graders_and_texts(benchmark) -> None:

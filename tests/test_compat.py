@@ -112,3 +112,48 @@ def test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not():
     name, bias = "qwen2.5-7b", "model.layers.0.self_attn.q_proj.bias"
     assert bias not in HF_SHAPE[name](config.to_dict())
     assert bias in HF_SHAPE[name](config.to_dict() | {"attention_bias": True})
+
+
+def test_xla_still_copies_the_operand_of_a_weight_gradient():
+    """JAX 0.11.  When this fails, compat.multiply_in_two_dimensions can go."""
+    import jax
+    import jax.numpy as jnp
+
+    def dense(x, weight, flat):
+        return (x.reshape(-1, 16) @ weight).reshape(4, 6, 48) if flat else x @ weight
+
+    def loss(weight, x, slope, flat):
+        return (jax.nn.silu(dense(x, weight, flat)) * slope).sum()
+
+    shapes = (16, 48), (4, 6, 16), (4, 6, 48)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    programs = [jax.jit(jax.grad(loss), static_argnums=3).lower(*arrays, flat).compile() for flat in (False, True)]
+    copies = [program.as_text().count(" copy(") for program in programs]
+    assert copies[0] > 0 and copies[1] == 0
+
+
+def test_a_model_that_multiplies_in_two_dimensions_gives_the_same_numbers(tiny_recipe):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+    from test_losses import one_layer
+
+    from grpo_lib.engines import compat
+
+    actor, found = one_layer(tiny_recipe), []
+    ids = jnp.arange(2, 26).reshape(2, 12)
+    positions = jnp.tile(jnp.arange(12), (2, 1))
+
+    def total(module):
+        return (module(ids, positions, None, None)[0] ** 2).mean()
+
+    with actor.scope():
+        found.append(nnx.value_and_grad(total)(actor.module))
+        compat.multiply_in_two_dimensions(actor.module)
+        assert sum(type(part).__name__ == "TwoDimensions" for _, part in nnx.iter_graph(actor.module)) == 7
+        found.append(nnx.value_and_grad(total)(actor.module))
+    (loss, gradient), (their_loss, their_gradient) = found
+    assert float(loss) == float(their_loss)
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(their_gradient), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(abs(one).max()))

@@ -29,7 +29,7 @@ def write_all(folder: Path, *sources: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def a_short_course(monkeypatch):
-    monkeypatch.setattr(run_notebooks, "PRELOAD", "json")  # the real one takes seconds
+    monkeypatch.setattr(run_notebooks, "PRELOADED", dict.fromkeys(run_notebooks.NOTEBOOKS, "json"))  # takes no time
     monkeypatch.setattr(run_notebooks, "NOTEBOOKS", run_notebooks.NOTEBOOKS[:2])
 
 
@@ -45,6 +45,17 @@ def test_all_are_executed_with_the_parameters(tmp_path, capsys):
         assert [cell.outputs[0].text for cell in cells[2:]] == ["TRIAL\n", "hello\n"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in run_notebooks.NOTEBOOKS)
+
+
+def test_each_kernel_has_imported_what_its_notebook_needs(tmp_path, monkeypatch):
+    """One notebook more than kernels that wait; none of them imports for another."""
+    first, *others = names = ("00_setup", "01_checkpoint_conversion", "02_reward_design")
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", names)
+    monkeypatch.setattr(run_notebooks, "PRELOADED", {first: "wave"} | dict.fromkeys(others, "json"))
+    cells = "import gc, sys", "print('wave' in sys.modules, gc.get_freeze_count() > 0)"
+    executed = run_notebooks._execute_all(write_all(tmp_path / "notebooks", *cells), tmp_path / "run", {})
+    printed = [run_notebooks.code_cells(executed[name])[-1].outputs[0].text for name in names]
+    assert printed == ["True True\n", "False True\n", "False True\n"]
 
 
 def test_first_error_stops_and_names_cell_and_exception(tmp_path):

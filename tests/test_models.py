@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tunix.rl import common
 
 from grpo_lib import pipeline
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.engines import conversion, maxtext_model, tunix_sampler
 from grpo_lib.recipes import ModelRecipe, load_recipe
@@ -149,6 +150,31 @@ def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
     with pytest.raises(CourseError, match=r"could not convert .* the whole log is"):
         conversion.convert_to_maxtext(model, tmp_path / "base")
     assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
+    tiny_recipe, converted_base, tmp_path, monkeypatch, small
+):
+    """Both ways, both directions, and the same error."""
+    ran = []
+    for name in ("_run_here", "_run_in_process"):
+        run = getattr(conversion, name)
+        monkeypatch.setattr(conversion, name, lambda *all, name=name, run=run: ran.append(name) or run(*all))
+    monkeypatch.setattr(conversion, "SMALL", conversion.SMALL if small else 0)
+    log = tmp_path / "export.log"
+    conversion.export_checkpoint(tiny_recipe.model, converted_base, tmp_path / "export", log)
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), tmp_path / "export") == []
+    with pytest.raises(CourseError, match=r"could not convert .*none.* the whole log is"):
+        conversion.export_checkpoint(tiny_recipe.model, tmp_path / "none", tmp_path / "nothing", log)
+    assert "Traceback" in log.read_text()
+    assert ran[0] == ("_run_here" if small else "_run_in_process")
+
+
+def test_a_machine_with_chips_converts_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(environment, "has_accelerator", lambda: True)
+    monkeypatch.setattr(conversion.jax, "devices", lambda: pytest.fail("another process may hold the chips"))
+    assert not conversion._has_one_cpu()
 
 
 def test_a_missing_checkpoint_says_how_to_make_one(tiny_recipe, tmp_path):

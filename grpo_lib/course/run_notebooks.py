@@ -10,11 +10,13 @@ the hash of the code that produced them, and only if they contain nothing specif
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 
 import nbformat
@@ -27,14 +29,28 @@ from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import load_recipe
 
-NOTEBOOKS = (
-    "00_setup", "01_checkpoint_conversion", "02_reward_design", "03_policy_update", "04_grpo_training",
-    "05_evaluation", "06_on_a_tpu", "07_policy_loss_kernel",
+# Each notebook, and what its kernel imports while those before it still work: JAX, MaxText and Tunix take 10 s.
+PRELOADED = {
+    "00_setup": "grpo_lib.engines.maxtext_model",
+    "01_checkpoint_conversion": "grpo_lib.pipeline",
+    "02_reward_design": "grpo_lib.training",
+    "03_policy_update": "grpo_lib.engines.maxtext_model",
+    "04_grpo_training": "grpo_lib.pipeline",
+    "05_evaluation": "grpo_lib.pipeline",
+    "06_on_a_tpu": "grpo_lib.tpu.smoke_test",
+    "07_policy_loss_kernel": "grpo_lib.losses.pallas_kernel",
+}
+NOTEBOOKS = tuple(PRELOADED)
+# By a kernel, or by cells.
+IMPORTED_LATER = (
+    "ipykernel.kernelapp", "matplotlib_inline.backend_inline", "matplotlib.pyplot", "grpo_lib.report",
+    "maxtext.checkpoint_conversion.to_huggingface", "maxtext.checkpoint_conversion.to_maxtext",
+    "tensorboard.backend.event_processing.event_accumulator", "tensorboard.summary", "scipy.stats", "ipywidgets",
+    "ipykernel.debugger",
 )  # fmt: skip
+AHEAD = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
 # What the cell tagged `parameters` of every notebook sets.
 PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}
-# Imported by a kernel while the notebook before it still runs: JAX, MaxText and Tunix take 10 s or more.
-PRELOAD = "grpo_lib.training"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -66,6 +82,13 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
     return run_dir
 
 
+def import_libraries() -> None:
+    """Import what the notebooks import, so that Python keeps it compiled; `make setup` does this once."""
+    environment.prepare()
+    for name in (*PRELOADED.values(), *IMPORTED_LATER):
+        importlib.import_module(name)
+
+
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -83,7 +106,7 @@ def move_aside(run_dir: Path) -> None:
 
 
 def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str]) -> dict[str, NotebookNode]:
-    """Execute each notebook in a kernel of its own; the next kernel starts while the one before it works."""
+    """Execute each notebook in a kernel of its own; the next ones start while those before them work."""
     copies = run_dir / "notebooks"
     copies.mkdir(parents=True)
     executed = {}
@@ -91,18 +114,20 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str])
         # Messages of C++ libraries; the rest is in the notebooks.
         log = stack.enter_context(open(environment.repo_root() / ".cache" / "course-kernels.log", "wb"))
 
-        def start_kernel(*options: str) -> AsyncKernelManager:
+        def start_kernel(name: str) -> AsyncKernelManager:
             kernel = AsyncKernelManager(kernel_name=environment.KERNEL_NAME)
-            options = (*options, "--HistoryManager.hist_file=:memory:")
-            run_sync(kernel.start_kernel)(cwd=str(notebooks_dir), stdout=log, stderr=log, extra_arguments=list(options))
+            # Frozen, because each full garbage collection would otherwise look through the libraries, half a second.
+            preload = f"import gc; __import__({PRELOADED[name]!r}); gc.freeze(); del gc"
+            options = [f"--IPKernelApp.exec_lines={preload}", "--HistoryManager.hist_file=:memory:"]
+            run_sync(kernel.start_kernel)(cwd=str(notebooks_dir), stdout=log, stderr=log, extra_arguments=options)
             stack.callback(_stop, kernel)
             return kernel
 
-        waiting = start_kernel()
-        for name in NOTEBOOKS:
-            kernel = waiting
-            if name != NOTEBOOKS[-1]:
-                waiting = start_kernel(f"--IPKernelApp.exec_lines=__import__({PRELOAD!r})")
+        kernels = [start_kernel(name) for name in NOTEBOOKS[:AHEAD]]
+        for name, later in zip_longest(NOTEBOOKS, NOTEBOOKS[AHEAD:]):
+            if later:
+                kernels.append(start_kernel(later))
+            kernel = kernels.pop(0)
             executed[name] = _execute(notebooks_dir / f"{name}.ipynb", copies, parameters, kernel)
             _stop(kernel)
     return executed

@@ -19,6 +19,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.engines import maxtext_model, tunix_sampler
 from grpo_lib.engines.optimizer import make_optimizer
 from grpo_lib.engines.prompt_lengths import longest_prompt
+from grpo_lib.losses import packing
 from grpo_lib.problems import load_problems
 from grpo_lib.recipes import Recipe
 from grpo_lib.recipes.batch_plan import BatchPlan
@@ -86,6 +87,7 @@ def sampler_class(recipe: Recipe, plan: BatchPlan, tokenizer: Any, max_length: i
             seed=recipe.seed,
             num_rollout_micro_batches=plan.num_rollout_micro_batches,
             tensor=recipe.sampler_tensor,
+            group_size=plan.group_size,
         )
     from grpo_lib.engines.vllm_sampler import VllmSampler
 
@@ -149,6 +151,22 @@ def make_cluster(
             ),
         ),
     )
+
+
+def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig) -> None:
+    """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update."""
+    trainer = cluster.actor_trainer
+    prepare, shapes = (
+        trainer._prepare_inputs,
+        plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate),
+    )
+    if plan.layout == "groups":
+        packing.share_prompts(trainer.model)
+
+    def packed(input_data: Any) -> Any:
+        return prepare(packing.pack(input_data, layout=plan.layout, shapes=shapes, group_size=plan.group_size))
+
+    trainer._prepare_inputs = packed
 
 
 def time_the_reference(cluster: rl.RLCluster) -> None:

@@ -126,6 +126,40 @@ def make_keys_plain(module: Any) -> None:
     nnx.update(module, jax.tree.map(jax.random.key_data, keys))
 
 
+def multiply_in_two_dimensions(module: Any) -> None:
+    """CPU: let a MaxText model's dense layers fold batch and position into one dimension, [B, T, D] -> [B T, D].
+
+    JAX 0.11, XLA's CPU compiler: a weight's gradient is the product dy^T x, summed over batch and position.  Summed
+    over two dimensions, its first operand is copied transposed, and all that computes it is fused into that copy, which
+    then reads memory in strides.  Of one dimension there is no copy.  The numbers are the same.
+    MaxText calls a layer's `quant_dot_general` in place of its product where a model is quantized; it is used here.
+    Test: test_xla_still_copies_the_operand_of_a_weight_gradient.
+    """
+    import math
+
+    import jax
+    from flax import nnx
+    from maxtext.layers.linears import DenseGeneral
+
+    def product(x, weight, dimensions, precision, **_):
+        (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
+        rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
+        size = math.prod(weight.shape[: len(inner)])
+        flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
+        return flat.reshape(*rows, *outer)
+
+    class TwoDimensions(DenseGeneral):
+        @property
+        def quant_dot_general(self):
+            return lambda x, weight, dimensions, **_: product(
+                x, weight, dimensions, precision=jax.lax.Precision(self.matmul_precision)
+            )
+
+    for _, part in nnx.iter_graph(module):
+        if type(part) is DenseGeneral and part.quant is None:
+            part.__class__ = TwoDimensions
+
+
 # ------------------------------------------------------------------------------------------------- MaxText and Orbax
 
 

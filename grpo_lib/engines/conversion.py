@@ -1,23 +1,32 @@
 """A Hugging Face directory to a MaxText checkpoint and back, by MaxText's own converters.
 
 The converters run in a process of their own, on the CPU: they read the whole model onto every device that they see,
-which must not be chips that hold a training.
+which must not be chips that hold a training, and their memory is free again afterwards.  Where JAX has nothing but one
+CPU, a small model is converted in this process: a new one would import for ten times as long as it converts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import importlib
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import jax
 import numpy as np
 from flax import nnx
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import is_address, location
 from grpo_lib.engines import compat
@@ -25,6 +34,8 @@ from grpo_lib.engines.maxtext_model import Actor, maxtext_arguments, model_direc
 from grpo_lib.recipes import ModelRecipe
 from grpo_lib.runs import multihost
 from grpo_lib.runs.run_directory import has_base
+
+SMALL = 2**26  # bytes of weights that are converted in this process
 
 
 def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
@@ -106,30 +117,66 @@ def differing_weights(one: str | Path, other: str | Path) -> list[str]:
 
 
 def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Path, output: Any, made: str) -> None:
-    """Run one of the two functions below in a process of its own, on the CPU.
+    """Run one of the two functions below, `convert`, here or in a process of its own.
 
     Raises CourseError, which names the log, when it fails, or leaves nothing that matches `made` in `output`.
     """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
-    arguments = [convert.__name__, model.model_dump_json(), str(source), str(output)]
+    run = _run_here if _is_small(source) and _has_one_cpu() else _run_in_process
     with open(log, "w", encoding="utf-8") as file:
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_lib.engines.conversion", *arguments],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    if done.returncode or not list(output.glob(made)):
+        done = run(convert, file, model, str(source), str(output))
+    if not done or not list(output.glob(made)):
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
         raise CourseError(f"MaxText could not convert {source} ({' '.join(last)[:200]}); the whole log is {log}")
+
+
+def _is_small(source: Path) -> bool:
+    return sum(path.stat().st_size for path in source.rglob("*") if path.is_file()) <= SMALL
+
+
+def _has_one_cpu() -> bool:
+    """True where one CPU is all that JAX computes on.  Chips, which another process may hold, are not asked."""
+    return not environment.has_accelerator() and [device.platform for device in jax.devices()] == ["cpu"]
+
+
+def _run_here(convert: Callable, log: TextIO, *arguments: Any) -> bool:
+    logging.disable(logging.WARNING)  # `quiet` is not enough: the module itself turns information logs on
+    with quiet():
+        importlib.import_module("maxtext.checkpoint_conversion.to_maxtext")
+    logging.disable(logging.NOTSET)
+    gc.freeze()  # the converter collects garbage after each weight, and would look through all libraries each time
+    with quiet(), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        try:
+            convert(*arguments)
+        except Exception:
+            traceback.print_exc()  # its last line is the error, as where a process ends with it
+            return False
+        finally:
+            gc.unfreeze()
+    return True
+
+
+def _run_in_process(convert: Callable, log: TextIO, model: ModelRecipe, *folders: str) -> bool:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_lib.engines.conversion", convert.__name__, model.model_dump_json(), *folders],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+    return done.returncode == 0
+
+
+@functools.cache  # Orbax takes a handler once
+def _save_lazy_tensors() -> None:
+    compat.save_lazy_tensors()
 
 
 def _to_maxtext(model: ModelRecipe, directory: str, output: str) -> None:
     from maxtext.checkpoint_conversion import to_maxtext
 
     register_architecture(model)
-    compat.save_lazy_tensors()
+    _save_lazy_tensors()
     to_maxtext.main(
         maxtext_arguments(model, base_output_directory=output, scan_layers=True),
         lazy_load_tensors=True,

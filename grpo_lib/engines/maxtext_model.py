@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from flax.linen import partitioning as nn_partitioning
-
-from grpo_lib import losses
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import location
 from grpo_lib.engines import compat
-from grpo_lib.losses import hidden_states
 from grpo_lib.recipes import ModelRecipe
-from grpo_lib.runs import multihost
+
+environment.prepare()  # before JAX is imported
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
+from flax.linen import partitioning as nn_partitioning  # noqa: E402
+
+from grpo_lib.runs import multihost  # noqa: E402
 
 # Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
 PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
@@ -248,6 +249,8 @@ def load_actor(
         from maxtext.configs import pyconfig
         from maxtext.utils import maxtext_utils, model_creation_utils
 
+        from grpo_lib.losses import hidden_states  # here, as MaxText: a tokenizer does not need it, and it takes 5 s
+
         register_architecture(model)
         config = pyconfig.initialize(
             maxtext_arguments(
@@ -272,6 +275,8 @@ def load_actor(
                 f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
             ) from error
     compat.make_keys_plain(module)
+    if len(devices) == 1 and devices[0].platform == "cpu":
+        compat.multiply_in_two_dimensions(module)
     return Actor(hidden_states.adapter_for(loss, module), config, mesh, loss)
 
 
@@ -282,6 +287,8 @@ def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_i
     result is sharded (`multihost.to_numpy`).
     """
     from tunix.rl import common
+
+    from grpo_lib import losses
 
     prompt_ids, completion_ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
     graphdef, state = nnx.split(actor.module)

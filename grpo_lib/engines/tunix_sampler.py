@@ -18,7 +18,7 @@ from tunix.generate import sampler as tunix_sampler
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.engines import compat, tunix_models, weight_sync
+from grpo_lib.engines import compat, shared_prompt, tunix_models, weight_sync
 from grpo_lib.engines.weight_sync import Scored, StageTimer, by_name, padded, translate
 from grpo_lib.records import Generation
 from grpo_lib.runs import multihost
@@ -34,7 +34,7 @@ SCORED_ROWS = 8
 NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
-class PerSequenceKeySampler(tunix_sampler.Sampler):
+class PerSequenceKeySampler(shared_prompt.Sampler):
     """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
 
     `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several micro-batches, in
@@ -108,6 +108,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
 
     - Weights are translated at every sync (`update_params`), layer by layer and on the devices.
+    - On one CPU a group's prompt is computed once (`shared_prompt` says for which models).  With rows spread over
+      several devices, and on a TPU, each row computes its own.
     - With `tensor` above 1 so many devices hold the model and its KV cache together; more devices are more rows.
     - Every completion draws noise of its own, which the seed, the step and its place in the step decide
       (`PerSequenceKeySampler`): without a seed the stock engine samples with PRNGKey(0) each time.
@@ -117,10 +119,10 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def __init__(
         self, rollout_actor, tokenizer, mesh, rollout_config, *,
-        seed: int = 0, num_rollout_micro_batches: int = 1, tensor: int = 1, **_: Any,
+        seed: int = 0, num_rollout_micro_batches: int = 1, tensor: int = 1, group_size: int = 1, **_: Any,
     ):  # fmt: skip
         """`mesh`: this process's devices; `num_rollout_micro_batches`: calls of `generate` per step; `tensor`: devices
-        of a replica."""
+        of a replica; `group_size`: neighbouring prompts that are equal."""
         config = rollout_actor.base.config
         settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
         self.mesh = tunix_models.sampler_mesh(mesh.devices.flatten(), tensor)
@@ -133,6 +135,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.pop_elapsed = self.seconds.pop_elapsed
         # Without super().__init__, which would make a sampler of its own, of another class.
         self._sampler = make_sampler(module, tokenizer, rollout_config.kv_cache_size, on_several)
+        self._sampler.group = group_size
         self.update_params(nnx.state(rollout_actor, nnx.Param))
         self.seed, self.num_rollout_micro_batches = seed, num_rollout_micro_batches
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
@@ -213,6 +216,7 @@ def make_sampler(
     cache = tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim)
     sampler = PerSequenceKeySampler(module, tokenizer, cache)
     sampler.mesh = mesh
+    sampler.tokenize = functools.lru_cache(maxsize=1)(sampler.tokenize)  # neighbours often have the same prompt
     return sampler
 
 

@@ -156,6 +156,7 @@ def policy_loss(
     beta: float = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
+    weights: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
 
@@ -170,12 +171,13 @@ def policy_loss(
       per_token_logps: log π of the tokens, [B, T].
       old_per_token_logps: of the policy that sampled them; None: the same policy, r = 1 and its gradient stays.
       ref_per_token_logps: of the reference model; None: no KL.
-      advantages: [B].
+      advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
       epsilon_high: None: as epsilon_low.
       aggregation: of Tunix's aggregate_loss. GRPO: sequence-mean-token-mean; DAPO (arXiv:2503.14476): token-mean;
         Dr. GRPO (arXiv:2503.20783): sequence-mean-token-scale, which divides by a constant.
       entropy: [B, T], for aux alone.
+      weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
     log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` and `entropy` (aggregated
@@ -188,6 +190,8 @@ def policy_loss(
         return jnp.where(mask > 0, logps.astype(jnp.float32), 0.0)
 
     def aggregate(values):
+        if weights is not None:
+            return (values * weights).sum()
         return common.aggregate_loss(values, mask, aggregation)
 
     def mean(values):
@@ -195,7 +199,9 @@ def policy_loss(
 
     logps = masked(per_token_logps)  # [B, T]
     old = jax.lax.stop_gradient(logps) if old_per_token_logps is None else masked(old_per_token_logps)
-    advantages = advantages.astype(jnp.float32)[:, None]  # [B, 1]: one for all tokens of a completion
+    advantages = advantages.astype(jnp.float32)
+    if advantages.ndim == 1:
+        advantages = advantages[:, None]  # [B, 1]: one for all tokens of a completion
     ratio = jnp.exp(jnp.clip(logps - old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     unclipped = -advantages * ratio
     clipped = -advantages * jnp.clip(ratio, 1 - epsilon_low, 1 + epsilon_high)
@@ -231,39 +237,50 @@ def model_statistics(
     eos_id: int,
     temperature: float = 1.0,
     implementation: str = "jax",
+    segment_ids: jax.Array | None = None,
+    segment_positions: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(per_token_logps [B, C], entropy [B, C]) of completions under a model, in float32 nats.
 
     Args:
       model: a TunixMaxTextAdapter; for `chunked` and `pallas` one from hidden_states.adapter_for.
       prompt_ids: [B, P], padded on the left; completion_ids: [B, C], padded on the right.
+      segment_ids, segment_positions: of packed rows [B, C] (see `packing`), whose prompt_ids are [B, 0].  A row's first
+        token is predicted by none, and gets 0.
 
     Raises CourseError for a model that gives no hidden states.
     """
     temperature = temperature or 1.0  # Tunix divides by no 0
     # MaxText changes its modules when it hands out hidden states: those of a copy.
     model = nnx.merge(*nnx.split(model))
-    tokens, positions, attention_mask, segment_ids = common.process_ids(prompt_ids, completion_ids, pad_id, eos_id)
-    length = completion_ids.shape[1]
+    if segment_ids is None:
+        tokens, positions, attention_mask, segments = common.process_ids(prompt_ids, completion_ids, pad_id, eos_id)
+        targets = completion_ids
+    else:
+        tokens, positions, attention_mask, segments = completion_ids, segment_positions, None, segment_ids
+        targets = completion_ids[:, 1:]
+    # What predicts a token stands one place before it.
+    before = slice(-targets.shape[1] - 1, -1)
+    statistics = functools.partial(token_statistics, targets, implementation=implementation)
     if implementation == "jax":
-        logits, _ = model(
-            tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segment_ids
+        logits, _ = model(tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segments)
+        found = statistics(logits=logits[:, before], temperature=temperature)
+    elif hasattr(model, "hidden_states"):
+        hidden = model.hidden_states(tokens, positions, attention_mask, segments)
+        head, vocab_axis, divisor = model.head()
+        found = statistics(
+            hidden=model.normalised(hidden[:, before]),
+            head=head,
+            temperature=temperature * divisor,
+            vocab_axis=vocab_axis,
+            partition=model.partition(),
         )
-        # The logits of a token stand one place before it.
-        return token_statistics(completion_ids, logits=logits[:, -length - 1 : -1], temperature=temperature)
-    if not hasattr(model, "hidden_states"):
+    else:
         raise CourseError(f"loss.implementation={implementation} needs a model made with hidden_states.adapter_for")
-    hidden = model.hidden_states(tokens, positions, attention_mask, segment_ids)
-    head, vocab_axis, divisor = model.head()
-    return token_statistics(
-        completion_ids,
-        hidden=model.normalised(hidden[:, -length - 1 : -1]),
-        head=head,
-        temperature=temperature * divisor,
-        implementation=implementation,
-        vocab_axis=vocab_axis,
-        partition=model.partition(),
-    )
+    if segment_ids is None:
+        return found
+    logps, entropy = (jnp.pad(values, ((0, 0), (1, 0))) for values in found)
+    return logps, entropy
 
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "temperature", "implementation"))
@@ -303,7 +320,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
     require_supported(algo_config, train_example)
     logps, entropy = model_statistics(
         model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
-        algo_config.temperature, implementation,
+        algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,
     )  # fmt: skip
     return policy_loss(
         logps,
@@ -316,6 +333,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         beta=algo_config.beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
+        weights=getattr(train_example, "weights", None),
     )
 
 
@@ -327,9 +345,10 @@ def require_supported(algo_config: Any, train_example: Any = None) -> None:
     for name, value in wanted.items():
         if getattr(algo_config, name, value) != value:
             raise CourseError(f"grpo_lib's policy loss knows {name}={value} only, not {getattr(algo_config, name)}")
-    for name in ("segment_ids", "sampler_is_weights"):
-        if getattr(train_example, name, None) is not None:
-            raise CourseError(f"grpo_lib's policy loss takes no {name}")
+    if getattr(train_example, "sampler_is_weights", None) is not None:
+        raise CourseError("grpo_lib's policy loss takes no sampler_is_weights")
+    if getattr(train_example, "segment_ids", None) is not None and getattr(train_example, "weights", None) is None:
+        raise CourseError("packed rows need the weights of losses.packing.pack: an aggregation cannot be read off rows")
 
 
 for _implementation in IMPLEMENTATIONS:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from grpo_lib.recipes.layouts import Layout, choose_layout, row_shapes
 
 PROMPTS_PER_STEP = 16  # default
 PROPOSED = 8  # an error proposes at most so many values: those nearest to the refused one
@@ -41,6 +43,22 @@ class BatchPlan:
     accumulation_steps: int  # micro-batches whose gradients are added up before an update
     updates_per_step: int  # updates from the same completions
     tokens_per_step: int | None  # at full length, so an upper bound; None: the longest prompt is not known yet
+    layout: Layout  # how the policy update lays a micro-batch in rows
+    micro_batch_tokens: list[int] | None  # that it may have, padding of its rows included; None: as tokens_per_step
+
+    def row_shapes(self, prompt_length: int, completion_length: int) -> list[tuple[int, int]]:
+        """[rows, tokens] that a micro-batch can have in the policy update, smallest first; the last one holds any.
+
+        Args: tokens of the longest prompt, and of the longest completion.
+        """
+        return row_shapes(
+            self.layout,
+            sequences=self.micro_batch_size,
+            group_size=self.group_size,
+            prompt_length=prompt_length,
+            completion_length=completion_length,
+            replicas=self.trainer_replicas,
+        )
 
     @property
     def rollout_micro_batch_completions(self) -> int:
@@ -79,7 +97,9 @@ def make_plan(
     trainer_replicas: int = 1,
     sampler_replicas: int = 1,
     updates_per_step: int = 1,
-    tokens_per_sequence: int | None = None,
+    longest: tuple[int, int] | None = None,
+    layout: str = "padded",
+    accelerator: bool = False,
 ) -> BatchPlan:
     """Derive a plan.
 
@@ -87,7 +107,8 @@ def make_plan(
       given: the recipe's sizes, `training.prompts_per_step`, `rollout.micro_batch_size` (default: the whole step) and
         `training.micro_batch_size` (default: the whole step), each also with `_per_device`.
       devices: of all processes; None: not known.
-      tokens_per_sequence: of the longest prompt and the longest completion together.
+      longest: tokens of the longest prompt, and of the longest completion.
+      layout: training.layout; what `auto` means depends on whether the recipe names an `accelerator`.
 
     Raises ValueError with the recipe key and the nearest possible values.
     """
@@ -123,7 +144,8 @@ def make_plan(
 
     rollout_total = rollout.total if rollout else prompts.total
     micro_total = micro.total if micro else completions
-    return BatchPlan(
+    layout = choose_layout(layout, accelerator=accelerator, groups=micro_total // group_size, replicas=trainer_replicas)
+    plan = BatchPlan(
         processes=processes,
         trainer_replicas=trainer_replicas,
         sampler_replicas=sampler_replicas,
@@ -136,8 +158,13 @@ def make_plan(
         micro_batch_size_per_device=micro_total // trainer_replicas,
         accumulation_steps=completions // micro_total,
         updates_per_step=updates_per_step,
-        tokens_per_step=None if tokens_per_sequence is None else completions * tokens_per_sequence,
+        tokens_per_step=completions * sum(longest) if longest else None,
+        layout=layout,
+        micro_batch_tokens=None,
     )
+    if not longest:
+        return plan
+    return replace(plan, micro_batch_tokens=[rows * width for rows, width in plan.row_shapes(*longest)])
 
 
 def micro_batch_sizes(plan: BatchPlan) -> list[int]:
@@ -186,6 +213,10 @@ def table(plan: BatchPlan, given: Mapping[str, int]) -> list[str]:
             rows.append((label, f"{given[key]:,}", "", f"{unit}: {key}"))
         elif value := getattr(plan, name, None):
             rows.append((label, "", f"{value:,}", unit))
+    rows.append(("layout", "", plan.layout, "rows of the policy update: training.layout"))
+    if plan.micro_batch_tokens:
+        tokens = f"{plan.micro_batch_tokens[0]:,}" + f" to {plan.micro_batch_tokens[-1]:,}" * (plan.layout != "padded")
+        rows.append(("tokens per micro batch", "", tokens, "computed, padding included"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
 

@@ -193,6 +193,11 @@ class TrainingRecipe(_Section):
         default=None, description="completions per gradient computation, over all processes, in whole groups; null: all"
     )
     micro_batch_size_per_device: Positive | None = Field(default=None, description="the same per trainer replica")
+    layout: Literal["auto", "padded", "packed", "groups"] = Field(
+        default="auto",
+        description="rows of the policy update: padded, one completion each; packed, several; groups, a prompt and its "
+        "completions; auto: padded where hardware.accelerator is set, else groups",
+    )
     learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate of AdamW")
     warmup_steps: NonNegative = Field(default=5, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(default="constant", description="after warm-up; cosine ends at 0")
@@ -343,7 +348,9 @@ class Recipe(_Section):
             trainer_replicas=trainer_replicas,
             sampler_replicas=sampler_replicas,
             updates_per_step=self.grpo.iterations,
-            tokens_per_sequence=None if prompt == "auto" else prompt + rollout.max_completion_length,
+            longest=None if prompt == "auto" else (prompt, rollout.max_completion_length),
+            layout=self.training.layout,
+            accelerator=bool(hardware.accelerator),
         )
 
     @property

@@ -207,7 +207,10 @@ def _lower_update(program, recipe, mesh, model):
 
     from grpo_lib import losses
     from grpo_lib.engines.optimizer import make_optimizer
+    from grpo_lib.losses import packing
 
+    if program.layout == "groups":
+        packing.share_prompts(model)
     # The accumulation's length is a constant in the program, and 1 accumulates too.
     chain = optax.MultiSteps(make_optimizer(recipe), 2)
     optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=nnx.Param), model)
@@ -218,7 +221,7 @@ def _lower_update(program, recipe, mesh, model):
     algorithm: Any = GRPOConfig(beta=0.04 if program.reference else 0.0, num_iterations=2 if program.old else 1)
     algorithm.temperature = program.temperature
     policy_loss = grpo_loss_fn
-    if program.loss != "jax":
+    if program.loss != "jax" or program.rows:
         algorithm.kl_loss_mode = "low_var_kl"  # Tunix's own is compiled with its default: as large, another formula
         policy_loss = functools.partial(losses.grpo_loss, implementation=program.loss)
 
@@ -395,14 +398,31 @@ def _compile_sync(program, config, mesh, model, facts):
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:
-    """A micro-batch as Tunix shards it: sequences over the axis fsdp."""
+    """A micro-batch as Tunix shards it: its rows over the axis fsdp."""
     from tunix.rl.common import TrainExample
 
+    from grpo_lib.losses.packing import PackedExample
+
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    rows, width = program.rows or (program.sequences, 0)
 
     def array(dtype, *lengths):
-        return jax.ShapeDtypeStruct((program.sequences, *lengths), dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((rows, *lengths), dtype, sharding=sharding)
 
+    if program.rows:
+        packed: Any = PackedExample
+        return packed(
+            prompt_ids=array(jnp.int32, 0),
+            prompt_mask=array(jnp.int32, 0),
+            completion_ids=array(jnp.int32, width),
+            completion_mask=array(jnp.bool_, width),
+            advantages=array(jnp.float32, width),
+            ref_per_token_logps=array(jnp.float32, width) if program.reference else None,
+            old_per_token_logps=array(jnp.float32, width) if program.old else None,
+            segment_ids=array(jnp.int32, width),
+            segment_positions=array(jnp.int32, width),
+            weights=array(jnp.float32, width),
+        )
     prompt, completion = program.prompt_length, program.completion_length
     example: Any = TrainExample  # flax.struct hides its fields
     return example(

@@ -22,7 +22,16 @@ from grpo_lib.recipes import Recipe
 from grpo_lib.recipes.batch_plan import divisors
 from grpo_lib.recipes.slices import parse_slice
 from grpo_lib.tpu import memory, roofline
-from grpo_lib.tpu.compile_jobs import GIB, KINDS, Compilation, Frozen, Program, few_layers, programs_of
+from grpo_lib.tpu.compile_jobs import (
+    GIB,
+    KINDS,
+    Compilation,
+    Frozen,
+    Program,
+    at_mean_length,
+    few_layers,
+    programs_of,
+)
 from grpo_lib.tpu.suggestions import MICRO_BATCH, Changes, Log, Trial, find_suggestion, format_changes
 
 Compile = Callable[[Program], Compilation]
@@ -79,6 +88,7 @@ class Result(Frozen):
     kv_cache: memory.KVCache
     programs: tuple[Compiled, ...]
     lower_bound: roofline.LowerBound | None = None  # of a recipe that fits
+    lower_bound_at_mean: roofline.LowerBound | None = None  # of a layout whose update has fewer tokens then
     trials: tuple[Trial, ...] = ()
     suggestion: Changes | None = None
     notes: tuple[str, ...] = ()
@@ -107,14 +117,17 @@ def preflight(
     result = examine(recipe, compile, quick=quick)
     result = result.model_copy(update={"command": command, "versions": versions or {}})
     if result.fits:
-        facts = result.programs[0].compilation
-        work = {
-            name: roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
-            for name, program in programs_of(recipe).items()
-            if name in ("update", "logps")
-        }
-        bound = roofline.lower_bound(recipe, facts, work["update"], work.get("logps"))
-        return result.model_copy(update={"lower_bound": bound})
+        facts, programs = result.programs[0].compilation, programs_of(recipe)
+
+        def work(program: Program) -> roofline.Work:
+            return roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
+
+        logps = work(programs["logps"]) if "logps" in programs else None
+        bounds = {"lower_bound": roofline.lower_bound(recipe, facts, work(programs["update"]), logps)}
+        at_mean = at_mean_length(programs["update"], recipe)
+        if at_mean != programs["update"]:
+            bounds["lower_bound_at_mean"] = roofline.lower_bound(recipe, facts, work(at_mean), logps)
+        return result.model_copy(update=bounds)
     log(f"does not fit: {result.problem}; trying changes")
     trials, suggestion = find_suggestion(recipe, result, functools.partial(examine, compile=compile, quick=quick), log)
     return result.model_copy(update={"trials": tuple(trials), "suggestion": suggestion})
@@ -280,6 +293,12 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[s
         each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
         yield f"    {part.name:<20}{part.seconds:>9.3f}  {each}"
     yield f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length"
+    if at_mean := result.lower_bound_at_mean:
+        update = at_mean.parts[-1]
+        yield (
+            f"    {at_mean.seconds:>29.3f}  where a completion and its prompt have a third of it on average: "
+            f"{update.name} {update.seconds:.3f}"
+        )
     yield (
         "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
         "of the longest completion; completions that end earlier decode faster."
@@ -324,6 +343,9 @@ def digest(recipe: Recipe) -> str:
     plan = recipe.plan
     data["training"]["prompts_per_step"] = plan.prompts_per_step
     data["training"]["micro_batch_size"] = plan.micro_batch_size
+    data["training"].pop("layout")  # `auto` is the layout that it means
+    if plan.layout != "padded":  # padded was the only one when the first results were saved
+        data["training"]["layout"] = plan.layout
     data["rollout"]["micro_batch_size"] = plan.rollout_micro_batch_size
     data["grpo"]["beta"] = data["grpo"]["beta"] > 0
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

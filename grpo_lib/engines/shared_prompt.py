@@ -1,0 +1,127 @@
+"""Tunix's sampler and its Qwen3, with which the completions of a group share their prompt.
+
+Tunix 0.1.7 computes the prompt of every row anew, and keeps keys and values of prompt and completion in one array,
+which XLA's CPU compiler copies several times a token.  Here a prompt is computed once, and its keys and values lie
+apart from those of its completions (`split_cache`): decoding does not change them, and all queries of a group meet them
+in one product.
+
+The texts are Tunix's: only the order differs in which a sum is added up, so the last bits of a logit.
+
+For Qwen3 in float32 on one CPU (tunix_models.abstract_model).  Everything else is Tunix's: Qwen2.5; bfloat16, whose
+texts depend on the number of rows that are computed together; rows spread over several devices; and a TPU, where
+preflight compiles what runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tunix.generate import sampler as tunix_sampler
+from tunix.generate import utils
+from tunix.models.qwen2 import model as qwen2
+from tunix.models.qwen3 import model as qwen3
+
+
+def split_cache(layer: dict[str, jax.Array], group: int, places: int) -> dict[str, jax.Array]:
+    """A layer's cache for decoding `places` tokens (C) in each of `group` completions (G) a prompt.
+
+    Args:
+      layer: Tunix's cache of N prompts; k and v are [N, P, K heads, H].
+    """
+    prompts, length, heads, size = layer["k"].shape
+    rows = (prompts, group, heads)
+    # Cosines and sines of all positions, which is (1, 0) rotated: Tunix computes them anew in every layer and step.
+    unit = jnp.ones((1, length + places, 1, size)).at[..., size // 2 :].set(0)
+    rope = qwen3.apply_rope(unit, jnp.arange(length + places)[None], head_dim=size)
+    return {
+        "prompt_keys": layer["k"].swapaxes(1, 2),  # [N, K, P, H]
+        "prompt_values": layer["v"].swapaxes(1, 2),
+        "keys": jnp.zeros((*rows, size, places)),  # C last: the sum over H is then one over vectors
+        "values": jnp.zeros((*rows, places, size)),
+        "rope": rope[0, :, 0],  # [P + C, H]
+        "end_index": jnp.int32(0),
+    }
+
+
+class Attention(qwen3.Attention):
+    """Tunix's; with a cache of `split_cache` it decodes one token a row."""
+
+    def block(self, x, segment_pos, cache, attn_mask: Any, segment_ids=None):
+        if cache is None or "prompt_keys" not in cache:
+            return super().block(x, segment_pos, cache, attn_mask, segment_ids)
+        prompts, group, heads, size, _ = cache["keys"].shape
+        rows, at = (prompts, group, heads), cache["end_index"]
+        cos, sin = jnp.split(cache["rope"][segment_pos], 2, axis=-1)
+        queries = qwen2.apply_rotary_embedding(self.q_norm(self.q_proj(x)), sin, cos).reshape(*rows, -1, size)
+        key = qwen2.apply_rotary_embedding(self.k_norm(self.k_proj(x)), sin, cos).reshape(*rows, size, 1)
+        value = self.v_proj(x).reshape(*rows, 1, size)
+        keys = jax.lax.dynamic_update_slice(cache["keys"], key, (0, 0, 0, 0, at))
+        values = jax.lax.dynamic_update_slice(cache["values"], value, (0, 0, 0, at, 0))
+
+        # G completions with Q queries a head, and S = P + C tokens.
+        of_prompt = jnp.einsum("ngkqh,nkph->ngkqp", queries, cache["prompt_keys"])
+        of_completion = (queries[..., None] * keys[:, :, :, None]).sum(-2)
+        scores = jnp.concatenate([of_prompt, of_completion], axis=-1) * self.scale  # [N, G, K, Q, S]
+        mask = attn_mask[:, 0, : scores.shape[-1]].reshape(prompts, group, 1, 1, -1)
+        weights = jax.nn.softmax(jnp.where(mask, scores, qwen3.K_MASK), axis=-1)
+        of_prompt, of_completion = jnp.split(weights, [of_prompt.shape[-1]], axis=-1)
+        mixed = jnp.einsum("ngkqp,nkph->ngkqh", of_prompt, cache["prompt_values"])
+        mixed += (of_completion[..., None] * values[:, :, :, None]).sum(-2)
+        output = self.o_proj(mixed.reshape(len(x), 1, -1, size))
+        return cache | {"keys": keys, "values": values, "end_index": at + 1}, output
+
+
+class Qwen3(qwen3.Qwen3):
+    """Tunix's, with the attention above."""
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        for layer in self.layers:
+            layer.attn = Attention(config, rngs=rngs)
+
+    def init_cache(self, batch_size, cache_size, dtype):
+        """Empty: the sampler makes one when it computes the prompts."""
+        return {}
+
+
+class Sampler(tunix_sampler.Sampler):
+    """Tunix's sampler; with this module's Qwen3 it computes a prompt once for `group` neighbouring rows that have it.
+
+    A batch that does not consist of such groups has groups of one: other prompts, or a process's slice that cuts a
+    group.  There is no beam search with it.
+    """
+
+    group = 1
+
+    def init_sample_state(self, all_input_ids, *arguments, **more):
+        state = super().init_sample_state(all_input_ids, *arguments, **more)
+        if state.cache:  # another model
+            return state
+        ids = np.asarray(all_input_ids)
+        equal = np.array_equal(np.repeat(ids[:: self.group], self.group, axis=0), ids)
+        # Prefill is compiled for both numbers; Tunix gives the first as an array.
+        group = {"group": self.group if equal else 1}
+        return dataclasses.replace(
+            state, num_input_tokens=ids.shape[1], sampling_parameters=state.sampling_parameters | group
+        )
+
+    def _prefill_fn(self, params: Any, sampler_state, images=None, echo=True):
+        state = sampler_state
+        if state.cache:
+            return super()._prefill_fn(params, state, images, echo)
+        length, group = state.num_input_tokens, state.sampling_parameters["group"]
+        tokens, positions = state.token_buffer[::group, :length], state.positions[::group, :length]
+        graph: Any = self._transformer_graphdef
+        model = nnx.merge(graph, params)
+        cache = qwen3.Qwen3.init_cache(model, len(tokens), length, model.config.dtype)
+        mask = utils.make_causal_attn_mask(tokens != self.tokenizer.pad_id(), length)
+        logits, cache = model(tokens, positions, cache, mask)
+        places = state.token_buffer.shape[1] - length
+        cache = {name: split_cache(layer, group, places) for name, layer in cache.items()}
+        logits = jnp.repeat(logits[:, -1:], group, axis=0)
+        return self._sample(logits=logits, cache=cache, eos=self.eos_ids, sampler_state=state)

@@ -1,0 +1,66 @@
+"""The layouts of a policy update: in which rows a micro-batch of completions is computed.
+
+- padded: a row is one completion, its prompt padded to P tokens and itself to C.  Most of it is padding.
+- packed: a row holds several completions, each behind its own prompt, and segment ids tell them apart.
+- groups: a row holds one group or two: a prompt once, then its completions, each of which sees the prompt and itself.
+
+XLA compiles a program for each shape, so there are few shapes: a micro-batch takes the smallest one that it fits, and
+a shape is compiled when it is first needed.  Most runs need one or two.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Layout = Literal["padded", "packed", "groups"]
+
+# Widths, as fractions of what completions of full length would need.  GSM8K's need 0.2 to 0.35 of it.
+FRACTIONS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+# Rows of packed completions are at least so wide: short ones would leave much of a narrow row empty.
+NARROWEST = 256
+
+
+def choose_layout(wanted: str, *, accelerator: bool, groups: int, replicas: int) -> Layout:
+    """The layout of a micro-batch of `groups` groups.
+
+    Raises ValueError for rows of groups that cannot be shared out to the replicas.
+    """
+    if wanted == "groups" and groups % replicas:
+        raise ValueError(
+            f"training.layout=groups needs the same number of groups in each of the {replicas} trainer replicas, and a "
+            f"micro-batch has {groups}: use training.layout=packed, or a larger training.micro_batch_size"
+        )
+    if wanted != "auto":
+        return wanted  # pyright: ignore[reportReturnType]
+    # On a CPU rows of groups took half the time of packed ones (benchmarks/update_tokens.py).  What is best on a TPU
+    # has not been compared yet.
+    if accelerator:
+        return "padded"
+    return "packed" if groups % replicas else "groups"
+
+
+def row_shapes(
+    layout: Layout, *, sequences: int, group_size: int, prompt_length: int, completion_length: int, replicas: int = 1
+) -> list[tuple[int, int]]:
+    """Shapes [rows, tokens] for a micro-batch of `sequences` completions, smallest first; the last one holds any."""
+    longest = prompt_length + completion_length
+    if layout == "padded":
+        return [(sequences, longest)]
+    multiple = 128 if longest > 512 else 16  # 128: the blocks of a TPU's attention kernels
+
+    def rounded(tokens: float) -> int:
+        return math.ceil(tokens / multiple) * multiple
+
+    if layout == "groups":
+        groups, widest = sequences // group_size, prompt_length - 1 + group_size * (1 + completion_length)
+        # A long group and a short one share a row: with one group in each, the longest would decide the width.
+        rows = groups // 2 if groups % (2 * replicas) == 0 else groups
+        widest *= groups // rows
+        return sorted({(rows, rounded(fraction * widest)) for fraction in (*FRACTIONS, 1)})
+    shapes, one_each = set(), (sequences, rounded(longest))
+    for fraction in FRACTIONS:
+        tokens = fraction * sequences * longest
+        rows = max(int(tokens / max(longest, NARROWEST)) // replicas, 1) * replicas
+        shapes.add((rows, rounded(tokens / rows)))
+    return [*sorted((shape for shape in shapes if math.prod(shape) < math.prod(one_each)), key=math.prod), one_each]
