@@ -196,3 +196,15 @@ def test_config_shows_given_and_derived_side_by_side():
     plan = json.loads(config(str(TWO_HOSTS), "--as", "plan", "--json"))
     assert plan["given"]["training.prompts_per_step"] == 16 and plan["derived"]["accumulation_steps"] == 4
     assert "counted on one device" in config(str(TINY)) and "counted on one" not in printed
+
+
+def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():
+    from grpo_lib.tpu.compile_jobs import at_mean_length, programs_of
+
+    path = ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"  # prompts of 256 tokens, completions of 768, eight chips
+    padded = programs_of(load_recipe(path))["update"]
+    assert padded.rows is None and at_mean_length(padded, load_recipe(path)) == padded
+    recipe = load_recipe(path, ["training.layout=packed", "training.micro_batch_size=32"])
+    packed = programs_of(recipe)["update"]
+    assert (packed.layout, packed.rows) == ("packed", (32, 1024))
+    assert at_mean_length(packed, recipe).rows == (8, 1536)  # four sequences of 341 tokens in each row

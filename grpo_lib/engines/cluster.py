@@ -156,10 +156,8 @@ def make_cluster(
 def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig) -> None:
     """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update."""
     trainer = cluster.actor_trainer
-    prepare, shapes = (
-        trainer._prepare_inputs,
-        plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate),
-    )
+    prepare = trainer._prepare_inputs
+    shapes = plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate)
     if plan.layout == "groups":
         packing.share_prompts(trainer.model)
 

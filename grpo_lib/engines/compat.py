@@ -141,19 +141,18 @@ def multiply_in_two_dimensions(module: Any) -> None:
     from flax import nnx
     from maxtext.layers.linears import DenseGeneral
 
-    def product(x, weight, dimensions, precision, **_):
-        (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
-        rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
-        size = math.prod(weight.shape[: len(inner)])
-        flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
-        return flat.reshape(*rows, *outer)
-
     class TwoDimensions(DenseGeneral):
         @property
         def quant_dot_general(self):
-            return lambda x, weight, dimensions, **_: product(
-                x, weight, dimensions, precision=jax.lax.Precision(self.matmul_precision)
-            )
+            def product(x, weight, dimensions, **_):
+                (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
+                rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
+                size = math.prod(weight.shape[: len(inner)])
+                precision = jax.lax.Precision(self.matmul_precision)
+                flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
+                return flat.reshape(*rows, *outer)
+
+            return product
 
     for _, part in nnx.iter_graph(module):
         if type(part) is DenseGeneral and part.quant is None:
