@@ -202,9 +202,10 @@ def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_leng
     from grpo_lib.tpu.compile_jobs import at_mean_length, programs_of
 
     path = ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"  # prompts of 256 tokens, completions of 768, eight chips
-    padded = programs_of(load_recipe(path))["update"]
-    assert padded.rows is None and at_mean_length(padded, load_recipe(path)) == padded
-    recipe = load_recipe(path, ["training.layout=packed", "training.micro_batch_size=32"])
+    recipe = load_recipe(path, ["training.layout=padded"])
+    padded = programs_of(recipe)["update"]
+    assert padded.rows is None and at_mean_length(padded, recipe) == padded
+    recipe = load_recipe(path)  # micro-batches of 32
     packed = programs_of(recipe)["update"]
     assert (packed.layout, packed.rows) == ("packed", (32, 1024))
     assert at_mean_length(packed, recipe).rows == (8, 1536)  # four sequences of 341 tokens in each row

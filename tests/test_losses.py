@@ -382,8 +382,8 @@ def test_tunix_takes_the_loss_by_name_and_a_model_without_hidden_states_is_refus
 # --- MaxText --------------------------------------------------------------------------------------------------
 
 
-def one_layer(recipe, **more):
-    """An actor of one layer of the tiny model, its weights random; the same ones each time."""
+def one_layer(recipe, layers=1, **more):
+    """An actor of one layer of the tiny model, or of a few, its weights random; the same ones each time."""
     from maxtext.configs import pyconfig
     from maxtext.utils import maxtext_utils, model_creation_utils
 
@@ -393,7 +393,7 @@ def one_layer(recipe, **more):
         maxtext_model.register_architecture(recipe.model)
         config = pyconfig.initialize(
             maxtext_model.maxtext_arguments(
-                recipe.model, max_target_length=33, base_num_decoder_layers=1, enable_checkpointing=False, **more
+                recipe.model, max_target_length=33, base_num_decoder_layers=layers, enable_checkpointing=False, **more
             )
         )
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, jax.devices()[:1]), config.mesh_axes)

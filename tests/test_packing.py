@@ -126,7 +126,7 @@ def test_the_last_shape_holds_any_batch(layout, groups, group_size, prompt, comp
 def test_groups_need_whole_groups_in_each_replica():
     assert choose_layout("auto", accelerator=False, groups=4, replicas=2) == "groups"
     assert choose_layout("auto", accelerator=False, groups=1, replicas=2) == "packed"
-    assert choose_layout("auto", accelerator=True, groups=4, replicas=2) == "padded"
+    assert choose_layout("auto", accelerator=True, groups=4, replicas=2) == "packed"
     with pytest.raises(
         ValueError, match=r"training\.layout=groups .* 2 trainer replicas, and a micro-batch has 3: use"
     ):

@@ -277,6 +277,7 @@ def load_actor(
     compat.make_keys_plain(module)
     if len(devices) == 1 and devices[0].platform == "cpu":
         compat.multiply_in_two_dimensions(module)
+        compat.unroll_layers(module)
     return Actor(hidden_states.adapter_for(loss, module), config, mesh, loss)
 
 

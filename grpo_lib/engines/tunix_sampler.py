@@ -88,6 +88,7 @@ class PerSequenceKeySampler(shared_prompt.Sampler):
         return dataclasses.replace(state, sampling_mode="top_p")
 
 
+@jax.jit
 def row_keys(key: jax.Array, rows: np.ndarray) -> jax.Array:
     """A random key for each row of a step, [B, 2]."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(rows))

@@ -110,6 +110,12 @@ def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool) -> jax.Array
     return weight.reshape(-1) if flat else weight
 
 
+@functools.partial(jax.jit, static_argnames="repeats")
+def _translated(actor: dict[str, jax.Array], repeats: int) -> dict[str, jax.Array]:
+    """All of `translate` in one program."""
+    return {name: value for name, _, value in translate(actor, repeats)}
+
+
 def copy_weights(
     actor: dict[str, jax.Array],
     state: nnx.State,
@@ -118,15 +124,19 @@ def copy_weights(
 ) -> None:
     """Write the actor's weights into the sampler's state, in place and one by one, each with its sharding.
 
-    So a device holds at most one layer's weight more than the sampler's own.  A weight without a counterpart keeps
-    its value (zeros in a new sampler), and `check_sync` names it.
+    So a device holds at most one layer's weight more than the sampler's own; one CPU, where a small model's weights
+    take less time than a program for each, holds all of them.  A weight without a counterpart keeps its value (zeros
+    in a new sampler), and `check_sync` names it.
     """
     places = {".".join(map(str, path)): (variable, shardings[path]) for path, variable in state.flat_state()}
-    for name, _, value in translate(actor, repeats):
+    devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
+    one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
+    layers = ((name, value) for name, _, value in translate(actor, repeats))
+    for name, value in _translated(actor, repeats).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
-            arrived = multihost.reshard_locally(value, sharding).astype(variable.get_value().dtype)
-            variable.set_value(jax.block_until_ready(arrived))
+            arrived = value if one_cpu else multihost.reshard_locally(value, sharding)
+            variable.set_value(jax.block_until_ready(arrived.astype(variable.get_value().dtype)))
     for variable, sharding in places.values():
         old = variable.get_value()
         if isinstance(old, jax.ShapeDtypeStruct):

@@ -37,8 +37,7 @@ def _lost(recipe: Recipe) -> Iterator[str]:
         yield "rollout.vllm.kv_blocks: no option for it; the KV cache takes what memory_fraction leaves"
     if recipe.loss.implementation != "jax":
         yield "loss.implementation: upstream has Tunix's own loss"
-    padded = ("padded", "auto") if recipe.hardware.accelerator else ("padded",)
-    if training.layout not in padded:
+    if training.layout != "padded":
         yield "training.layout: upstream computes padded rows; loss and gradient are the same"
     if recipe.evaluation_completion_length != rollout.max_completion_length:
         yield "evaluation.max_completion_length: upstream evaluates with the length of the rollout"

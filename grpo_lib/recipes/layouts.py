@@ -2,7 +2,7 @@
 
 - padded: a row is one completion, its prompt padded to P tokens and itself to C.  Most of it is padding.
 - packed: a row holds several completions, each behind its own prompt, and segment ids tell them apart.
-- groups: a row holds one group or two: a prompt once, then its completions, each of which sees the prompt and itself.
+- groups: a row holds one group: a prompt once, then its completions, each of which sees the prompt and itself.
 
 XLA compiles a program for each shape, so there are few shapes: a micro-batch takes the smallest one that it fits, and
 a shape is compiled when it is first needed.  Most runs need one or two.
@@ -34,10 +34,9 @@ def choose_layout(wanted: str, *, accelerator: bool, groups: int, replicas: int)
     if wanted != "auto":
         return wanted  # pyright: ignore[reportReturnType]
     # seconds_update of recipes/tiny-cpu.yaml on two cores: groups 0.32, padded 0.51, packed 0.68 (the last ten of 100
-    # steps, by `grpo compare`).  What is best on a TPU has not been compared yet.
-    if accelerator:
-        return "padded"
-    return "packed" if groups % replicas else "groups"
+    # steps, by `grpo compare`).  On a TPU rows of groups would need attention without its flash kernel; packed rows are
+    # 0.4 of the padded update's FLOPs at 195 tokens a completion (benchmarks/update_tokens.py --compile).
+    return "packed" if accelerator or groups % replicas else "groups"
 
 
 def row_shapes(
@@ -53,11 +52,9 @@ def row_shapes(
         return math.ceil(tokens / multiple) * multiple
 
     if layout == "groups":
-        groups, widest = sequences // group_size, prompt_length - 1 + group_size * (1 + completion_length)
-        # A long group and a short one share a row: with one group in each, the longest would decide the width.
-        rows = groups // 2 if groups % (2 * replicas) == 0 else groups
-        widest *= groups // rows
-        return sorted({(rows, rounded(fraction * widest)) for fraction in (*FRACTIONS, 1)})
+        # Two groups in a row would leave less of it empty, and cost more: attention grows with the square of a row.
+        widest = prompt_length - 1 + group_size * (1 + completion_length)
+        return sorted({(sequences // group_size, rounded(fraction * widest)) for fraction in (*FRACTIONS, 1)})
     shapes, one_each = set(), (sequences, rounded(longest))
     for fraction in FRACTIONS:
         tokens = fraction * sequences * longest

@@ -196,7 +196,7 @@ class TrainingRecipe(_Section):
     layout: Literal["auto", "padded", "packed", "groups"] = Field(
         default="auto",
         description="rows of the policy update: padded, one completion each; packed, several; groups, a prompt and its "
-        "completions; auto: padded where hardware.accelerator is set, else groups",
+        "completions; auto: packed where hardware.accelerator is set, else groups",
     )
     learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate of AdamW")
     warmup_steps: NonNegative = Field(default=5, description="steps of linear warm-up")

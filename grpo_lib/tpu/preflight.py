@@ -343,9 +343,7 @@ def digest(recipe: Recipe) -> str:
     plan = recipe.plan
     data["training"]["prompts_per_step"] = plan.prompts_per_step
     data["training"]["micro_batch_size"] = plan.micro_batch_size
-    data["training"].pop("layout")  # `auto` is the layout that it means
-    if plan.layout != "padded":  # padded was the only one when the first results were saved
-        data["training"]["layout"] = plan.layout
+    data["training"]["layout"] = plan.layout  # the one that `auto` means
     data["rollout"]["micro_batch_size"] = plan.rollout_micro_batch_size
     data["grpo"]["beta"] = data["grpo"]["beta"] > 0
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
