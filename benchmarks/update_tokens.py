@@ -31,9 +31,9 @@ from grpo_lib.recipes import Recipe, load_recipe
 from grpo_lib.recipes.layouts import choose_layout, row_shapes
 
 RECIPES = (
-    ("recipes/qwen3-1.7b-gsm8k-smoke.yaml", "training.micro_batch_size=32"),
-    ("recipes/qwen2.5-3b-gsm8k-jax.yaml",),
-    ("recipes/llama3.1-8b-gsm8k.yaml@g8",),
+    "recipes/qwen3-1.7b-gsm8k-smoke.yaml",
+    "recipes/qwen2.5-3b-gsm8k-jax.yaml",
+    "recipes/llama3.1-8b-gsm8k.yaml@g8",
 )
 LAYOUTS = ("padded", "packed", "groups")
 CHARACTERS, TEMPLATE, SPREAD = 3.2, 60, 0.3
@@ -164,12 +164,12 @@ def main() -> None:
     arguments = parser.parse_args()
     # Where the data set is a folder here, as for the tests; else tensorflow-datasets loads it.
     problems = [f"problems.path={os.environ['GSM8K_DIR']}"] if "GSM8K_DIR" in os.environ else []
-    asked = ((arguments.recipe, *arguments.overrides),) if arguments.recipe else RECIPES
+    asked = [arguments.recipe] if arguments.recipe else RECIPES
     with only_result_on_stdout() as stdout:
         results = []
         try:
-            for path, *overrides in asked:
-                recipe = load_recipe(path, [*problems, *overrides])
+            for path in asked:
+                recipe = load_recipe(path, [*problems, *arguments.overrides])
                 if recipe.rollout.max_prompt_length == "auto":
                     raise CourseError("rollout.max_prompt_length=auto: give a number, such as 256")
                 results.append(counted(recipe, arguments.mean))

@@ -180,9 +180,8 @@ def _train(
     continued = check_run(directory, recipe, overwrite=overwrite)
     if base:
         check_base(base)
-    get_rewards(recipe.rewards)
-    for split in ("train", "validation", "test"):
-        load_problems(recipe.problems, split)
+    train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
+    get_rewards(recipe.rewards, {problem.kind for problem in train})
 
     from grpo_lib import pipeline, report, training
     from grpo_lib.engines import maxtext_model
@@ -222,7 +221,9 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test or validation")] = "test",
     output: Annotated[Path | None, typer.Option(help="Write one JSON line per completion to this file.")] = None,
     overwrite: Overwrite = False,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
+    ] = None,
     completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
     endpoint: Annotated[
         str | None,
@@ -250,6 +251,7 @@ def evaluate(
     from grpo_lib.problems import load_problems
 
     problems = load_problems(resolved.problems, split)
+    samples = samples or resolved.evaluation.samples or None
     if completions:
         source = _from_file(completions, problems, samples)
     else:
@@ -367,6 +369,7 @@ def smoke_test(
         steps=steps,
         engine=smoke_test.choose_engine(original, engine),
         gsm8k=smoke_test.gsm8k_folder(original),
+        stand_ins=smoke_test.stand_ins(original),
         wandb=smoke_test.wandb_can_run(),
     )
     log, devices = _say(as_json), smoke_test.device_count(scaled)
@@ -468,7 +471,7 @@ def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str,
 
 def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_model: str | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate for the recipe's own model, or for a model on a server."""
-    limit, render, temperature = recipe.evaluation_completion_length, None, {"temperature": recipe.rollout.temperature}
+    limit, render, sampling = recipe.evaluation_completion_length, None, recipe.evaluation_sampling
     settings: dict[str, Any]
     if url:
         from grpo_lib import prompts
@@ -477,7 +480,8 @@ def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_mod
         # The address is not a setting: it may change after an interrupt.
         settings = {"system": prompts.system_prompt(recipe.prompts.system), "max_tokens": limit}
         generate = Endpoint(url, served_model or "", **settings)
-        sampled: Any = dataclasses.replace(generate, **temperature)
+        sampled: Any = dataclasses.replace(generate, **sampling)
+        render = functools.partial(prompts.user_prompt, recipe.prompts.user)
     else:
         from grpo_lib import pipeline
         from grpo_lib.engines import maxtext_model
@@ -488,13 +492,13 @@ def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_mod
         weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
         settings = {"max_completion_length": limit, "weights": weights}
         generate, render = pipeline.standalone_generate(recipe)
-        sampled = functools.partial(generate, **temperature)
+        sampled = functools.partial(generate, **sampling)
     return {
         "generate": generate,
         "sampled": sampled if samples else None,
         "render": render,
         "model": served_model or recipe.model.path,
-        "settings": settings | (temperature if samples else {}),
+        "settings": settings | (sampling if samples else {}),
     }
 
 

@@ -162,7 +162,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         output = Generation("", None, False, error)
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = output.text.encode("utf-8", errors="replace").decode()
-    grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer)
+    grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)
     return {
         "id": task.problem.id,
         "sample": task.sample,
@@ -174,6 +174,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         "completion": text,
         "extracted": grades["extracted"],
         "gold": task.problem.answer,
+        "kind": task.problem.kind,
         **{name: grades[name] for name in VERDICTS},
         "truncated": bool(output.truncated),
         "tokens": None if output.tokens is None else int(output.tokens),  # None: generate did not count

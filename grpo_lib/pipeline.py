@@ -19,7 +19,7 @@ from grpo_lib.common.files import write_json_atomic
 from grpo_lib.engines import conversion, maxtext_model
 from grpo_lib.engines.cluster import require_engine
 from grpo_lib.engines.prompt_lengths import longest_prompt, render_with
-from grpo_lib.problems import load_problems
+from grpo_lib.problems import load_problems, what_became_of_the_rows
 from grpo_lib.recipes import Recipe
 from grpo_lib.runs import health_checks, multihost
 from grpo_lib.runs.checkpoints import checkpoint_root
@@ -49,6 +49,8 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     """
     training.require_supported(recipe)
     problems = load_problems(recipe.problems, "train")
+    if rows := what_became_of_the_rows(recipe.problems):
+        log(rows)
     session = training.build_session(recipe, directory, problems, convert(recipe, directory), log)
     if session.num_filtered:
         log(
@@ -59,11 +61,18 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
 
 
 def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun | None:
-    """Greedy evaluation of the test problems, `which` being before or after.  A finished one is read, not repeated.
+    """Evaluation of the test problems, `which` being before or after: greedy, and sampled where the recipe says so.
+
+    A finished one is read, not repeated.
 
     Raises CourseError when the moment has passed: before any step was taken, or after the last.
     """
-    path, steps = session.directory / "evals" / f"{which}.jsonl", session.recipe.training.steps
+    recipe = session.recipe
+    path, steps, samples = (
+        session.directory / "evals" / f"{which}.jsonl",
+        recipe.training.steps,
+        recipe.evaluation.samples,
+    )
 
     def work() -> evaluation.EvalRun:
         if not path.exists():
@@ -75,10 +84,13 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
                 raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
         return evaluation.evaluate(
             session.generate,
-            load_problems(session.recipe.problems, "test"),
+            load_problems(recipe.problems, "test"),
+            sampled=session.sample if samples else None,
+            samples=samples or 1,
+            settings=recipe.evaluation_sampling if samples else None,
             render=session.render,
             path=path,
-            batch_size=session.recipe.evaluation.batch_size,
+            batch_size=recipe.evaluation.batch_size,
             progress=progress,
             label=which,
             # Not session.step: a finished before.jsonl is read again when training is over.

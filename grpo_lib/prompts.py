@@ -35,6 +35,24 @@ _END_MARKERS = (
 )  # fmt: skip
 
 
+# What DAPO-Math-17k puts around each problem (BytedTsinghua-SIA/DAPO-Math-17k, column `prompt`).
+DAPO_PREFIX = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+USER_PROMPTS = {
+    "question": "{question}",
+    "dapo": DAPO_PREFIX + "{question}" + DAPO_SUFFIX,
+    "boxed": "{question}\n\nReason step by step, and put the final answer in \\boxed{}.",
+}
+
+
+def user_prompt(setting: str, question: str) -> str:
+    """The user message of a recipe's `prompts.user`, a name in USER_PROMPTS, for a question."""
+    return USER_PROMPTS[setting].replace("{question}", question)
+
+
 def system_prompt(setting: str) -> str:
     """The system message of a recipe's `prompts.system`: "default" is SYSTEM_PROMPT, anything else its own text."""
     return SYSTEM_PROMPT if setting == "default" else setting

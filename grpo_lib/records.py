@@ -43,15 +43,23 @@ class Generation:
     error: str | None = None
 
 
-def grade(completion: str, gold: str) -> Record:
-    """Verdicts on one completion.
+def grade(completion: str, gold: str, kind: str = "tagged") -> Record:
+    """Verdicts on one completion, by the kind of its problem (`Problem.kind`).
+
+    Of a gold that is an integer or LaTeX there is no partial credit, `format` says that an answer is stated at all,
+    and for LaTeX the lenient verdict is the strict one: its last number is no answer.
 
     Returns:
       extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader raised.  With
       an error every verdict is False, so that the denominator is the same for all of them.
     """
     try:
-        extracted = answers.extract_answer(completion)
+        extracted = answers.stated_answer(completion, kind)
+        if kind != "tagged":
+            strict = answers.agrees(extracted, gold, kind)
+            lenient = strict or (kind == "integer" and answers.is_correct_leniently(completion, gold))
+            verdicts = (strict, lenient, strict, extracted is not None)
+            return {"extracted": extracted, **dict(zip(VERDICTS, verdicts, strict=True)), "error": None}
         return {
             "extracted": extracted,
             "strict": bool(answers.same_value(extracted, gold)),
@@ -74,7 +82,12 @@ def graded_again(record: Record) -> Record:
     error = record.get("error")
     if error and not str(error).startswith(_GRADER):
         return record
-    return record | grade(record["completion"], record["gold"])
+    return record | grade(record["completion"], record["gold"], kind_of(record))
+
+
+def kind_of(record: Record) -> str:
+    """The kind of a record's problem; files of version 0.1 do not name it."""
+    return record.get("kind", "tagged")
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,9 @@ class EvalRun:
 
         `n` counts problems, and the Wilson interval is for that n: several samples of one problem are not independent
         draws.  With sampled completions there are also `sampled_accuracy`, the mean over them; `samples`, their number
-        per problem; `pass_at_k`, {"1": …, "2": …, "4": …, up to `samples`}, unbiased (see statistics); and `maj_at_k`,
-        the fraction of problems whose most frequent answer, of all samples, is right.
+        per problem; `pass_at_k`, {"1": …, "2": …, "4": …, up to `samples`}, unbiased (see statistics), and
+        `pass_at_k_interval` for the same k; and `maj_at_k`, the fraction of problems whose most frequent answer, of all
+        samples, is right.  "avg@32" elsewhere is pass@1 of 32 samples.
         """
         accuracy, interval = self.accuracy()
         return {
@@ -199,12 +213,20 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
     samples = min(len(group) for group in groups)
     tallies = [(len(group), sum(bool(record["strict"]) for record in group)) for group in groups]
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
-    votes = [(statistics.majority_vote(r["extracted"] for r in group), group[0]["gold"]) for group in groups]
+    at_k = {str(k): [statistics.pass_at_k(n, c, k) for n, c in tallies] for k in ks}
+    # LaTeX has no canonical spelling: a vote is for the text as it stands.
+    votes = [
+        statistics.majority_vote((r["extracted"] for r in group), kind_of(group[0]) != "latex") for group in groups
+    ]
     return {
         "sampled_accuracy": sum(bool(record["strict"]) for record in records) / len(records),
         "samples": samples,
-        "pass_at_k": {str(k): sum(statistics.pass_at_k(n, c, k) for n, c in tallies) / len(groups) for k in ks},
-        "maj_at_k": sum(answers.same_value(vote, gold) for vote, gold in votes) / len(groups),
+        "pass_at_k": {k: sum(values) / len(groups) for k, values in at_k.items()},
+        "pass_at_k_interval": {k: list(statistics.clustered_interval(values)) for k, values in at_k.items()},
+        "maj_at_k": sum(
+            answers.agrees(vote, group[0]["gold"], kind_of(group[0])) for vote, group in zip(votes, groups, strict=True)
+        )
+        / len(groups),
     }
 
 

@@ -1,10 +1,11 @@
 """Reward functions, in the calling convention that Tunix and TRL share.
 
 Each is `fn(prompts, completions, answer, **kwargs) -> list[float]`, one reward per completion. `completions`
-holds strings, or TRL's conversations (lists of {"role", "content"}); `answer` holds one gold number per
-completion. Tunix logs each part of the reward under the function's `__name__`. What is written below is how one
-completion is scored, points and the reason for them; `reward_function` makes the batch function of it, and
-`fn.explain(completion, gold)` gives both, so that what is shown is what was paid.
+holds strings, or TRL's conversations (lists of {"role", "content"}); `answer` holds one gold per completion, and the
+column `kind`, where there is one, how it is graded (`Problem.kind`). Tunix logs each part of the reward under the
+function's `__name__`. What is written below is how one completion is scored, points and the reason for them;
+`reward_function` makes the batch function of it, and `fn.explain(completion, gold)` gives both, so that what is shown
+is what was paid.
 
 The first four are the reward of the reference recipe, as the field's tutorials use it. A perfect completion
 earns 3.0 + 2.0 + 3.0 + 1.5 = 9.5. With gold 18 the sum also pays, which is what the course comes to find:
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,25 +54,34 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
 
     Args:
       score: takes the completion's text and the gold number as text, and returns points and the reason. A default
-        for the gold number says that it is not needed: then `answer` may be left out.
+        for the gold number says that it is not needed: then `answer` may be left out. A third parameter `kind` says
+        that it also scores golds that are no number in tags.
 
     Returns:
-      The batch function, under the name and docstring of `score`, with `.explain(completion, gold) -> Part`. It
-      raises ValueError if there are not as many golds as completions.
+      The batch function, under the name and docstring of `score`, with `.explain(completion, gold, kind) -> Part`
+      and `.kinds`, those that it knows. It raises ValueError if there are not as many golds as completions.
     """
+    any_kind = "kind" in inspect.signature(score).parameters
 
-    def batch(prompts: Any, completions: Iterable[Completion], answer: Any = None, **kwargs: Any) -> list[float]:
+    def score_by(text: str, gold: str, kind: str) -> Score:
+        return score(text, gold, kind) if any_kind else score(text, gold)
+
+    def batch(
+        prompts: Any, completions: Iterable[Completion], answer: Any = None, kind: Any = None, **kwargs: Any
+    ) -> list[float]:
         texts = [_text(completion) for completion in completions]
         if answer is None:
             return [score(text)[0] for text in texts]
-        return [score(text, str(gold))[0] for text, gold in zip(texts, answer, strict=True)]
+        kinds = ["tagged"] * len(texts) if kind is None else kind
+        return [score_by(text, str(gold), str(by))[0] for text, gold, by in zip(texts, answer, kinds, strict=True)]
 
-    def explain(completion: Completion, gold: str) -> Part:
-        points, why = score(_text(completion), str(gold))
+    def explain(completion: Completion, gold: str, kind: str = "tagged") -> Part:
+        points, why = score_by(_text(completion), str(gold), kind)
         return Part(score.__name__, points, why)
 
     function: Any = functools.wraps(score, assigned=("__module__", "__name__", "__qualname__", "__doc__"))(batch)
     function.explain = explain
+    function.kinds = answers.KINDS if any_kind else ("tagged",)
     # Tunix asks for the signature. `wraps` shows the source of `score`, as it should, but would show its arguments too.
     function.__signature__ = inspect.signature(batch, follow_wrapped=False)
     return function
@@ -122,8 +133,10 @@ def check_numbers(completion: str, gold: str) -> Score:
 
 
 @reward_function
-def correct_answer(completion: str, gold: str) -> Score:
+def correct_answer(completion: str, gold: str, kind: str = "tagged") -> Score:
     """1.0 if the one tagged answer equals the gold number in value, else 0.0.
+
+    Without tags (`kind` integer or latex) it is the answer that the completion states last.
 
     With `tidy_format`, the repair of the reference reward. There the format alone paid more than half of the
     total, whatever stood in the tags, and a near miss was paid too. Here being right is what pays: a wrong
@@ -131,6 +144,8 @@ def correct_answer(completion: str, gold: str) -> Score:
     or answers in the middle of the reasoning, is paid for none. Text around the blocks, or a missing reasoning,
     is untidy and nothing more.
     """
+    if kind != "tagged":
+        return _score_statement(completion, gold, kind)
     if fault := _not_one_answer(completion):
         return 0.0, fault
     answer = answers.extract_answer(completion)
@@ -159,18 +174,34 @@ REPAIRED_REWARDS = (correct_answer, tidy_format)
 REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)}
 
 
-def get_rewards(names: Iterable[str]) -> list[RewardFunction]:
-    """The reward functions of these names, in their order. CourseError for a name that is not in REWARDS."""
+def get_rewards(names: Iterable[str], kinds: Iterable[str] = ("tagged",)) -> list[RewardFunction]:
+    """The reward functions of these names, in their order.
+
+    Raises CourseError for a name that is not in REWARDS, or a function that cannot score problems of these `kinds`.
+    """
     names = list(names)
     unknown = [str(name) for name in names if name not in REWARDS]
     if unknown:
         raise CourseError(f"rewards: unknown {', '.join(unknown)}; known are {', '.join(REWARDS)}")
-    return [REWARDS[name] for name in names]
+    functions: list[Any] = [REWARDS[name] for name in names]
+    for function, kind in itertools.product(functions, kinds):
+        if kind not in function.kinds:
+            able = [name for name, other in REWARDS.items() if kind in other.kinds]  # pyright: ignore[reportFunctionMemberAccess]
+            raise CourseError(
+                f"rewards: {function.__name__} scores a number in <answer> tags, and these problems are graded as "
+                f"{kind}; use {', '.join(able)}"
+            )
+    return functions
 
 
-def explain(completion: Completion, gold: str, functions: Iterable[RewardFunction] = REFERENCE_REWARDS) -> list[Part]:
+def explain(
+    completion: Completion,
+    gold: str,
+    functions: Iterable[RewardFunction] = REFERENCE_REWARDS,
+    kind: str = "tagged",
+) -> list[Part]:
     """What each function pays for a completion, and why; the reward is the sum of the points."""
-    return [function.explain(completion, gold) for function in functions]
+    return [function.explain(completion, gold, kind) for function in functions]
 
 
 def _text(completion: Completion) -> str:
@@ -178,6 +209,15 @@ def _text(completion: Completion) -> str:
     if isinstance(completion, str):
         return completion
     return (completion[-1].get("content") or "") if completion else ""
+
+
+def _score_statement(completion: str, gold: str, kind: str) -> Score:
+    """1.0 if the answer that the completion states last is `gold`, else 0.0."""
+    stated = answers.stated_answer(completion, kind)
+    if stated is None:
+        return 0.0, "no answer is stated"
+    seen = f"the answer stated last is {_line(stated)}, gold is {_line(gold)}"
+    return (1.0, f"{seen}: equal") if answers.agrees(stated, gold, kind) else (0.0, seen)
 
 
 def _not_one_answer(completion: str) -> str | None:

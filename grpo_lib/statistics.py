@@ -70,6 +70,29 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     return low, high
 
 
+def clustered_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval for the mean of one value per problem, each of several samples: (low, high), within [0, 1].
+
+    The samples of a problem are not independent of each other, so the problems are what is counted: mean ± t · s / √n,
+    the clustered standard error of E. Miller, "Adding Error Bars to Evals" (arXiv:2411.00640, equation 5).  Where all
+    n problems have the same value, s is 0 and says nothing: then it is Wilson's interval for n.
+
+    Raises:
+      ValueError: no values, one outside [0, 1], or confidence outside (0, 1).
+    """
+    import numpy as np
+    from scipy.stats import t
+
+    rates, n = np.asarray(values, float), len(values)
+    if n < 1 or not ((rates >= 0) & (rates <= 1)).all():
+        raise ValueError(f"values must be rates from 0 to 1, at least one; got {n} of them")
+    mean = float(rates.mean())
+    if np.ptp(rates) == 0:
+        return wilson_interval(min(mean * n, n), n, confidence)
+    half = float(t.ppf(0.5 + _checked_confidence(confidence) / 2, n - 1) * rates.std(ddof=1) / math.sqrt(n))
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
 def paired_bootstrap(
     before: Sequence[float | Sequence[float]],
     after: Sequence[float | Sequence[float]],
@@ -200,15 +223,16 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (total - math.comb(n - c, k)) / total
 
 
-def majority_vote(answers: Iterable[str | None]) -> str | None:
+def majority_vote(answers: Iterable[str | None], numbers: bool = True) -> str | None:
     """The value given most often (maj@k of Wang et al., "Self-Consistency", 2022), in canonical form.
 
     Votes are counted by value, so "18", "18.00" and "$18" are one candidate. None, and text without a number,
     abstains: it does not vote, and one number beats any count of it. Of several values with equally many votes,
     the one given earliest wins; chance alone ordered the samples, so the rule favours no value. None if all
-    abstain, which counts as wrong.
+    abstain, which counts as wrong.  Without `numbers` a vote is for a text as it stands.
     """
-    values = [answers_.canonical_answer(answer) for answer in answers if answer is not None]
+    value_of = answers_.canonical_answer if numbers else str.strip
+    values = [value_of(answer) for answer in answers if answer is not None]
     # Counter keeps the order of first appearance, and most_common is stable: ties go to the earliest.
     ranking = Counter(value for value in values if value is not None).most_common(1)
     return ranking[0][0] if ranking else None

@@ -97,7 +97,11 @@ class Session:
 
         With several processes it is called inside `run_on_main`.
         """
-        return self._greedy(multihost.broadcast(prompts))
+        return self._ask(prompts, {})
+
+    def sample(self, prompts: list[str], *, seed: int = 0) -> list[Generation]:
+        """As `generate`, drawn at the temperature and top-p of the recipe's evaluation: its `sampled`."""
+        return self._ask(prompts, self.recipe.evaluation_sampling | {"seed": seed})
 
     def run_on_main[T](self, work: Callable[[], T]) -> T | None:
         """Run `work`, which may call `generate`, on process 0; the other processes help to generate, and get None."""
@@ -105,12 +109,18 @@ class Session:
             result = work()
             multihost.broadcast(None)
             return result
-        while (prompts := multihost.broadcast(None)) is not None:
-            self._greedy(prompts)
+        asked: Any
+        while (asked := multihost.broadcast(None)) is not None:
+            prompts, sampling = asked
+            self._completions(prompts, **sampling)
         return None
 
+    def _ask(self, prompts: list[str], sampling: dict[str, Any]) -> list[Generation]:
+        prompts, sampling = multihost.broadcast((prompts, sampling))
+        return self._completions(prompts, **sampling)
+
     @functools.cached_property
-    def _greedy(self) -> Callable[[list[str]], list[Generation]]:
+    def _completions(self) -> Callable[..., list[Generation]]:
         return self.sampler.greedy_generate(
             max_completion_length=self.recipe.evaluation_completion_length,
             batch_size=-(-self.recipe.evaluation.batch_size // jax.process_count()),
@@ -143,6 +153,7 @@ def build_session(
     more devices than there are, or something that is not installed.
     """
     require_supported(recipe)
+    get_rewards(recipe.rewards, {problem.kind for problem in problems})  # refuses those that cannot score them
     directory = Path(directory).resolve()
 
     # 1. Sizes: prompts of at most P tokens, completions of C; how a step is cut into micro-batches.

@@ -156,7 +156,7 @@ def test_parity_counts_both_graders_and_texts(benchmark) -> None:
 
 def test_every_public_function_is_attacked(grading) -> None:
     attacked = {name.partition(",")[0] for name in grading.FUNCTIONS}
-    assert {f"answers.{name}" for name in answers.__all__} <= attacked
+    assert {f"answers.{name}" for name in answers.__all__ if callable(getattr(answers, name))} <= attacked
     assert {f"rewards.{name}" for name in (*rewards.REWARDS, "explain")} <= attacked
 
 

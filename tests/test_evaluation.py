@@ -14,6 +14,7 @@ from grpo_lib.problems.types import Problem
 
 KEYS = [
     *("id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold"),
+    "kind",
     *("strict", "lenient", "partial", "format", "truncated", "tokens", "error", "steps"),
 ]
 
@@ -158,6 +159,28 @@ def test_greedy_and_sampled_in_one_run(tmp_path):
     all_sampled = quiet(mixed, samples=6)
     assert 0 < all_sampled.summary()["accuracy"] < 1 and all_sampled.summary()["n"] == 20
     assert summarize(all_sampled, all_sampled)["mcnemar_p"] is None
+
+
+def test_each_problem_is_graded_by_its_own_grader(tmp_path):
+    said = {"q1": "Answer: 033", "q2": r"so \boxed{\frac{1}{2}}", "q3": tagged(7), "q4": "Answer: 7, or 8"}
+    golds = {"q1": ("33", "integer"), "q2": (r"\dfrac12", "latex"), "q3": ("7", "tagged"), "q4": ("8", "integer")}
+    problems = [Problem(q, q, "", gold, "test", kind=by) for q, (gold, by) in golds.items()]
+    path = tmp_path / "evals.jsonl"
+    run = quiet(lambda prompts: [said[p] for p in prompts], problems, path=path)
+    assert [record["strict"] for record in run.records] == [True, True, True, False]
+    assert [record["lenient"] for record in run.records] == [True, True, True, True]  # q4 ends in its number
+    assert [record["partial"] for record in run.records] == [True, True, True, False]
+    assert [record["format"] for record in run.records] == [True, True, True, False]
+    assert EvalRun.load(path) == run  # graded again by the same graders
+
+
+def test_samples_of_latex_vote_by_their_text():
+    answers = iter([r"\boxed{x+1}", r"\boxed{2}", r"\boxed{x+1}"])
+    problem = Problem("p", "q", "", "1+x", "test", kind="latex")
+    summary = quiet(lambda prompts: [next(answers) for _ in prompts], [problem], samples=3).summary()
+    assert summary["maj_at_k"] == 1 and summary["pass_at_k"]["1"] == pytest.approx(2 / 3)
+    low, high = summary["pass_at_k_interval"]["1"]
+    assert 0 <= low < 2 / 3 < high <= 1
 
 
 def test_pass_at_k_is_given_for_powers_of_two_and_for_all_samples():

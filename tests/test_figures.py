@@ -44,6 +44,15 @@ def test_curves_have_a_panel_per_metric_with_labelled_axes():
     assert figure._repr_png_()[0].startswith(b"\x89PNG")
 
 
+def test_pass_at_k_before_and_after_with_their_intervals():
+    part = {"n": 30, "samples": 4, "pass_at_k": {"1": 0.25, "2": 0.5, "4": 0.75}}
+    part["pass_at_k_interval"] = {k: [rate - 0.125, rate + 0.125] for k, rate in part["pass_at_k"].items()}
+    axes = figures.pass_at_k({"before": part, "after": part | {"pass_at_k": {"1": 1.0, "2": 1.0, "4": 1.0}}}).axes[0]
+    assert [line.get_ydata().tolist() for line in lines(axes)] == [[0.25, 0.5, 0.75], [1.0] * 3]
+    assert len(axes.collections) == 2 and axes.get_title("left") == "30 problems, 4 samples each"
+    assert not figures.pass_at_k({"before": {"n": 3}}).axes
+
+
 def test_a_figure_says_in_words_what_it_draws():
     said = alt_text(figures.training_curves([{"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.75}]))
     assert "Reward" in said and "training step" in said and "from 0.25 to 0.75" in said

@@ -32,9 +32,13 @@ GSM8K = f"problems.path={ROOT / 'tests' / 'gsm8k_fixture'}"
 IN_THE_FILES = {
     "problems.difficulty",
     "problems.path",
+    "problems.conflicts",
+    "problems.test_source",
+    "problems.test_path",
     "problems.train",
     "problems.seed",
     "prompts.system",
+    "prompts.user",
     "rollout.overlong_prompts",
 }
 # Another value for fields that are not numbers, or of which twice the number is not possible.
@@ -56,6 +60,8 @@ NEEDED = {
     "training.micro_batch_size_per_device": ["hardware.trainer_devices=2", "training.micro_batch_size=null"],
     "training.prompts_per_step_per_device": ["hardware.trainer_devices=2", "training.prompts_per_step=null"],
     "tracking.project": ["tracking.wandb=offline"],
+    "evaluation.temperature": ["evaluation.samples=2"],
+    "evaluation.top_p": ["evaluation.samples=2"],
 }
 
 

@@ -277,9 +277,9 @@ def take(count: int, batches) -> list[list[str]]:
     return [batch["answer"].tolist() for batch in islice(batches, count)]
 
 
-def test_a_batch_is_two_arrays_of_text():
+def test_a_batch_is_arrays_of_text():
     batch = next(training_batches(numbered(10), as_prompt, batch_size=4, seed=0))
-    assert set(batch) == {"prompts", "answer"}
+    assert set(batch) == {"prompts", "answer", "kind"}
     for array in batch.values():
         assert isinstance(array, np.ndarray) and array.shape == (4,) and array.dtype.kind == "U"
     assert [f"<user>Question {answer}?" for answer in batch["answer"]] == batch["prompts"].tolist()

@@ -17,6 +17,15 @@ CHATML = (
 )
 
 
+def test_a_question_is_asked_in_the_words_of_the_data_set(chatml):
+    question = r"Solve {question} for $x \ne 1$."
+    assert prompts.user_prompt("question", question) == question
+    asked = prompts.user_prompt("dapo", question)
+    assert asked.removeprefix(prompts.DAPO_PREFIX).removesuffix(prompts.DAPO_SUFFIX) == question
+    assert "\\boxed{}" in prompts.user_prompt("boxed", question)
+    assert "system" not in prompts.render(chatml, asked)
+
+
 @pytest.fixture(scope="module")
 def chatml():
     """A real ChatML tokenizer, built here: no download."""

@@ -167,7 +167,7 @@ def test_what_is_explained_is_what_is_paid_and_no_text_raises(completion: str, g
 def test_a_student_sees_the_scoring_and_a_trainer_the_convention() -> None:
     for name, function in rewards.REWARDS.items():
         assert inspect.getsource(function).startswith(f"@reward_function\ndef {name}(completion: str, gold: str")
-        assert list(inspect.signature(function).parameters) == ["prompts", "completions", "answer", "kwargs"]
+        assert list(inspect.signature(function).parameters) == ["prompts", "completions", "answer", "kind", "kwargs"]
         assert pickle.loads(pickle.dumps(function)) is function
 
 
@@ -177,3 +177,16 @@ def test_registry() -> None:
     with pytest.raises(CourseError, match=r"rewards: unknown nonesuch; known are match_.*tidy_format") as caught:
         rewards.get_rewards(["check_answer", "nonesuch"])
     assert "\n" not in str(caught.value)
+
+
+def test_only_a_reward_that_knows_a_grader_scores_its_problems() -> None:
+    assert rewards.get_rewards(["correct_answer"], {"integer", "latex", "tagged"}) == [rewards.correct_answer]
+    with pytest.raises(CourseError, match=r"rewards: tidy_format scores .* graded as integer; use correct_answer"):
+        rewards.get_rewards(["correct_answer", "tidy_format"], {"integer"})
+    texts, golds = ["Answer: 033", "I think 33", "<answer>33</answer>"], ["33"] * 3
+    assert rewards.correct_answer(None, texts, golds, kind=["integer"] * 3) == [1.0, 0.0, 1.0]
+    assert rewards.correct_answer(None, texts, golds) == [0.0, 0.0, 1.0]
+    assert (
+        rewards.correct_answer.explain(texts[0], "33", "integer").why
+        == "the answer stated last is 33, gold is 33: equal"
+    )

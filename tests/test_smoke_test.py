@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from grpo_lib import cli
 from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import load_problems
 from grpo_lib.recipes import HardwareRecipe, load_recipe, profiles_of
 from grpo_lib.runs import run_directory
 from grpo_lib.tpu import smoke_test
@@ -39,6 +40,20 @@ def test_what_decides_the_code_that_runs_is_kept(path):
             assert getattr(getattr(scaled, section), key) == getattr(getattr(recipe, section), key), (section, key)
     assert scaled.rewards == recipe.rewards and scaled.prompts == recipe.prompts and scaled.seed == recipe.seed
     assert scaled.hardware.colocated == recipe.hardware.colocated
+
+
+def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_path):
+    monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
+    recipe = load_recipe(ROOT / "recipes" / "qwen2.5-32b-dapo-math.yaml")
+    scaled = smoke_test.scaled_recipe(recipe, stand_ins=smoke_test.stand_ins(recipe))
+    assert (scaled.problems.source, scaled.problems.test_source) == ("dapo-math", "aime")
+    train, held_out, test = (load_problems(scaled.problems, split) for split in ("train", "validation", "test"))
+    assert len(train) == 256 and held_out and len(test) == 16
+    assert {problem.kind for problem in [*train, *held_out, *test]} == {"integer"}
+    assert any("stood in" in note for note in smoke_test.notes(recipe, scaled))
+    own = load_recipe(ROOT / "recipes" / "qwen2.5-32b-dapo-math.yaml", ["problems.path=/data"])
+    assert smoke_test.scaled_recipe(own, stand_ins=smoke_test.stand_ins(own)).problems.path == "/data"
+    assert smoke_test.stand_ins(smoke()) is None
 
 
 @each_recipe

@@ -11,6 +11,7 @@ from scipy.stats import binomtest, bootstrap, norm
 
 from grpo_lib.statistics import (
     _power,
+    clustered_interval,
     majority_vote,
     mcnemar,
     paired_bootstrap,
@@ -31,6 +32,21 @@ VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 )
 def test_wilson_agrees_with_newcombe_1998_table_1_method_3(successes, n, low, high):
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_30_problems_cannot_tell_much():
+    """pass@32 of 0.7 on the 30 problems of a year of AIME."""
+    low, high = clustered_interval([1.0] * 21 + [0.0] * 9)
+    assert (low, high) == pytest.approx((0.526, 0.874), abs=1e-3)
+
+
+def test_an_interval_over_problems_is_the_t_interval_of_their_means():
+    rates = [0.25, 0.5, 1.0, 0.0, 0.75]
+    assert clustered_interval(rates) == pytest.approx((0.0092, 0.9908), abs=1e-4)  # 0.5 ± 2.776 · 0.3953 / √5
+    assert clustered_interval([1.0] * 20) == wilson_interval(20, 20)
+    for wrong in ([], [1.2], [-0.1, 0.5]):
+        with pytest.raises(ValueError, match="rates from 0 to 1"):
+            clustered_interval(wrong)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))

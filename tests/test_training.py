@@ -275,7 +275,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     def noisy(prompts, completions, **_):
         return [sum(map(ord, completion)) % 97 for completion in completions]
 
-    monkeypatch.setattr(training, "get_rewards", lambda names: [noisy])
+    monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
     elsewhere = {"checkpoints": str(tmp_path / "all")}
     twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
     whole = training.train(build(tmp_path / "whole", twice))
@@ -371,7 +371,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values and part.__name__ == "tags"
     metrics = batch_metrics(
         Sampler(), 2, [part], lambda: 0.125, prompts=["p"] * 4, completions=completions,
-        answer=["2"] * 4, rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
+        answer=["2"] * 4, kind=["tagged"] * 4, rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
     )  # fmt: skip
     values = {name.removeprefix("step/"): value for name, (value, _) in metrics.items()}
     assert values.pop("seconds_reward") > 0

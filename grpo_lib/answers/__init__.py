@@ -7,6 +7,9 @@ nothing executed.
 
 The graders read text that a policy is rewarded for, so none of them may raise or hang on any string: tags are
 found with `str.find`, and patterns only ever see the end of a long text.
+
+For competition mathematics there are two more readers, of golds that are integers (`integer_answer`) and of golds that
+are LaTeX (`latex_answer`, `same_latex`). `stated_answer` and `agrees` choose among the three by name, one of KINDS.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo_lib.answers.final_answer import canonical_answer
+from grpo_lib.answers.integers import integer_answer
+from grpo_lib.answers.latex import latex_answer, same_latex
 from grpo_lib.answers.numbers import LONGEST, canonical_form, find_numbers, parse_decimal, strip_markup
 from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
 
 __all__ = [
-    "answer_block", "canonical_answer", "extract_answer", "format_is_exact", "format_is_loose", "is_close",
-    "is_correct", "is_correct_leniently", "lenient_answer", "near_value", "same_value",
+    "KINDS", "agrees", "answer_block", "canonical_answer", "extract_answer", "format_is_exact",
+    "format_is_loose", "integer_answer", "is_close", "is_correct", "is_correct_leniently", "latex_answer",
+    "lenient_answer", "near_value", "same_latex", "same_value", "stated_answer",
 ]  # fmt: skip
+
+KINDS = ("tagged", "integer", "latex")  # of gold answers
 
 _TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
@@ -49,9 +57,16 @@ def extract_answer(completion: str) -> str | None:
     return None if block is None else canonical_answer(block)
 
 
-def is_correct(completion: str, gold: str) -> bool:
-    """Strict verdict: the tagged answer equals `gold` in value."""
-    return same_value(extract_answer(completion), gold)
+def is_correct(completion: str, gold: str, kind: str = "tagged") -> bool:
+    """Strict verdict: the answer that the completion states is `gold`, read as `kind` says.
+
+    Args:
+      kind: "tagged", one number in <answer> tags; "integer", the integer that is stated last; "latex", the LaTeX that
+        is stated last, by algebra. ValueError for another one.
+    """
+    if kind == "tagged":
+        return same_value(extract_answer(completion), gold)
+    return agrees(stated_answer(completion, kind), gold, kind)
 
 
 def is_close(completion: str, gold: str, ratio: float) -> bool:
@@ -77,6 +92,24 @@ def near_value(answer: str | None, gold: str, ratio: float) -> bool:
     if max(len(answer), len(target)) > 2 * LONGEST:
         return False
     return abs(Fraction(answer) - Fraction(target)) <= Fraction(str(ratio)) * abs(Fraction(target))
+
+
+def stated_answer(completion: str, kind: str) -> str | None:
+    """The answer that a completion states, as one of KINDS reads it; None for none. ValueError for another kind."""
+    if kind == "tagged":
+        return extract_answer(completion)
+    if kind == "integer":
+        return integer_answer(completion)
+    if kind == "latex":
+        return latex_answer(completion)
+    raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+
+
+def agrees(answer: str | None, gold: str, kind: str) -> bool:
+    """Whether `answer`, as `stated_answer` gave it, is the same as `gold`. ValueError for a kind not in KINDS."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    return same_latex(answer, gold) if kind == "latex" else same_value(answer, gold)
 
 
 @lru_cache(maxsize=4096)

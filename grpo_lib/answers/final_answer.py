@@ -1,6 +1,7 @@
-"""Which number a short text states as its answer, where it holds more than a number.
+"""Which number a short text states as its answer, and where a long text states its answer last.
 
-Careful graders differ in places. EXTRACTION_RULES lists what this one reads as an answer, with a reason for each.
+Careful graders differ in places. EXTRACTION_RULES lists what `canonical_answer` reads as an answer, with a reason for
+each. `last_statement` finds the last place that states an answer at all: a line "Answer: …", a box, an answer block.
 
 A completion that a policy is rewarded for is hostile text: nothing here raises, and no pattern sees more than the
 last `LONGEST` characters.
@@ -21,6 +22,7 @@ from grpo_lib.answers.numbers import (
     parse_decimal,
     strip_markup,
 )
+from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 # (the text, what is read, why); for people to look up, and for the tests.
 EXTRACTION_RULES: tuple[tuple[str, str | None, str], ...] = (
@@ -305,7 +307,7 @@ def _value_in_context(text: str, number: Number) -> Fraction | None:
 def _boxed(text: str) -> Fraction | None:
     """The value in `\\boxed{…}`; of several boxes all must agree."""
     text = normalize_characters(text)
-    boxes = _boxes(text)
+    boxes = find_boxes(text)
     if not boxes:
         return _extract(text.replace("boxed", "").replace("\\fbox", ""))
     values = {_extract(text[start:end]) for start, end, _ in boxes}
@@ -321,7 +323,7 @@ def _boxed(text: str) -> Fraction | None:
     return _value_in_context(whole, number) if number else None
 
 
-def _boxes(text: str) -> list[tuple[int, int, int]]:
+def find_boxes(text: str) -> list[tuple[int, int, int]]:
     """(start and end of the content, start of the command) of each box that is not inside another."""
     boxes, position = [], 0
     while command := _BOX.search(text, position):
@@ -332,3 +334,141 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
         position = end
         boxes.append((command.end(), end - (level == 0), command.start()))
     return boxes
+
+
+# --- The last place that states an answer ---
+
+MOST_CUES = 1000  # times the word "answer" is looked at, from the end; earlier ones do not count
+
+_CUE_WINDOW = 120
+_CUE = re.compile(
+    r"answer[*_]{0,3}\s{0,3}(?:"
+    r"(?P<line>[*_]{0,3}[:：][*_]{0,3})"
+    r"|(?:to (?:the|this) (?:problem|question) )?(?:is|was|equals|(?:should|must|would) be|=)(?![a-z])"
+    r"(?: (?:therefore|thus|then|simply|indeed))?\s{0,3}[:：]?)"
+)
+_SENTENCE_END = re.compile(r"[.;?](?=\s|[*_$]{0,3}(?:\s|\Z))")
+_DISPLAYED = {"$$": "$$", "\\[": "\\]"}
+_ANYTHING_STATED = re.compile(r"[0-9$\\]")
+_BEFORE_BOX = re.compile(  # what makes a box part of something larger, or one of several answers
+    r"(?:[-−–+*/×÷^√<>≤≥≈±!|_]|[0-9}]\s*[,;&]|\b(?:or|nor|not|and|either|between)"
+    r"|\\(?:sqrt|[dtc]?frac|binom|log|ln|sin|cos|tan|cdot|times|div|pm|mp|le|leq|ge|geq|ne|neq|lt|gt|approx|sim|cup)"
+    r"|[0-9](?=[^$]*\Z))[\s$({\[]*\Z",
+    re.I,
+)
+_LIST_ITEM = re.compile(r"\s*[-–*+]\s+[$*]*")
+_AFTER_BOX = re.compile(
+    r"[\s$)\]]*(?:[-−–+*/×÷^√<>≤≥≈±!=_]\s*[\w\\({$!]|!|[_^]|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac|cup|approx)"
+    r"|[,;&]?\s*(?:or|and|to)\b[\s$({\[]*[-−]?(?:[0-9]|\\f?box)|[,;&][\s$({\[]*[-−]?(?:[0-9]|\\f?box)|[0-9])",
+    re.I,
+)
+_MARKS = re.compile(r"[*_]{2,3}(?![*_])")
+
+
+def last_statement(text: str) -> str | None:
+    """What the last place that states an answer says, of at most `LONGEST` characters; None if there is none.
+
+    Such places are "Answer: …" to the end of its line (or the next line, where it is empty), "the answer is …" to
+    the end of the sentence, a box and the last whole answer block. The last one counts; of nested ones the outer one,
+    and a box in it is opened. A place that holds too much, is not closed or is part of a larger formula states "".
+    """
+    lowered = text.lower()
+    if len(lowered) != len(text):  # "İ" alone becomes two characters, and places would differ
+        lowered = text.replace("İ", "I").lower()
+    cue = _last_cue(text, lowered)
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    closing = text.rfind(ANSWER_CLOSE)
+    block = text.rfind(ANSWER_OPEN, 0, max(closing, 0))
+    block_end = text.find(ANSWER_CLOSE, block) if block >= 0 else -1
+    if block >= 0 and max(cue[0] if cue else -1, box) < block_end:
+        inside = text[block + len(ANSWER_OPEN) : block_end]
+        if cue and cue[0] < block and block_end <= cue[2]:  # Answer: <answer>33</answer>
+            return _open_boxes(text[cue[1] : cue[2]].replace(ANSWER_OPEN, ""))
+        if block > max(cue[0] if cue else -1, box):
+            return _short(inside)
+        return last_statement(inside) if len(inside) < len(text) else _short(inside)
+    if cue and box < cue[2]:
+        if 0 <= box < cue[0] < _box_end(text, box):  # \boxed{\text{Answer: } 33}
+            return _boxed_text(text, box)
+        return _open_boxes(text[cue[1] : cue[2]])
+    return _boxed_text(text, box) if box >= 0 else None
+
+
+def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
+    """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is"."""
+    position = len(text)
+    for _ in range(MOST_CUES):
+        position = lowered.rfind("answer", 0, position)
+        if position < 0:
+            return None
+        cue = _CUE.match(lowered, position, position + _CUE_WINDOW)
+        if not cue:
+            continue
+        start, end = _extent(text, cue.end())
+        if cue["line"]:
+            return position, start, end
+        sentence = _SENTENCE_END.search(text, start, end)
+        end = sentence.start() if sentence else end
+        if _ANYTHING_STATED.search(text, start, end):  # not "I hope this answer is correct"
+            return position, start, end
+    return None
+
+
+def _extent(text: str, start: int) -> tuple[int, int]:
+    """Start and end of the line, or displayed formula, that begins at `start` or on the next line that is not blank."""
+    window = text[start : start + 2 * LONGEST]
+    left = len(window) - len(window.lstrip())
+    opening = window[left : left + 2]
+    end = window.find("\n", left)
+    if opening in _DISPLAYED:
+        closed = window.find(_DISPLAYED[opening], left + 2)
+        end = window.find("\n", closed) if closed > 0 else end
+    end = len(window) if end < 0 else end
+    tag = window.find(ANSWER_CLOSE, left, end)
+    return start + left, start + (tag if tag >= 0 else end)
+
+
+def _short(text: str) -> str:
+    text = text.strip() if len(text) <= 2 * LONGEST else ""
+    return text if len(text) <= LONGEST else ""
+
+
+def _box_end(text: str, box: int) -> int:
+    """Where the content of the box that begins at `box` ends; -1 if it is not closed, or too long."""
+    window = text[box : box + 2 * LONGEST]
+    boxes = find_boxes(window)
+    return box + boxes[0][1] if boxes and boxes[0][2] == 0 and boxes[0][1] < len(window) else -1
+
+
+def _boxed_text(text: str, box: int) -> str:
+    """The content of the box that begins at `box`; "" where it is only part of an answer."""
+    end = _box_end(text, box)
+    if end < 0:
+        return ""  # not closed: the rest was cut off
+    before = text[max(0, text.rfind("\n", 0, box) + 1, box - 40) : box]
+    if outer := _BOX.search(before + " "):
+        before = before[outer.end() :]  # a box in a box
+    before = _MARKS.sub("", before)
+    after = text[end + 1 : end + 80].partition("\n")[0]
+    if (_BEFORE_BOX.search(before) and not _LIST_ITEM.fullmatch(before)) or _AFTER_BOX.match(after):
+        return ""
+    return _open_boxes(text[text.find("{", box) + 1 : end])
+
+
+def _open_boxes(text: str) -> str:
+    """`text` with the content of its boxes in their place; the content alone where the words around state no number."""
+    text = _short(text)
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return text
+    boxes = find_boxes(text)
+    contents = {text[start:end].strip() for start, end, _ in boxes}
+    if len(contents) != 1:
+        return ""
+    start, end, command = boxes[0]
+    around = text[:command] + " " + text[boxes[-1][1] + 1 :]
+    alone = len(boxes) == 1 and not _DIGIT.search(around) and not _GUESSES.search(around)
+    if alone and not (_BEFORE_BOX.search(_MARKS.sub("", text[:command])) or _AFTER_BOX.match(text, end + 1)):
+        return _open_boxes(text[start:end])
+    for start, end, command in reversed(boxes):
+        text = f"{text[:command]}{text[start:end]}{text[end + 1 :]}"
+    return text if "\\boxed" not in text and "\\fbox" not in text else ""

@@ -50,6 +50,7 @@ class Endpoint:
     model: str
     system: str = ""
     temperature: float = 0.0
+    top_p: float = 1.0
     max_tokens: int = 512
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class Endpoint:
         try:
             async with slots:
                 made = await client.chat.completions.create(
-                    messages=conversation, model=self.model, max_tokens=self.max_tokens, top_p=1.0,
+                    messages=conversation, model=self.model, max_tokens=self.max_tokens, top_p=self.top_p,
                     temperature=self.temperature, **options,
                 )  # fmt: skip
             choice, tokens = made.choices[0], made.usage.completion_tokens if made.usage else None

@@ -6,13 +6,13 @@ from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem
-from grpo_lib.prompts import render, system_prompt
+from grpo_lib.prompts import render, system_prompt, user_prompt
 from grpo_lib.recipes import Recipe
 
 
 def render_with(recipe: Recipe, tokenizer: Any, question: str) -> str:
     """A question as the recipe's model is sent it."""
-    return render(tokenizer, question, system_prompt(recipe.prompts.system))
+    return render(tokenizer, user_prompt(recipe.prompts.user, question), system_prompt(recipe.prompts.system))
 
 
 def prompt_lengths(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> list[int]:

@@ -242,8 +242,8 @@ def greedy_generate(
 ) -> Callable[..., list[Generation]]:
     """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
 
-    The function that it returns samples when it is given a `temperature`, from the whole distribution (no top-k, no
-    top-p); its `seed` and the prompts then decide what comes out.
+    The function that it returns samples when it is given a `temperature`, without top-k and by default from the whole
+    distribution (`top_p` 1); its `seed` and the prompts then decide what comes out.
 
     Args:
       sampler_state: gives (module, weights) at the time of each call, so that a policy in training is evaluated as is.
@@ -258,12 +258,14 @@ def greedy_generate(
     def sampler_for(width: int) -> PerSequenceKeySampler:
         return make_sampler(sampler_state()[0], tokenizer, width + max_completion_length, mesh)
 
-    def generate(prompts: list[str], *, temperature: float | None = None, seed: int = 0) -> list[Generation]:
+    def generate(
+        prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
+    ) -> list[Generation]:
         own = prompts[multihost.process_slice(len(prompts))]
-        answers = generate_here(own, temperature, seed) if own else []
+        answers = generate_here(own, temperature, top_p, seed) if own else []
         return [Generation(**fields) for fields in multihost.gather([dataclasses.asdict(a) for a in answers])]
 
-    def generate_here(prompts: list[str], temperature: float | None, seed: int) -> list[Generation]:
+    def generate_here(prompts: list[str], temperature: float | None, top_p: float, seed: int) -> list[Generation]:
         longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
         width = -(-longest // BUCKET) * BUCKET
         sampler = sampler_for(width)
@@ -276,7 +278,7 @@ def greedy_generate(
             sampling: dict[str, Any] = {}
             if temperature is not None:  # top_p is what makes Tunix sample; each chunk has noise of its own
                 key = jax.random.fold_in(jax.random.PRNGKey(seed), start)
-                sampling = {"temperature": temperature, "top_p": 1.0, "seed": key}
+                sampling = {"temperature": temperature, "top_p": top_p, "seed": key}
             output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width, **sampling)
             for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
                 truncated = len(ids) >= max_completion_length

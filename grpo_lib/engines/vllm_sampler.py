@@ -201,8 +201,10 @@ def _start_engine(recipe: Recipe, max_length: int) -> LLM:
 def _generate_with(
     engine: Callable[[], LLM], tokenizer: Any, max_completion_length: int
 ) -> Callable[..., list[Generation]]:
-    def generate(prompts: list[str], *, temperature: float | None = None, seed: int = 0) -> list[Generation]:
-        sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0)
+    def generate(
+        prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
+    ) -> list[Generation]:
+        sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0, top_p=top_p)
         key = jax.random.key(seed)
         _, completions = _complete(engine(), tokenizer, prompts, [sampling] * len(prompts), key)
         return [_generation(completion, tokenizer) for completion in completions]

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,15 +91,33 @@ def translate(actor: dict[str, jax.Array], repeats: int = 1) -> Iterator[tuple[s
     Each key-value head comes `repeats` times.  In a multi-process run all processes ask together: a layer is a program
     that they run on a sharded array.
     """
-    for name, source in OTHER_WEIGHTS.items():
-        if source in actor:
-            yield name, source, actor[source]
+    for place in _places(actor, repeats):
+        with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
+            yield place.name, place.source, _value(actor, place)
+
+
+class Place(NamedTuple):
+    """Where a weight comes from."""
+
+    name: str  # Tunix's
+    source: str  # MaxText's
+    layer: int | None = None  # of a stack
+    times: int = 1
+    flat: bool = False
+
+
+def _places(actor: dict[str, jax.Array], repeats: int) -> tuple[Place, ...]:
+    found = [Place(name, source) for name, source in OTHER_WEIGHTS.items() if source in actor]
     for name, part in LAYER_WEIGHTS.items():
-        stack = actor.get(STACKED + part)
-        times = repeats if name in KV_WEIGHTS else 1
-        for layer in range(0 if stack is None else stack.shape[SCAN_AXIS]):
-            with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
-                yield f"layers.{layer}.{name}", STACKED + part, _layer_of(stack, layer, times, name.endswith("_bias"))
+        source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
+        for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
+            found.append(Place(f"layers.{layer}.{name}", source, layer, times, name.endswith("_bias")))
+    return tuple(found)
+
+
+def _value(actor: dict[str, jax.Array], place: Place) -> jax.Array:
+    weight = actor[place.source]
+    return weight if place.layer is None else _layer_of(weight, place.layer, place.times, place.flat)
 
 
 @functools.partial(jax.jit, static_argnames=("times", "flat"))
@@ -110,10 +128,10 @@ def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool) -> jax.Array
     return weight.reshape(-1) if flat else weight
 
 
-@functools.partial(jax.jit, static_argnames="repeats")
-def _translated(actor: dict[str, jax.Array], repeats: int) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames="places")
+def _translated(actor: dict[str, jax.Array], places: tuple[Place, ...]) -> dict[str, jax.Array]:
     """All of `translate` in one program."""
-    return {name: value for name, _, value in translate(actor, repeats)}
+    return {place.name: _value(actor, place) for place in places}
 
 
 def copy_weights(
@@ -132,7 +150,7 @@ def copy_weights(
     devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
     one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
     layers = ((name, value) for name, _, value in translate(actor, repeats))
-    for name, value in _translated(actor, repeats).items() if one_cpu else layers:
+    for name, value in _translated(actor, _places(actor, repeats)).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
             arrived = value if one_cpu else multihost.reshard_locally(value, sharding)

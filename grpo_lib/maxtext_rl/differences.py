@@ -26,6 +26,8 @@ def _lost(recipe: Recipe) -> Iterator[str]:
     training, rollout = recipe.training, recipe.rollout
     if recipe.hardware.processes not in (None, 1):
         yield "hardware.processes: see several hosts"
+    if recipe.problems.source in ("dapo-math", "aime", "math500"):
+        yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
     if training.validate_every > 0:
         yield "problems.validation: upstream would measure the test set during training, so that is switched off"
         yield "training.validate_every: see problems.validation"
@@ -39,6 +41,12 @@ def _lost(recipe: Recipe) -> Iterator[str]:
         yield "loss.implementation: upstream has Tunix's own loss"
     if training.layout != "padded":
         yield "training.layout: upstream computes padded rows; loss and gradient are the same"
+    if recipe.evaluation.samples:
+        yield "evaluation.samples: upstream evaluates with one completion of each problem"
+        if recipe.evaluation.temperature:
+            yield "evaluation.temperature: see evaluation.samples"
+        if recipe.evaluation.top_p < 1:
+            yield "evaluation.top_p: see evaluation.samples"
     if recipe.evaluation_completion_length != rollout.max_completion_length:
         yield "evaluation.max_completion_length: upstream evaluates with the length of the rollout"
     if recipe.tracking.wandb != "off":

@@ -14,7 +14,7 @@ from grpo_lib.problems import Problem, load_problems
 from grpo_lib.recipes import ModelRecipe, ProblemsRecipe, Recipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
-GSM8K_TEST = 1319  # problems of its test split
+TESTS = {"gsm8k": 1319, "aime": 30, "math500": 500}  # problems of the test split
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,12 @@ def write_problems(recipe: Recipe, folder: str | Path) -> Written:
             rows = batches(recipe) * recipe.prompts_per_step
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
-        table = pa.table({"question": [p.question for p in fitting], "answer": [p.answer for p in fitting]})
+        table = pa.table(
+            {
+                "question": [prompts.user_prompt(recipe.prompts.user, p.question) for p in fitting],
+                "answer": [p.answer for p in fitting],
+            }
+        )
         data = io.BytesIO()
         pq.write_table(table, data)
         write_bytes_atomic(folder / name, data.getvalue())
@@ -64,8 +69,11 @@ def batches(recipe: Recipe) -> int:
 
 
 def number_of_tests(problems: ProblemsRecipe) -> int:
-    if problems.source == "gsm8k" and problems.path is None:  # may not be on this machine yet
-        return min(problems.test or GSM8K_TEST, GSM8K_TEST)
+    source, path = problems.source, problems.path
+    if problems.test_source:
+        source, path = problems.test_source, problems.test_path
+    if source in TESTS and path is None:  # may not be on this machine yet
+        return min(problems.test or TESTS[source], TESTS[source])
     return len(load_problems(problems, "test"))
 
 

@@ -19,7 +19,7 @@ def training_batches(
     seed: int,
     start_step: int = 0,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches {"prompts": [batch_size] of str, "answer": [batch_size] of str}, one for each step, endlessly.
+    """Batches of texts {"prompts", "answer", "kind": [batch_size] each}, one for each step, endlessly.
 
     Every epoch is a new permutation and holds every problem once; a batch may begin in one epoch and end in
     the next, so none is left out.  Batch `start_step` comes first; those before it cost nothing.  `render`
@@ -31,6 +31,7 @@ def training_batches(
         return {
             "prompts": np.array([render(problem.question) for problem in batch]),
             "answer": np.array([problem.answer for problem in batch]),
+            "kind": np.array([problem.kind for problem in batch]),
         }
 
     dataset: Any = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from grpo_lib.common.errors import CourseError
 
-from . import gsm8k, words
+from . import competition, gsm8k, words
 from .types import SPLITS, Problem
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
-HELD_OUT = 500  # validation problems of GSM8K, taken out of its train split
+HELD_OUT = 500  # validation problems of GSM8K and DAPO-Math-17k, taken out of their train split
 
 
 def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) -> list[Problem]:
@@ -24,17 +24,27 @@ def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) ->
 
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
     WORD_PROBLEMS where they never end.
-    GSM8K has no validation split: it is held out of train, and test stays untouched.
+    GSM8K and DAPO-Math-17k have no validation split: it is held out of train, and test stays untouched.
+    DAPO-Math-17k has no test split either (`problems.test_source`); AIME and MATH-500 have nothing else.
 
     Raises:
-      CourseError: unknown split; no data (see gsm8k).
+      CourseError: unknown split; a split that the source does not have; no data (see gsm8k, competition).
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
     limit = getattr(problems, split) if n is None else n
     if problems.source == "words":
         return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed, problems.difficulty)
-    return _load_gsm8k(problems.path, split)[:limit]
+    if problems.source == "gsm8k":
+        return _load_gsm8k(problems.path, split)[:limit]
+    return _load_competition(problems, split)[:limit]
+
+
+def what_became_of_the_rows(problems: ProblemsRecipe) -> str | None:
+    """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
+    if problems.source not in competition.KINDS:
+        return None
+    return f"{problems.source}: {competition.load(problems.source, problems.path, problems.conflicts)[1]}"
 
 
 def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
@@ -54,8 +64,30 @@ def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]
 def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
     stored = "test" if split == "test" else "train"
     problems = gsm8k.from_folder(path, stored) if path is not None else gsm8k.from_tfds(stored)
-    if split == "test":
-        return problems
+    return problems if split == "test" else _part(problems, split, path)
+
+
+def _load_competition(problems: ProblemsRecipe, split: str) -> list[Problem]:
+    source = problems.source
+    if source == "dapo-math":
+        if split != "test":
+            return _part(competition.load(source, problems.path, problems.conflicts)[0], split, problems.path)
+        if problems.test_source is None:
+            raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
+        if problems.test_source == "gsm8k":
+            return _load_gsm8k(problems.test_path, "test")
+        found, _ = competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")
+        return found
+    if split != "test":
+        raise CourseError(
+            f"problems.source={source} has only a test split; train with another source, like dapo-math, "
+            f"and set problems.test_source={source}"
+        )
+    return competition.load(source, problems.path, problems.conflicts)[0]
+
+
+def _part(problems: Sequence[Problem], split: str, path: str | None) -> list[Problem]:
+    """The train or the validation problems of a train split."""
     train, validation = hold_out(problems)
     if split == "validation" and not validation:
         raise CourseError(f"problems.path={path}: tenth of {len(problems)} problems is none; use at least 10")

@@ -105,23 +105,54 @@ class HardwareRecipe(_Section):
 
 
 class ProblemsRecipe(_Section):
-    """The problems. Counts are upper limits; null: all of GSM8K, or 20,000, 500 and 1,000 word problems."""
+    """The problems. Counts are upper limits; null: all there are, or 20,000, 500 and 1,000 word problems."""
 
-    source: Literal["words", "gsm8k"] = Field(default="words", description="words: generated word problems")
+    source: Literal["words", "gsm8k", "dapo-math", "aime", "math500"] = Field(
+        default="words",
+        description="words: generated word problems; dapo-math has no test split, aime and math500 have nothing else",
+    )
     difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
     path: str | None = Field(
-        default=None, description="gsm8k: folder with train.jsonl and test.jsonl; null: load with tensorflow-datasets"
+        default=None,
+        description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, aime, math500: a .parquet or .jsonl "
+        "file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
     )
+    conflicts: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        description="dapo-math, aime, math500: problems with two different gold answers; refuse: stop with an error; "
+        "skip: leave them out",
+    )
+    test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
+        default=None, description="dapo-math: where the test problems come from; needed to evaluate"
+    )
+    test_path: str | None = Field(default=None, description="path of test_source, with the meaning of path")
     train: Positive | None = Field(default=None, description="training problems")
     validation: Positive | None = Field(default=None, description="validation problems, held out of training")
     test: Positive | None = Field(default=None, description="test problems")
     seed: NonNegative = Field(default=0, description="seed of the word-problem generator, not of the training order")
 
+    @model_validator(mode="after")
+    def _test_split_is_one(self) -> ProblemsRecipe:
+        if self.test_source and self.source != "dapo-math":
+            raise ValueError(
+                f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
+            )
+        if self.test_path and not self.test_source:
+            raise ValueError(f"test_path={self.test_path} needs test_source: set it, or test_path to null")
+        return self
+
 
 class PromptsRecipe(_Section):
     """The prompt template."""
 
-    system: str = Field(default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT")
+    system: str = Field(
+        default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; empty: none"
+    )
+    user: Literal["question", "dapo", "boxed"] = Field(
+        default="question",
+        description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
+        "last line `Answer: N`; boxed: with a request for \\boxed{}",
+    )
 
 
 class VllmRecipe(_Section):
@@ -225,9 +256,12 @@ class TrainingRecipe(_Section):
 
 
 class EvaluationRecipe(_Section):
-    """Greedy evaluation, before and after training."""
+    """Evaluation before and after training: greedy, and with `samples` also pass@k and maj@k."""
 
     batch_size: Positive = Field(default=250, description="problems per batch")
+    samples: NonNegative = Field(default=0, description="sampled completions per test problem, beside the greedy one")
+    temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples")
     max_completion_length: Positive | None = Field(default=None, description="in tokens; null: the rollout's")
 
 
@@ -352,6 +386,12 @@ class Recipe(_Section):
             layout=self.training.layout,
             accelerator=bool(hardware.accelerator),
         )
+
+    @property
+    def evaluation_sampling(self) -> dict[str, float]:
+        """Temperature and top-p of the samples of an evaluation."""
+        evaluation = self.evaluation
+        return {"temperature": evaluation.temperature or self.rollout.temperature, "top_p": evaluation.top_p}
 
     @property
     def evaluation_completion_length(self) -> int:

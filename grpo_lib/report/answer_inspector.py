@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_lib import answers, rewards
 from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN
-from grpo_lib.records import Record
+from grpo_lib.records import Record, kind_of
 from grpo_lib.report import comparison, html_page, taxonomy
 from grpo_lib.report.comparison import Comparison
 
@@ -88,7 +88,7 @@ def _prompt_template(record: Record) -> tuple[str, ...]:
 
 
 def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: Numbered) -> list[Any]:
-    parts = rewards.explain(record["completion"], record["gold"], functions=functions)
+    parts = rewards.explain(record["completion"], record["gold"], functions=functions, kind=kind_of(record))
     return [
         record["completion"],
         record["extracted"],

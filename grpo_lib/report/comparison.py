@@ -13,7 +13,7 @@ from typing import Any
 from grpo_lib import rewards, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import Recipe, load_recipe
-from grpo_lib.records import EvalRun, Record
+from grpo_lib.records import EvalRun, Record, kind_of
 from grpo_lib.report import taxonomy
 
 PHASES = ("before", "after")
@@ -156,7 +156,10 @@ def reward_means(compared: Comparison) -> list[dict[str, Any]]:
     for phase, run in compared.runs.items():
         records = counted(run)
         prompts, texts, golds = ([record[key] for record in records] for key in ("prompt", "completion", "gold"))
-        points = [function(prompts=prompts, completions=texts, answer=golds) for function in compared.functions]
+        kinds = [kind_of(record) for record in records]
+        points = [
+            function(prompts=prompts, completions=texts, answer=golds, kind=kinds) for function in compared.functions
+        ]
         means = [sum(values) / len(values) for values in points]
         columns[phase] = [*means, sum(means)]
     names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []

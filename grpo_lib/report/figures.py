@@ -133,6 +133,29 @@ def before_after(summary: dict[str, Any]) -> Figure:
     return figure
 
 
+def pass_at_k(summary: dict[str, Any]) -> Figure:
+    """pass@k against k before and after, with 95 % intervals over problems, from the dict of summary.json."""
+    phases = [phase for phase in comparison.PHASES if "pass_at_k" in (summary.get(phase) or {})]
+    if not phases:
+        return _message_figure("No completion was sampled for the evaluations.")
+    figure = _figure(4.6, 3.0)
+    axes = figure.add_subplot()
+    for phase in phases:
+        part = summary[phase]
+        ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
+        axes.plot(ks, rates, "o-", color=COLOURS[phase], label=phase, markersize=4)
+        if ends := part.get("pass_at_k_interval"):
+            axes.fill_between(ks, *zip(*ends.values(), strict=True), color=COLOURS[phase], alpha=0.18, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.02)
+    _in_percent(axes)
+    title = f"{summary[phases[0]]['n']:,} problems, {summary[phases[0]]['samples']} samples each"
+    _tidy(axes, title, x="k", y="pass@k", legend=True)
+    return figure
+
+
 def flips(before: EvalRun, after: EvalRun) -> Figure:
     """How many verdicts (strict) changed, in each direction.
 

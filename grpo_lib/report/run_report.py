@@ -24,7 +24,13 @@ RATES = {
     "format": "format exactly as asked",
     "truncated": "truncated at the length limit",
 }
-SOURCES = {"words": "generated word problems", "gsm8k": "GSM8K"}
+SOURCES = {
+    "words": "generated word problems",
+    "gsm8k": "GSM8K",
+    "dapo-math": "DAPO-Math-17k",
+    "aime": "AIME",
+    "math500": "MATH-500",
+}
 
 
 def write_report(run_dir: str | os.PathLike) -> Path:
@@ -44,6 +50,9 @@ def write_report(run_dir: str | os.PathLike) -> Path:
     result = [figures.svg(figures.before_after(summary), headline(summary))] if summary else []
     if before and after:
         result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
+    if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
+        label = "pass@k before and after, with 95 % intervals over problems"
+        result.append(figures.svg(figures.pass_at_k(summary), label))
     kinds, parts = figures.categories(before, after), figures.reward_parts(compared)
     page = html_page.render(
         "report.html.j2",
@@ -126,7 +135,7 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     dated = []
     for phase, run in list(compared.runs.items())[-1:]:
         n = len({record["id"] for record in run.records})
-        source = f" ({SOURCES[recipe.problems.source]})" if recipe else ""
+        source = f" ({SOURCES[recipe.problems.test_source or recipe.problems.source]})" if recipe else ""
         greedy = any(record.get("greedy") for record in run.records)
         sampled = len(run.records) // n - greedy
         kinds = ["greedy"] * greedy + [f"{sampled} sampled"] * (sampled > 0)

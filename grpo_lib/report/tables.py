@@ -19,6 +19,7 @@ from typing import Any
 
 from grpo_lib import rewards
 from grpo_lib.common.files import write_bytes_atomic, write_text_atomic
+from grpo_lib.records import kind_of
 from grpo_lib.report import comparison, taxonomy
 from grpo_lib.report.comparison import Comparison
 
@@ -51,7 +52,9 @@ def table(compared: Comparison) -> list[dict[str, Any]]:
             own = {"id": key[0], "sample": key[1], **{name: record[name] for name in ("question", "gold", "solution")}}
             values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
             values |= {"tokens": record.get("tokens"), "category": taxonomy.classify(record)}
-            parts = rewards.explain(record["completion"], record["gold"], functions=compared.functions)
+            parts = rewards.explain(
+                record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
+            )
             points = {f"reward_{part.name}": float(part.points) for part in parts}
             values |= points | {"reward": sum(points.values())}
             rows.setdefault(key, own).update({f"{phase}_{name}": value for name, value in values.items()})

@@ -62,6 +62,7 @@ def batch_metrics(
     rewards,
     advantages,
     answer,
+    kind,
     **_: Any,
 ) -> dict[str, tuple[float, Callable]]:
     """Metrics of the completions of one rollout micro-batch, in Tunix's form {name: (value, how to join several)}.
@@ -71,10 +72,10 @@ def batch_metrics(
       group_size: G, completions per prompt; the completions of a group are next to each other.
       parts: the reward functions, which have just been called on this batch.
       gap: see `training.sampler_trainer_gap`.
-      completions, rewards, answer: (B,) texts, sums of the reward functions, gold answers.
+      completions, rewards, answer, kind: (B,) texts, sums of the reward functions, golds, how each is graded.
     """
     # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
-    verdicts = [grade(text, gold) for text, gold in zip(completions, answer, strict=True)]
+    verdicts = [grade(*each) for each in zip(completions, answer, kind, strict=True)]
     columns = {
         "reward": rewards,
         "accuracy": [verdict["strict"] for verdict in verdicts],

@@ -27,7 +27,7 @@ RESULT = "architecture.json"  # in the run directory, written last
 
 
 @rewards.reward_function
-def distinct_characters(completion: str, gold: str = "") -> rewards.Score:
+def distinct_characters(completion: str, gold: str = "", kind: str = "tagged") -> rewards.Score:
     """Random text is worth the same to every other reward, and equal rewards change no weight."""
     return float(len(set(completion))), "characters that differ"
 

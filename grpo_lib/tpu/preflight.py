@@ -313,8 +313,9 @@ def hardware_table(results: list[Result]) -> str:
     """Results as a Markdown table."""
     rows = [
         "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "lower bound on step time at full length, s | on the run, chip-hours |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
+        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
+        "third of it, s |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in results:
         chip, bound = result.tightest, result.lower_bound
@@ -322,6 +323,8 @@ def hardware_table(results: list[Result]) -> str:
         if not result.colocated:
             split = f"{result.trainer_devices} / {result.sampler_devices}"
         times = f"{bound.seconds:.2f} | {_hours(bound.chip_hours)}" if bound else "- | -"
+        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
+        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
         rows.append(
             f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
             f"{chip.margin / GIB:.1f} | {times} |"

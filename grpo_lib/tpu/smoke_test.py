@@ -32,6 +32,7 @@ from typing import Any
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
+from grpo_lib.problems.stand_ins import write_stand_ins
 from grpo_lib.recipes import HardwareRecipe, Recipe, differences, dump_recipe, parse_recipe
 from grpo_lib.tpu import random_model
 
@@ -74,13 +75,20 @@ class SmokeTest:
 
 
 def scaled_recipe(
-    recipe: Recipe, *, steps: int = STEPS, engine: str | None = None, gsm8k: str | None = None, wandb: bool = False
+    recipe: Recipe,
+    *,
+    steps: int = STEPS,
+    engine: str | None = None,
+    gsm8k: str | None = None,
+    stand_ins: dict[str, Path] | None = None,
+    wandb: bool = False,
 ) -> Recipe:
     """The recipe with everything that takes time scaled down, and everything that selects code paths kept.
 
     Args:
       engine: rollout.engine to use; None keeps the recipe's.
       gsm8k: folder with GSM8K's jsonl files, for recipes that train on it; None uses the word problems instead.
+      stand_ins: files by source, in place of those on the hub (problems.stand_ins).
       wandb: whether Weights & Biases is installed, so that a recipe that tracks can do so offline.
     """
     data = recipe.model_dump(mode="json")
@@ -92,6 +100,9 @@ def scaled_recipe(
     data["problems"] |= {split: min(n, getattr(recipe.problems, split) or n) for split, n in PROBLEMS.items()}
     if recipe.problems.source == "gsm8k":
         data["problems"] |= {"path": gsm8k} if gsm8k else {"source": "words", "path": None}
+    for source, path in (("source", "path"), ("test_source", "test_path")):
+        if not data["problems"][path] and (file := (stand_ins or {}).get(data["problems"][source])):
+            data["problems"][path] = str(file)
 
     rollout, real = data["rollout"], data["problems"]["source"] != "words"
     rollout["engine"] = engine or recipe.rollout.engine
@@ -211,6 +222,9 @@ def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
         "compiler": recipe.loss.implementation == "pallas",
         f"problems.source={recipe.problems.source}: its files were not found (problems.path, or GSM8K_DIR); "
         "word problems were used instead": recipe.problems.source != scaled.problems.source,
+        f"problems.source={recipe.problems.source}: word problems in its columns stood in for them": (
+            recipe.problems.source == scaled.problems.source != "gsm8k" and recipe.problems.path != scaled.problems.path
+        ),
         f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested": (
             kind is None
         ),
@@ -252,6 +266,13 @@ def gsm8k_folder(recipe: Recipe) -> str | None:
     folder = os.environ.get("GSM8K_DIR")
     here = folder and (Path(folder) / "train.jsonl").is_file() and (Path(folder) / "test.jsonl").is_file()
     return recipe.problems.path or (str(Path(folder).resolve()) if here else None)
+
+
+def stand_ins(recipe: Recipe) -> dict[str, Path] | None:
+    """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
+    if recipe.problems.source in ("words", "gsm8k"):
+        return None
+    return write_stand_ins(environment.repo_root() / ".cache" / "stand-ins")
 
 
 def run(

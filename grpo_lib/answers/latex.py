@@ -1,0 +1,526 @@
+r"""LaTeX answers, as of MATH-500: which one a completion states, and whether it equals the gold.
+
+The place of the answer is found as for integers. What stands there is compared in two steps. First its shape is read
+here, without algebra: a number, an expression, an equation, words, a set or list, a point or interval, a union. Shapes
+and counts must agree, so one of two answers, a set for a point or [0, 1) for (0, 1) is no match, and plain numbers
+are compared exactly. Only then math-verify (SymPy) compares what is left, element by element.
+
+math-verify can take for ever: "10^{10^{10}}" is enough. Its own guard is SIGALRM, which works in the main thread only
+and does not stop a long operation in C (Math-Verify#55, #65), so the guard is switched off and the work is done in a
+worker process that can be killed. Considered for that worker: concurrent.futures and multiprocessing.Pool have no way
+to end one task; multiprocessing.Process starts by importing the user's script or notebook again (spawn, forkserver)
+or inherits a running JAX (fork); pebble does kill, but starts its processes in the same ways and is one more package.
+`subprocess` with one line of JSON each way has none of these problems. The worker ends when its
+standard input closes, and the kernel ends it when it has used its CPU time, so no worker outlives its parent for long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from grpo_lib.answers.final_answer import last_statement
+from grpo_lib.answers.numbers import find_numbers, strip_markup
+from grpo_lib.common.errors import CourseError
+
+LONGEST_LATEX = 300  # characters; no gold of MATH-500 is nearly as long
+CPU_SECONDS = 2.0  # of one comparison; most take a few milliseconds
+WALL_SECONDS = 4.0  # of one comparison, on a machine that is busy with other work
+START_SECONDS = 120.0  # for the worker to import SymPy
+MEMORY = 2 * 2**30  # bytes; a power tower asks for more
+
+# --- The answer in a completion ---
+
+_WRAPPED = re.compile(r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])([^0-9$\\]*)", re.S)
+_MORE = re.compile(r"[,;&]|\b(?:or|and|not|to)\b", re.I)
+
+
+def latex_answer(completion: str) -> str | None:
+    """The LaTeX that a completion states last as its answer, without `$`; None if there is none, or it is too long.
+
+    Never raises, and takes well under a second for megabytes of any text.
+    """
+    stated = last_statement(completion)
+    text = (stated or "").strip(" \t\r\n*").strip()
+    wrapped = _WRAPPED.fullmatch(text)
+    if wrapped and not _MORE.search(wrapped[4]):
+        text = next(part for part in wrapped.groups() if part is not None)
+    text = text.strip().rstrip(".*").strip()
+    return text if 0 < len(text) <= LONGEST_LATEX else None
+
+
+# --- Equality ---
+
+
+def same_latex(stated: str | None, gold: str) -> bool:
+    """Whether the LaTeX that `latex_answer` gave is the same answer as `gold`.
+
+    Never raises because of a text, and is back within five seconds whatever it holds; the first call also waits for the
+    worker to start. A comparison that had to be killed is False, and `killed` counts it. CourseError where
+    math-verify is not installed.
+    """
+    if not stated or len(stated) > LONGEST_LATEX or len(gold) > LONGEST_LATEX:
+        return False
+    one, other = normalize_latex(stated), normalize_latex(gold)
+    if not one or not other:
+        return False
+    verdict = _compare(one, other, None)
+    return _worker.ask(one, other) if verdict is None else verdict
+
+
+def killed() -> int:
+    """How many comparisons of this process were killed by the clock, and so counted as wrong."""
+    return _worker.killed
+
+
+def close() -> None:
+    """End the worker; the next comparison starts another. Runs at exit by itself."""
+    _worker.close()
+
+
+# --- One spelling ---
+
+_SPACING = re.compile(
+    r"(?<!\\)\\(?:[,;:!> ]|q?quad(?![A-Za-z])|(?:displaystyle|limits|big|Big|bigg|Bigg)[lr]?(?![A-Za-z]))|~"
+)
+_DELIMITERS = re.compile(r"\\\$|\$|(?<!\\)\\[()\[\]]|\\(?:left|right)(?![A-Za-z])\.?")
+_GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\s*\\!\s*)(?=[0-9]{3})")
+_FRACTION_COMMAND = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_SHORT_FRACTION = re.compile(r"\\frac\s*(?:([0-9A-Za-z])|(\{[^{}]*\}))\s*(?:([0-9A-Za-z])|(\{[^{}]*\}))")
+_SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
+_WORDS = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|operatorname|boldsymbol|bm)\s*\{([^{}]*)\}"
+)
+_SYMBOLS = {
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt", "≤": "\\le ",
+    "≥": "\\ge ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "\\lbrace": "\\{", "\\rbrace": "\\}",
+    "\\leqslant": "\\le ", "\\geqslant": "\\ge ", "\\leq": "\\le ", "\\geq": "\\ge ", "\\lt": "<", "\\gt": ">",
+    "\\varnothing": "\\emptyset", "\\ne": "\\neq ",
+}  # fmt: skip
+_SYMBOL = re.compile(
+    "|".join(re.escape(key) + ("(?![A-Za-z])" if key[-1].isalpha() and key[0] == "\\" else "") for key in _SYMBOLS)
+)
+_MARKS_OF_UNIT = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\(?:degree|%)|[°%])")
+_UNIT_AFTER = re.compile(
+    r"(?<=[0-9}a-z)])\s*\\(?:text|mbox|mathrm|textrm)\s*\{\s*([A-Za-z][A-Za-z ./]*)\}"
+    r"(?:\s*\^\s*(?:[23]|\{[23]\}))?\s*\Z"
+)
+_NO_UNIT = re.compile(r"\b(?:or|and|not|to|more|less|than|at|least|most|if|mod|base)\b", re.I)
+_AND = re.compile(r",?\s*(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])\s*")
+
+
+def normalize_latex(text: str) -> str:
+    """One spelling for what looks the same in print, without units: `$\\dfrac12\\text{ cm}$` -> `\\frac{1}{2}`."""
+    text = _GROUPING.sub(",", text.strip())
+    text = _SPACING.sub(" ", _DELIMITERS.sub("", text))
+    text = _SYMBOL.sub(lambda match: _SYMBOLS[match[0]], text)
+    text = _MARKS_OF_UNIT.sub("", _FRACTION_COMMAND.sub(r"\\frac", text))
+    unit = _UNIT_AFTER.search(text)
+    if unit and not _NO_UNIT.search(unit[1]) and not re.search(r"\\begin", text):
+        text = text[: unit.start()]
+    text = _WORDS.sub(lambda match: match[1] if len(match[1]) < 2 else f" {match[1].strip()} ", text)
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_braced, text))
+    return re.sub(r"\s+", " ", text).strip().removesuffix(".").strip()
+
+
+def _braced(match: re.Match[str]) -> str:
+    top, bottom = match[2] or f"{{{match[1]}}}", match[4] or f"{{{match[3]}}}"
+    return f"\\frac{top}{bottom}"
+
+
+_BRACED_CHARACTER = re.compile(r"([_^])\{(\w)\}")
+
+
+def _compact(text: str) -> str:
+    """`text` without the spaces that mean nothing."""
+    text = _BRACED_CHARACTER.sub(r"\1\2", text)
+    return re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
+
+
+# --- Shape ---
+
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.S)
+_GROUPED_NUMBER = re.compile(r"-?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_MEMBER = re.compile(r"[a-zA-Z]\s*\\in(?![a-z])\s*")
+
+
+class Shape(NamedTuple):
+    """What kind of answer a text is, and its parts: ("(]", ("0", "1")), ("set", ("1", "2")), ("one", ("x",))."""
+
+    kind: str
+    parts: tuple[str, ...]
+
+
+def read_shape(text: str) -> Shape:
+    """The shape of a normalized text: "one", "set" (or a list), "union", or its brackets for a point or interval."""
+    text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
+    union = _split(text, ("\\cup",))
+    if len(union) > 1:
+        return Shape("union", union)
+    inside = _inside(text)
+    if inside is not None:
+        brackets, content = inside
+        parts = _split(content, (",", ";"))
+        if brackets == "{}":
+            return Shape("set", parts if content.strip() else ())
+        if len(parts) > 1:
+            return Shape(brackets, parts)
+    if _GROUPED_NUMBER.fullmatch(text) or "\\begin" in text:
+        return Shape("one", (text,))
+    listed = _split(_AND.sub(", ", text), (",", ";"))
+    if len(listed) > 1:
+        return Shape("set", listed)
+    signs = text.count("\\pm")
+    if signs == 1 and "\\mp" not in text:
+        return Shape("set", (text.replace("\\pm", "+"), text.replace("\\pm", "-")))
+    return Shape("one", (text,))
+
+
+def _split(text: str, separators: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of `text` between separators that stand in no bracket."""
+    parts, start, depth = [], 0, 0
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] in ("(", "[", "{", "\\{")) - (token[0] in (")", "]", "}", "\\}"))
+        if depth == 0 and token[0] in separators:
+            parts.append(text[start : token.start()].strip())
+            start = token.end()
+    return (*parts, text[start:].strip())
+
+
+def _inside(text: str) -> tuple[str, str] | None:
+    """The brackets around the whole of `text` ("()", "[)", "{}" for a set), and what is in them; None without."""
+    opening = "\\{" if text.startswith("\\{") else text[:1]
+    closing = "\\}" if text.endswith("\\}") else text[-1:]
+    if opening not in ("(", "[", "\\{") or closing not in (")", "]", "\\}") or (opening == "\\{") != (closing == "\\}"):
+        return None
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] in ("(", "[", "{", "\\{")) - (token[0] in (")", "]", "}", "\\}"))
+        if depth == 0 and token.end() < len(text):
+            return None
+    if depth or len(text) < len(opening) + len(closing):
+        return None
+    return (opening + closing).replace("\\", ""), text[len(opening) : len(text) - len(closing)]
+
+
+# --- Comparison: in this process as far as that goes, then with math-verify in the worker ---
+
+Equal = Callable[[str, str], bool]  # of two single texts
+_MOST_PARTS = 40
+
+
+def _compare(stated: str, gold: str, equal: Equal | None) -> bool | None:
+    """Whether two normalized texts are the same answer; None where only algebra (`equal`) can say."""
+    if _compact(stated) == _compact(gold):
+        return True
+    one, other = read_shape(stated), read_shape(gold)
+    if one.kind != other.kind or len(one.parts) != len(other.parts) or len(one.parts) > _MOST_PARTS:
+        return False
+    if one.kind == "one":
+        return _compare_single(one.parts[0], other.parts[0], equal)
+    if one.kind in ("set", "union"):
+        return _compare_unordered(one.parts, other.parts, equal)
+    verdicts = [_compare(*pair, equal) for pair in zip(one.parts, other.parts, strict=True)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _compare_unordered(stated: tuple[str, ...], gold: tuple[str, ...], equal: Equal | None) -> bool | None:
+    """Each part of the one has its own equal in the other. Equality is transitive, so the first that fits will do."""
+    left = list(gold)
+    unknown = False
+    for part in stated:
+        verdicts = [_compare(part, other, equal) for other in left]
+        if True in verdicts:
+            left.pop(verdicts.index(True))
+        elif None in verdicts:
+            unknown = True
+        else:
+            return False
+    return None if unknown else True
+
+
+_LETTERS = re.compile(r"\\([A-Za-z]+)|([A-Za-z])")
+_CONSTANTS = frozenset({"e", "i"})
+_GREEK = frozenset(
+    ("alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "lambda", "mu", "nu", "xi",
+     "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega")
+)  # fmt: skip
+_ONLY_WORDS = re.compile(r"\(?(?=[^a-z]*[A-Za-z]{3}|[A-Z]\))[A-Za-z][A-Za-z '\-]*\)?|\(?[A-Z]\)?")
+_FORMULA = re.compile(r"[\\^_+*/=<>]")
+_EQUALS = re.compile(r"(?<![<>!:])=")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|neq|in|subset|equiv)(?![A-Za-z])")
+_NAME = re.compile(r"[A-Za-z\\+\-() ,{}_']+")  # x, f(x), k+m+n: what may stand before "= 33" and mean only 33
+_IN_BASE = re.compile(r"[0-9]\s*_")
+
+
+def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
+    """As `_compare`, for two texts that are not lists."""
+    if bool(_EQUALS.search(stated)) != bool(_EQUALS.search(gold)):  # x = 5 is 5, but 2x + 3 = 0 is not 0
+        stated, gold = _right_side(stated), _right_side(gold)
+    if _compact(stated) == _compact(gold):
+        return True
+    kind = _kind(stated)
+    if kind != _kind(gold):
+        return False
+    if kind == "words":
+        return _plain_words(stated) == _plain_words(gold)
+    if kind == "number":
+        if _IN_BASE.search(stated) or _IN_BASE.search(gold):
+            return False  # 2516_8 is not 2516
+        one, other = _read_number(stated), _read_number(gold)
+        if one is not None and other is not None:
+            return one == other
+    return None if equal is None else equal(stated, gold)
+
+
+def _right_side(text: str) -> str:
+    parts = _EQUALS.split(text)
+    return parts[-1].strip() if len(parts) > 1 and _NAME.fullmatch(parts[0].strip()) else text
+
+
+def _kind(text: str) -> str:
+    """ "words", "relation", "equation", "expression" (with a variable) or "number"."""
+    if _ONLY_WORDS.fullmatch(text) and not _FORMULA.search(text):
+        return "words"
+    if _RELATION.search(text):
+        return "relation"
+    if _EQUALS.search(text):
+        return "equation"
+    if "\\begin" in text:
+        return "matrix"
+    for command, letter in _LETTERS.findall(text):
+        if command in _GREEK or (letter and letter not in _CONSTANTS):
+            return "expression"
+    return "number"
+
+
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+
+
+def _plain_words(text: str) -> str:
+    return " ".join(text.strip("() ").lower().split())
+
+
+def _read_number(text: str) -> Fraction | None:
+    """The exact value of a text that is one plain number, else None: 3, -1,080.5, \\frac{1}{2}, 7/2, 3\\frac{1}{2}."""
+    if any(command != "\\frac" for command in _COMMAND.findall(text)):
+        return None
+    text = strip_markup(text).strip(" $").removeprefix("+")
+    numbers = find_numbers(text)
+    if len(numbers) != 1 or (numbers[0].start, numbers[0].end) != (0, len(text)) or numbers[0].scale != 1:
+        return None
+    return numbers[0].value
+
+
+# --- The worker, seen from this process ---
+
+_PROGRAM = "from grpo_lib.answers.latex import work; work()"
+
+
+class _Ended(Exception):
+    """The worker has ended; `out_of_time` says whether it was because of the clock."""
+
+    def __init__(self, out_of_time: bool):
+        super().__init__(out_of_time)
+        self.out_of_time = out_of_time
+
+
+@dataclass
+class _Worker:
+    """One process that compares with math-verify. It starts when first needed, and again after it was killed."""
+
+    killed: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    process: subprocess.Popen[bytes] | None = None
+    ready: bool = False
+
+    def ask(self, stated: str, gold: str) -> bool:
+        """The worker's verdict on two normalized texts; False, and counted, if it was killed over them."""
+        with self.lock:
+            for _ in range(2):  # once more if somebody else ended the worker
+                try:
+                    self._start()
+                    return self._exchange([stated, gold], WALL_SECONDS) is True
+                except _Ended as ended:
+                    self.close()
+                    if ended.out_of_time:
+                        break
+                except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one's
+                    self.close()
+                    raise
+            self.killed += 1
+            self._launch()  # imports SymPy while the caller goes on
+            return False
+
+    def close(self) -> None:
+        """End the process, if there is one, and wait until it is gone."""
+        with self.lock:
+            process, self.process, self.ready = self.process, None, False
+            if process is None:
+                return
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):  # a line that could not be written is lost
+                    cast(Any, pipe).close()
+
+    def _launch(self) -> None:
+        root = str(Path(__file__).parents[2])  # grpo_lib may have been found through sys.path only
+        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a notebook is not for the worker
+        )
+        self.ready = False
+
+    def _start(self) -> None:
+        """Launch the worker unless it runs, and wait until it is ready."""
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            self._launch()
+        if self.ready:
+            return
+        try:
+            greeting = self._read(START_SECONDS)
+        except _Ended:
+            greeting = "it did not start"
+        if greeting != "ready":
+            self.close()
+            raise CourseError(f"LaTeX answers are compared by math-verify, and {greeting}: run make setup")
+        self.ready = True
+
+    def _exchange(self, message: Any, seconds: float) -> Any:
+        assert self.process and self.process.stdin
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise _Ended(False) from None
+        return self._read(seconds)
+
+    def _read(self, seconds: float) -> Any:
+        """The next line of the worker. `_Ended` if it has ended, or says nothing for so many seconds."""
+        assert self.process and self.process.stdout
+        line, deadline = b"", time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise _Ended(True)
+                read = os.read(self.process.stdout.fileno(), 4096)
+                if not read:
+                    raise _Ended(self.process.wait() == -signal.SIGPROF)
+                line += read
+        return json.loads(line)
+
+
+_worker = _Worker()
+
+
+def _forget() -> None:
+    """In a forked process: leave the parent's worker, and its lock, to the parent."""
+    global _worker
+    _worker = _Worker()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(close)
+
+
+# --- The worker itself ---
+
+
+def work() -> None:
+    """Answer lines `[stated, gold]` on standard input with `true` or `false`, until it closes."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # ANTLR prints to standard output
+
+    def say(answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        from math_verify import verify
+    except ImportError as error:
+        say(f"it cannot be imported ({error})")
+        return
+    verify("1", "1", timeout_seconds=None)
+    _algebra("\\sqrt{4}", "x + 1")  # compiles its patterns, builds its parser
+    say("ready")
+    for line in sys.stdin:
+        # SIGPROF's default action ends the process, in the middle of a long operation in C too.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        try:
+            stated, gold = json.loads(line)
+            same = _compare(stated, gold, _algebra) is True
+        except Exception:  # SymPy raises many kinds
+            same = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        say(same)
+
+
+_DECIMAL = re.compile(r"(?<![0-9.^_{])([0-9]*)\.([0-9]*)(?:\\overline\s*\{([0-9]+)\}|(?<=[0-9]))(?![0-9.])")
+
+
+_IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
+
+
+def _algebra(stated: str, gold: str) -> bool:
+    """math-verify's verdict on two single texts; runs in the worker only."""
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Set, Tuple
+    from sympy.core.relational import Relational
+
+    def read(text: str) -> Any:
+        if "$" in text:
+            return None
+        config = [LatexExtractionConfig(boxed_match_priority=-1)]
+        found = parse(f"${_DECIMAL.sub(_exact, text)}$", config, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore
+        return found[0] if len(found) == 1 else None
+
+    one, other = read(gold), read(stated)
+    if one is None or other is None:
+        return False
+    if _IMAGINARY.search(stated + " " + gold):  # math-verify makes a variable of it
+        one, other = _complex(one), _complex(other)
+    if any(isinstance(one, kind) != isinstance(other, kind) for kind in (Set, Tuple, Relational)):
+        return False
+    return verify(one, other, timeout_seconds=None)
+
+
+def _complex(expression: Any) -> Any:
+    """A SymPy expression with i for its variable "i", and the others not assumed to be real."""
+    from sympy import I, Symbol
+
+    variables = expression.free_symbols
+    return expression.subs({variable: I if variable.name == "i" else Symbol(variable.name) for variable in variables})
+
+
+def _exact(match: re.Match[str]) -> str:
+    """A decimal as a fraction: math-verify takes 1.414214 for the square root of 2, but not 1414214/1000000."""
+    whole, digits, period = match[1], match[2], match[3] or ""
+    numerator = int(whole + digits + period or "0") - (int(whole + digits or "0") if period else 0)
+    denominator = 10 ** len(digits) * ((10 ** len(period) - 1) if period else 1)
+    return f"\\frac{{{numerator}}}{{{denominator}}}"

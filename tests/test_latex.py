@@ -1,0 +1,307 @@
+"""LaTeX answers: which one a completion states, what equals the gold and what does not, and the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_lib import answers
+from grpo_lib.answers import latex
+
+HANGS = ("10^{10^{10}}", "99999999!", "\\int_0^1 x^{x^{x^{x}}} dx")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_the_worker() -> Iterator[None]:
+    yield
+    latex.close()
+
+
+STATED = {
+    "\\frac{1}{2}": [
+        "Answer: $\\frac{1}{2}$", "Answer: \\frac{1}{2}", "\\boxed{\\frac{1}{2}}", "so $x = \\boxed{\\frac{1}{2}}$.",
+        "Answer: \\boxed{\\frac{1}{2}}", "**Answer:** \\(\\frac{1}{2}\\)", "The answer is $\\frac{1}{2}$.",
+        "<answer>\\frac{1}{2}</answer>", "\\boxed{7}\nAnswer: $\\frac{1}{2}$", "Answer: 7\n\\[\\boxed{\\frac{1}{2}}\\]",
+        "The final answer is $\\frac{1}{2}$. I hope it is correct.", "Answer:\n\\[\n\\frac{1}{2}\n\\]",
+        "The answer is $\\frac{1}{2}$ of it.",
+    ],
+    "\\{1,2\\}": ["\\boxed{\\{1,2\\}}", "Answer: $\\{1,2\\}$"],
+    "x = 5": ["Answer: $x = 5$"],
+    "\\text{Evelyn}": ["\\boxed{\\text{Evelyn}}", "Answer: \\text{Evelyn}"],
+    "Evelyn": ["Answer: Evelyn"],
+    "(0, 1]": ["Answer: $(0, 1]$", "\\boxed{(0, 1]}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "text"), [(one, text) for text, some in STATED.items() for one in some])
+def test_the_last_statement_is_read(completion: str, text: str) -> None:
+    assert answers.latex_answer(completion) == text
+    assert answers.stated_answer("Answer: 99\n" + completion, "latex") == text
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["", "so it is 5", "\\frac{1}{2}", "\\boxed{}", "Answer:", "\\boxed{5", "\\boxed{" + "x+" * 150 + "x}"],
+)
+def test_no_statement_is_no_answer(completion: str) -> None:
+    assert answers.latex_answer(completion) is None
+
+
+# Gold: ways to state it.
+EQUAL = {
+    "3": ["3", "3.0", "x=3", "x = 3", "03", "\\frac{6}{2}", "\\sqrt{9}", "3\\text{ cm}", "k+m = 3", "$3$", "3."],
+    "\\frac{1}{2}": ["\\dfrac{1}{2}", "\\frac12", "\\tfrac{1}{2}", "0.5", ".5", "1/2", "\\frac{2}{4}", "2^{-1}", "½"],
+    "\\frac{1}{3}": ["0.\\overline{3}", "\\frac{2}{6}"],
+    "3\\frac{1}{2}": ["3.5", "\\frac{7}{2}", "7/2"],
+    "2\\sqrt{3}": ["\\sqrt{12}", "2 \\sqrt 3", "2\\cdot\\sqrt{3}", "\\frac{6}{\\sqrt{3}}", "2√3"],
+    "90^\\circ": ["90", "90^{\\circ}", "90°", "90 \\text{ degrees}"],
+    "10\\%": ["10", "10%"],
+    "\\$32,348": ["32348", "32,348", "\\$32348", "32{,}348"],
+    "11,\\! 111,\\! 111,\\! 100": ["11111111100", "11,111,111,100"],
+    "5.4 \\text{ cents}": ["5.4", "\\frac{27}{5}"],
+    "\\text{Evelyn}": ["Evelyn", "\\textbf{Evelyn}", "evelyn", "\\text{ Evelyn }"],
+    "\\text{(C)}": ["C", "(C)", "\\text{C}", "\\textbf{(C)}"],
+    "\\left( 3, \\frac{\\pi}{2} \\right)": ["(3, \\frac{\\pi}{2})", "(3,\\pi/2)", "\\left(3,\\dfrac{\\pi}{2}\\right)"],
+    "(0,1]": ["\\left(0, 1\\right]", "(0, 1.0]", "x \\in (0,1]"],
+    "x \\in [-2,7]": ["[-2,7]", "x\\in[-2, 7]"],
+    "(-\\infty, 2) \\cup (3, \\infty)": ["(3,\\infty)\\cup(-\\infty,2)", "(-∞,2)∪(3,∞)"],
+    "\\{1,2\\}": ["\\{2, 1\\}", "1, 2", "\\left\\{1,2\\right\\}", "2 \\text{ and } 1"],
+    "1,-2": ["-2, 1", "1 and -2", "x = 1, x = -2", "\\{-2,1\\}"],
+    "1 \\pm \\sqrt{19}": ["1-\\sqrt{19}, 1+\\sqrt{19}", "1\\pm\\sqrt{19}"],
+    "8n^2 + 4n + 1": ["1+4n+8n^2", "8n^{2}+4n+1"],
+    "x^2-1": ["(x-1)(x+1)", "y = x^2 - 1", "f(x) = x^2-1"],
+    "y = 2x + 3": ["y=2x+3", "y = 3 + 2x", "2x + 3"],
+    "6 - 5i": ["6-5i", "-5i+6", "6 - 5 i"],
+    "-1": ["e^{i\\pi}", "i^2", "\\frac{i}{-i}"],
+    "i": ["\\sqrt{-1}", "0+1i"],
+    "p - q": ["-q + p"],
+    "3R^2": ["3 R^{2}"],
+    "2516_8": ["2516_{8}", "2516_8"],
+    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": [
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\ \\frac{4}{2}\\end{pmatrix}",
+    ],
+    "x > 2": ["2 < x"],
+    "\\pi": ["π", "\\frac{2\\pi}{2}"],
+    "\\emptyset": ["\\varnothing"],
+}  # fmt: skip
+
+DIFFERENT = {
+    "3": ["4", "-3", "3x", "3, 4", "3 \\text{ or } 4", "3 or 4", "\\{3\\}", "(3,3)", "2\\sqrt{3}", "3^2", "3!",
+          "\\log 3", "x = 3, y = 4", "x_3", "\\{3, 4\\}", "\\text{three}", "3.0000001", "x > 3", "3_8",
+          "\\pm 3", "[3, 3]"],
+    "2": ["2 \\text{ or more}", "1 < 2", "y^2 = 2", "2x = 2"],
+    "10": ["2^{10}", "10^{10}", "\\frac{1}{10}"],
+    "\\frac{1}{3}": ["0.333333", "0.33", "3", "\\frac{3}{1}"],
+    "\\sqrt{2}": ["1.414214", "1.41", "2"],
+    "2\\sqrt{3}": ["3", "2", "3.4641016", "\\sqrt{3}"],
+    "1,2": ["1", "2", "1,2,3", "(1,2)", "[1,2]", "1,1", "12", "\\{1\\}"],
+    "\\{1,2\\}": ["(1,2)", "[1,2]", "\\{1,2,3\\}", "1"],
+    "(0,1)": ["[0,1]", "(0,1]", "[0,1)", "1", "\\{0,1\\}", "(1,0)", "0,1", "0 < x < 1", "(0,1,2)"],
+    "(-\\infty, 2) \\cup (3, \\infty)": ["(-\\infty,2)", "(-\\infty,2] \\cup (3,\\infty)", "x < 2"],
+    "1 \\pm \\sqrt{19}": ["1+\\sqrt{19}", "1", "19", "1-\\sqrt{19}"],
+    "3+4i": ["4", "3", "3-4i", "5"],
+    "x+1": ["y+1", "x", "1", "x+1=0", "x+2"],
+    "x=5": ["y=5", "x=6", "x > 5"],
+    "x > 2": ["x \\ge 2", "2", "x < 2", "x > 3"],
+    "y = 2x+3": ["y = 2x", "3", "y > 2x+3"],
+    "\\text{Evelyn}": ["Evelin", "\\text{Evelyn or Bob}", "nylevE", "\\text{Bob}", "E"],
+    "\\text{east}": ["\\text{seat}", "west", "\\text{not east}"],
+    "\\text{(C)}": ["B", "(C), (D)", "\\text{C or D}"],
+    "2516_8": ["2516", "2516_9", "2516_{16}"],
+    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": [
+        "\\begin{pmatrix}2\\\\1\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}", "2",
+    ],
+    "1000": ["1, 000", "1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "gold"), [(one, gold) for gold, some in EQUAL.items() for one in (gold, *some)])
+def test_equal_answers(stated: str, gold: str) -> None:
+    assert answers.same_latex(stated, gold)
+    assert answers.agrees(answers.latex_answer(f"So:\n\\boxed{{{stated}}}"), gold, "latex")
+
+
+@pytest.mark.parametrize(("stated", "gold"), [(one, gold) for gold, some in DIFFERENT.items() for one in some])
+def test_different_answers(stated: str, gold: str) -> None:
+    assert not answers.same_latex(stated, gold)
+    assert not answers.agrees(answers.latex_answer(f"So:\n\\boxed{{{stated}}}"), gold, "latex")
+
+
+@pytest.mark.parametrize(
+    "stated", [None, "", " ", "$", "$$", ".", "\\frac{1}{", "}{", "\\", "5+", "x^", "\\text{", "3" * 301]
+)
+def test_what_cannot_be_read_equals_nothing(stated: str | None) -> None:
+    assert not answers.same_latex(stated, "5")
+    assert not answers.same_latex("5", stated or "")
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tagged, integer, latex"):
+        answers.stated_answer("Answer: 5", "exact")
+    with pytest.raises(ValueError, match="tagged, integer, latex"):
+        answers.agrees("5", "5", "exact")
+    assert answers.KINDS == ("tagged", "integer", "latex")
+    assert answers.stated_answer("<answer>5 eggs</answer>", "tagged") == "5" and answers.agrees("5", "5.0", "tagged")
+
+
+# --- Wild text ---
+
+WILD = st.text(st.characters()) | st.lists(
+    st.sampled_from(
+        ["\\frac", "\\sqrt", "\\text", "\\left", "\\right", "\\cup", "\\pm", "\\begin{pmatrix}", "\\overline"]
+    )
+    | st.sampled_from([*"{}()[],;=<>^_+-*/.$%& xyie0123", "\\{", "\\}", "\\\\", " or ", "\\boxed{", "\ud800"]),
+    max_size=30,
+).map("".join)
+
+
+@given(WILD)
+def test_any_completion_is_read(text: str) -> None:
+    for completion in (text, f"Answer: {text}", f"\\boxed{{{text}}}"):
+        answer = answers.latex_answer(completion)
+        assert answer is None or 0 < len(answer) <= latex.LONGEST_LATEX
+        latex.read_shape(latex.normalize_latex(answer or ""))
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(WILD, WILD | st.sampled_from(["5", "x+1", "(0,1)"]))
+def test_any_two_texts_are_compared_in_time(stated: str, gold: str) -> None:
+    started = time.monotonic()
+    assert answers.same_latex(stated, gold) in (True, False)
+    assert time.monotonic() - started < latex.WALL_SECONDS + latex.START_SECONDS
+
+
+@pytest.mark.parametrize(
+    "unit", ["\\frac{", "(", "\\{", "1,", "\\boxed{", "$", "\\cup ", "\\text{ or }", "x=", "Answer: 1 "]
+)
+def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
+    for text in (unit * (1_000_000 // len(unit)), "Answer: " + unit * (1_000_000 // len(unit))):
+        started = time.process_time()
+        answers.latex_answer(text)
+        assert not answers.same_latex(text, "5") and not answers.same_latex("5", text)
+        short = (unit * 300)[:300]
+        latex.read_shape(latex.normalize_latex(short))
+        assert time.process_time() - started < 1.0
+
+
+# --- The worker ---
+
+
+def process() -> subprocess.Popen[bytes]:
+    worker = latex._worker.process
+    assert worker is not None
+    return worker
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stated", HANGS)
+def test_what_takes_for_ever_is_killed_and_counted(stated: str) -> None:
+    assert answers.same_latex("\\sqrt{4}", "2")  # the worker is warm
+    before, pid = latex.killed(), process().pid
+    started = time.monotonic()
+    assert not answers.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
+    assert time.monotonic() - started < 5
+    assert latex.killed() == before + 1 and not is_running(pid)
+    assert answers.same_latex("\\sqrt{4}", "2")
+
+
+@pytest.mark.slow
+def test_the_clock_kills_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes the worker silent: here it is stopped, so not even its own timer can end it."""
+    assert answers.same_latex("\\sqrt{4}", "2")
+    before, pid = latex.killed(), process().pid
+    monkeypatch.setattr(latex, "WALL_SECONDS", 0.5)
+    os.kill(pid, signal.SIGSTOP)
+    assert not answers.same_latex("\\sqrt{4}", "2")
+    monkeypatch.undo()
+    assert latex.killed() == before + 1 and not is_running(pid)
+    assert answers.same_latex("\\sqrt{4}", "2")
+
+
+@pytest.mark.slow
+def test_a_worker_that_somebody_else_ended_is_replaced() -> None:
+    assert answers.same_latex("\\sqrt{4}", "2")
+    before, old = latex.killed(), process().pid
+    os.kill(old, signal.SIGKILL)
+    assert answers.same_latex("\\sqrt{4}", "2")
+    assert process().pid != old and latex.killed() == before
+
+
+@pytest.mark.slow
+def test_close_leaves_no_process() -> None:
+    assert answers.same_latex("\\sqrt{4}", "2")
+    pid = process().pid
+    latex.close()
+    assert not is_running(pid)
+    latex.close()
+
+
+@pytest.mark.slow
+def test_threads_share_one_worker() -> None:
+    verdicts: dict[int, bool] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: verdicts.update({n: answers.same_latex(f"\\sqrt{{{n * n}}}", str(n))}))
+        for n in range(2, 12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == dict.fromkeys(range(2, 12), True)
+
+
+PARENT = """
+import sys, time
+from grpo_lib import answers
+from grpo_lib.answers import latex
+assert "math_verify" not in sys.modules and "sympy" not in sys.modules
+assert answers.same_latex("\\\\sqrt{4}", "2")
+assert "math_verify" not in sys.modules and "sympy" not in sys.modules
+print(latex._worker.process.pid, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["returns", "is killed"])
+def test_the_worker_ends_with_its_parent(end: str, root: Path) -> None:
+    """The parent itself never imports SymPy."""
+    program = PARENT + ("time.sleep(60)" if end == "is killed" else "")
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        if end == "is killed":
+            parent.kill()
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+@pytest.mark.slow
+def test_a_worker_without_math_verify_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    latex.close()
+    (tmp_path / "math_verify.py").write_text("raise ImportError('not there')")
+    monkeypatch.setattr(latex, "_PROGRAM", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {latex._PROGRAM}")
+    with pytest.raises(Exception, match=r"not there.*make setup"):
+        answers.same_latex("\\sqrt{4}", "2")
+    monkeypatch.undo()
+    assert answers.same_latex("\\sqrt{4}", "2")
