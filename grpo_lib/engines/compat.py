@@ -164,9 +164,9 @@ def multiply_in_two_dimensions(module: Any) -> None:
 def unroll_layers(module: Any) -> None:
     """CPU: let a MaxText model compute its scanned layers as straight code, up to UNROLLED of them at a time.
 
-    A scan stacks what each layer keeps for the gradient and slices it again, and XLA fuses nothing across its border:
-    the update of recipes/tiny-cpu.yaml takes a sixth less without.  Weights and checkpoints stay stacked.  Where
-    model.remat is `minimal` nothing is computed twice: the layers of a model that trains on a CPU are small.
+    A scan stacks what each layer keeps for the gradient and slices it again, and XLA fuses nothing across its border.
+    Weights and checkpoints stay stacked.  Where model.remat is `minimal` nothing is computed twice: the layers of a
+    model that trains on a CPU are small.
     MaxText's decoder has the argument and MaxText 0.2.5 no setting for it.
     Test: test_maxtext_still_has_no_setting_for_unrolled_layers.
     """
