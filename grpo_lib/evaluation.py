@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from tqdm.auto import tqdm
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems.types import Problem
 from grpo_lib.records import CLOSE, VERDICTS, EvalRun, Generation, Record, grade, summarize, wrong
-from grpo_lib.runs.eval_cache import EvalCache, Task, digest
+from grpo_lib.runs.eval_cache import Batch, EvalCache, Task, digest
 
 __all__ = ["CLOSE", "VERDICTS", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
 
@@ -43,7 +44,7 @@ def evaluate(
     *,
     sampled: Generate | None = None,
     samples: int = 1,
-    render: Callable[[str], str] | None = None,
+    render: Callable[..., str] | None = None,
     path: str | os.PathLike | None = None,
     batch_size: int = 256,
     progress: bool = True,
@@ -65,8 +66,9 @@ def evaluate(
         `generate`, and samples 1 … `samples` come from this one.
       samples: completions per problem from `sampled`, or from `generate` without it. Several from `generate` make sense
         only if it samples, and are recorded as sampled; a single one is recorded as greedy.
-      render: turns a question into the prompt; without it the question itself is sent. A `generate` that sends more
-        than its prompts has a method `sent(prompt, task)`, which returns what the record keeps as the prompt.
+      render: turns a question into the prompt (`Problem.prompt`); without it the question itself is sent. A
+        `generate` that sends more than its prompts has a method `sent(prompt, task)`, which returns what the record
+        keeps as the prompt.
       path: file for the records. If it exists it is loaded and nothing is generated. Until it is complete, finished
         batches are kept in `<path>.partial`.
       label: shown on the progress bar.
@@ -76,7 +78,9 @@ def evaluate(
       overwrite: evaluate again although the file exists; the old one stays until the new one is complete.
 
     Returns:
-      EvalRun, in the order of `problems`: `samples` records of each, after the greedy one if there is `sampled`.
+      EvalRun, in the order of `problems`: `samples` records of each, after the greedy one if there is `sampled`. Its
+      `seconds` are the sum over the batches, also those of earlier processes if it was interrupted, without a batch
+      that was lost; None if the finished file was read.
 
     Raises:
       CourseError: no problems, two with one id, files that were made for other problems, another model or other
@@ -102,29 +106,32 @@ def evaluate(
 
     batches = _plan(tasks, batch_size)
     done = cache.finished_batches(overwrite) if cache else {}
-    records = {(record["id"], record["sample"]): record for batch in done.values() for record in batch}
+    records = {(record["id"], record["sample"]): record for batch in done.values() for record in batch.records}
     with tqdm(
         total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
     ) as bar:
         for number, batch in enumerate(batches):
             if number in done:
                 continue
+            started = time.perf_counter()
             outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
             fresh = [_record(task, model, settings_hash, output) for task, output in zip(batch, outputs, strict=True)]
+            done[number] = Batch(fresh, time.perf_counter() - started)
             if cache:
-                cache.add(number, fresh)
+                cache.add(number, done[number])
             records |= {task.key: record for task, record in zip(batch, fresh, strict=True)}
             if progress:
                 bar.set_postfix_str(_accuracy_so_far(records), refresh=False)
             bar.update(len(batch))
-    run = EvalRun([records[task.key] for task in tasks])
+    times = [batch.seconds for batch in done.values() if batch.seconds is not None]
+    run = EvalRun([records[task.key] for task in tasks], sum(times) if len(times) == len(batches) else None)
     if cache:
         cache.finish(run)
     return run
 
 
-def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[[str], str] | None) -> Task:
-    prompt = render(problem.question) if render else problem.question
+def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[..., str] | None) -> Task:
+    prompt = problem.prompt(render) if render else problem.question
     sent = generate.sent(prompt, (problem.id, sample)) if hasattr(generate, "sent") else prompt
     return Task(problem, prompt, sent, sample, greedy)
 
@@ -175,6 +182,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         "extracted": grades["extracted"],
         "gold": task.problem.answer,
         "kind": task.problem.kind,
+        **({"task": task.problem.task} if task.problem.task else {}),
         **{name: grades[name] for name in VERDICTS},
         "truncated": bool(output.truncated),
         "tokens": None if output.tokens is None else int(output.tokens),  # None: generate did not count

@@ -8,6 +8,7 @@ all processes take every step together, and process 0 gets what a step returns.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,12 @@ from grpo_lib.engines import conversion, maxtext_model
 from grpo_lib.engines.cluster import require_engine
 from grpo_lib.engines.prompt_lengths import longest_prompt, render_with
 from grpo_lib.problems import load_problems, what_became_of_the_rows
-from grpo_lib.recipes import Recipe
-from grpo_lib.runs import health_checks, multihost
+from grpo_lib.recipes import PromptsRecipe, Recipe
+from grpo_lib.records import reward_means
+from grpo_lib.rewards import get_rewards
+from grpo_lib.runs import health_checks, multihost, tracking
 from grpo_lib.runs.checkpoints import checkpoint_root
-from grpo_lib.runs.metric_glossary import read_metrics
+from grpo_lib.runs.metric_glossary import TASK_METRIC, read_metrics
 from grpo_lib.runs.preemption import PreemptionHandler
 from grpo_lib.runs.run_directory import base_of
 
@@ -63,7 +66,8 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
 def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun | None:
     """Evaluation of the test problems, `which` being before or after: greedy, and sampled where the recipe says so.
 
-    A finished one is read, not repeated.
+    A finished one is read, not repeated. Its numbers go to TensorBoard and W&B once, and its seconds, which are no part
+    of the records, to `evals/<which>.json`.
 
     Raises CourseError when the moment has passed: before any step was taken, or after the last.
     """
@@ -82,6 +86,7 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
                 )
             if which == "after" and session.step < steps:
                 raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
+            path.with_suffix(".json").unlink(missing_ok=True)
         return evaluation.evaluate(
             session.generate,
             load_problems(recipe.problems, "test"),
@@ -97,7 +102,34 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
             model=f"step {0 if which == 'before' else steps}",
         )
 
-    return session.run_on_main(work)
+    run = session.run_on_main(work)
+    if run is not None:
+        _track(recipe, session.directory, which, run)
+    return run
+
+
+def _track(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
+    """Keep the seconds of an evaluation, and log it unless that is done."""
+    file, kept = directory / "evals" / f"{which}.json", _kept(directory, which) or {"seconds": run.seconds}
+    if "logged" not in kept:
+        write_json_atomic(file, kept)
+        summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
+        row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
+        before = _kept(directory, "before").get("logged", {})
+        tracking.log_evaluation(recipe, directory, {"before": before, which: row})
+        write_json_atomic(file, kept | {"logged": row})
+
+
+def _kept(directory: Path, which: str) -> dict[str, Any]:
+    """What `_track` has written: the seconds of an evaluation, and what was logged; empty for one of version 0.1."""
+    file = directory / "evals" / f"{which}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
+    """The mean reward of the counted completions by the recipe's functions, and the seconds or None."""
+    reward = sum(reward_means(run.counted, get_rewards(recipe.rewards)))
+    return {"reward": reward, "seconds": _kept(directory, which).get("seconds")}
 
 
 def validation(session: training.Session) -> Callable[[], dict[str, float]]:
@@ -110,7 +142,12 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
             batch_size=session.recipe.evaluation.batch_size,
         )  # fmt: skip
         summary = run.summary()
-        return {"validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"]}
+        by_task = {
+            TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0] for task, part in run.by_task().items()
+        }
+        return {
+            "validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"], **by_task,
+        }  # fmt: skip
 
     return lambda: session.run_on_main(validate) or {}
 
@@ -132,6 +169,8 @@ def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = 
         train_seconds=sum(row["seconds"] for row in rows),
         steps=int(rows[-1]["step"]),
     )
+    for which, run in (("before", before), ("after", after)):
+        summary[which] |= _reward_and_seconds(recipe, directory, which, run)
     write_json_atomic(directory / "summary.json", summary)
     return summary
 
@@ -193,7 +232,7 @@ def run(
     return summary
 
 
-def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]:
+def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
 
     `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
@@ -202,8 +241,8 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[[str], str]]
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
 
-    def render(question: str) -> str:
-        return render_with(recipe, tokenizer, question)
+    def render(question: str, prompts: PromptsRecipe | None = None) -> str:
+        return render_with(recipe, tokenizer, question, prompts)
 
     if recipe.rollout.engine == "vllm":
         from grpo_lib.engines.vllm_sampler import standalone_generate as generate_with_vllm

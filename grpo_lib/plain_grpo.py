@@ -190,8 +190,8 @@ def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: in
     rollout, grpo, G, config = recipe.rollout, recipe.grpo, recipe.grpo.group_size, policy.config
     if grpo.beta or grpo.iterations > 1 or rollout.top_p < 1 or rollout.top_k or recipe.training.schedule != "constant":
         raise ValueError("plain_grpo has no KL penalty, one update per batch, no top-p or top-k, and a constant rate")
-    if any(problem.kind != "tagged" for problem in problems) or recipe.prompts.user != "question":
-        raise ValueError("plain_grpo asks the question alone, and grades one number in tags")
+    if recipe.tasks or any(problem.kind != "tagged" for problem in problems) or recipe.prompts.user != "question":
+        raise ValueError("plain_grpo has one task, asks the question alone, and grades one number in tags")
     to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(recipe.prompts.system))
     P = encode(policy, [to_prompt(problem.question) for problem in problems]).shape[1]  # one shape for all steps
     batches = training_batches(problems, to_prompt, recipe.prompts_per_step, recipe.seed)

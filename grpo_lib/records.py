@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_lib import answers, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
+from grpo_lib.rewards import RewardFunction
 
 Record = dict[str, Any]
 
@@ -90,11 +91,23 @@ def kind_of(record: Record) -> str:
     return record.get("kind", "tagged")
 
 
+def reward_means(records: Sequence[Record], functions: Iterable[RewardFunction]) -> list[float]:
+    """What each reward function pays for the completions of these records, on average."""
+    prompts, texts, golds = ([record[key] for record in records] for key in ("prompt", "completion", "gold"))
+    kinds = [kind_of(record) for record in records]
+    points = [function(prompts=prompts, completions=texts, answer=golds, kind=kinds) for function in functions]
+    return [sum(values) / len(values) for values in points]
+
+
 @dataclass(frozen=True)
 class EvalRun:
-    """The records of one evaluation, in the order of its problems."""
+    """The records of one evaluation, in the order of its problems.
+
+    `seconds`: how long generating and grading took, see `evaluation.evaluate`; None when the records come from a file.
+    """
 
     records: list[Record]
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def counted(self) -> list[Record]:
@@ -134,6 +147,14 @@ class EvalRun:
     def verdicts(self, verdict: str) -> dict[str, list[bool]]:
         """For each problem id that verdict on each of its counted completions."""
         return {key: [bool(record[verdict]) for record in group] for key, group in _by_problem(self.counted).items()}
+
+    def by_task(self) -> dict[str, EvalRun]:
+        """The records of each task, where they come from several; else empty."""
+        tasks: dict[str, list[Record]] = {}
+        for record in self.records:
+            if task := record.get("task"):
+                tasks.setdefault(task, []).append(record)
+        return {task: EvalRun(records) for task, records in tasks.items()}
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one JSON line per record, atomically."""
@@ -176,10 +197,19 @@ def summarize(
     `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose samples
     stay together.  `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a problem has several
     samples, for which the test is not defined.  maj_at_k may be compared only for equal numbers of samples.
+    Of several tasks `tasks` has the same for each: its name -> both summaries and the difference.
 
     Raises CourseError when the two were not run on the same problems, or one is greedy and the other sampled.
     """
     _check_same_problems(before, after)
+    parts = after.by_task()
+    tasks = {"tasks": {task: _compare(part, parts[task]) for task, part in before.by_task().items()}} if parts else {}
+    times = {"wall_seconds": wall_seconds, "train_seconds": train_seconds, "steps": steps}
+    return _compare(before, after) | times | tasks
+
+
+def _compare(before: EvalRun, after: EvalRun) -> dict[str, Any]:
+    """Both summaries and the paired difference of strict accuracy, of runs on the same problems."""
     verdicts = after.verdicts("strict")
     pairs = [(old, verdicts[key]) for key, old in before.verdicts("strict").items()]
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -193,9 +223,6 @@ def summarize(
         "difference_interval": [bootstrap.low, bootstrap.high],
         "mcnemar_p": mcnemar.p_value if mcnemar else None,
         "mcnemar_mid_p": mcnemar.mid_p if mcnemar else None,
-        "wall_seconds": wall_seconds,
-        "train_seconds": train_seconds,
-        "steps": steps,
     }
 
 

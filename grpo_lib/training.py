@@ -18,6 +18,7 @@ grpo_lib/plain_grpo.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -33,7 +34,7 @@ from grpo_lib.common.files import write_json_atomic
 from grpo_lib.engines import compat, maxtext_model
 from grpo_lib.engines.prompt_lengths import fit_prompts, render_with
 from grpo_lib.problems import Problem, training_batches
-from grpo_lib.recipes import Recipe
+from grpo_lib.recipes import PromptsRecipe, Recipe
 from grpo_lib.recipes.batch_plan import BatchPlan
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
@@ -89,8 +90,8 @@ class Session:
         """Finished steps: batches of completions with all their updates."""
         return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
 
-    def render(self, question: str) -> str:
-        return render_with(self.recipe, self.tokenizer, question)
+    def render(self, question: str, prompts: PromptsRecipe | None = None) -> str:
+        return render_with(self.recipe, self.tokenizer, question, prompts)
 
     def generate(self, prompts: list[str]) -> list[Generation]:
         """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation.
@@ -229,6 +230,8 @@ def build_session(
     cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))
     cluster.rollout.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
+    if recipe.training.profile_steps and recipe.training.steps - session.step < 2:
+        log("training.profile_steps: nothing to record, no step is left after this session's first, which compiles")
     return session
 
 
@@ -287,7 +290,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     recipe = session.recipe
     # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
-    rendered = [session.render(problem.question) for problem in session.problems[: prompts - prompts % rows]]
+    rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
@@ -357,7 +360,7 @@ def train(
             if multihost.is_main_process():
                 recorder.trackers = tracking.start(recipe, session.directory, session.step)
             session.timer.start()
-            with maxtext_model.quiet():
+            with maxtext_model.quiet(), contextlib.ExitStack() as recording:
                 # One step of B = prompts x G completions, and where Tunix 0.1.7 does it (the stages of plain_grpo.py):
                 #   1. sample      RLCluster.generate -> TunixSampler.generate or VllmSampler.generate
                 #   2. reward      RLLearner._compute_rewards: the recipe's functions, added up      [B]
@@ -365,7 +368,7 @@ def train(
                 #   4. loss        algo_core.grpo_loss_fn, or losses.grpo_loss                       scalar
                 #   5. update      PeftTrainer._train_step, per micro-batch; optax adds up the gradients
                 #   6. sync        RLCluster.sync_weights -> sampler.update_params
-                session.learner.train(_batches(session, validate_after, stop))
+                session.learner.train(_batches(session, validate_after, stop, recording))
         if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
             validate_after(session.step)
     except Exception as error:
@@ -392,8 +395,31 @@ def _disk_full(error: BaseException | None) -> str | None:
     return None
 
 
+def _profile(session: Session, finished: int, recording: contextlib.ExitStack) -> None:
+    """Called at the start of a step: begin or end `training.profile_steps`, in TensorBoard's folder.
+
+    Args:
+      finished: steps of this session; the first one is not recorded, because it compiles.
+      recording: holds the profiler while it records.
+    """
+    # Not Tunix's ProfilerOptions (0.1.7): they end a profile when the last update is dispatched, before it is computed
+    # and the weights are synced; refuse a session with too few steps; and go on recording after an interrupted one.
+    steps = session.recipe.training.profile_steps
+    if not steps or not multihost.is_main_process():
+        return
+    if finished == 1:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # with JAX's default, 1, half of the file is calls of Python functions
+        recording.enter_context(jax.profiler.trace(session.directory / "tensorboard", profiler_options=options))
+    elif finished == 1 + steps:
+        recording.close()
+
+
 def _batches(
-    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool]
+    session: Session,
+    validate_after: Callable[[int], None],
+    stop: Callable[[], bool],
+    recording: contextlib.ExitStack,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
@@ -401,7 +427,11 @@ def _batches(
     """
     recipe, restored = session.recipe, session.step
     batches = training_batches(
-        session.problems, session.render, batch_size=session.plan.prompts_per_step, seed=recipe.seed
+        session.problems,
+        session.render,
+        batch_size=session.plan.prompts_per_step,
+        seed=recipe.seed,
+        weights={task.name: task.weight for task in recipe.tasks},
     )
     for step, batch in enumerate(batches, start=1):
         done = step - 1
@@ -409,5 +439,6 @@ def _batches(
             return  # Tunix saves a checkpoint when it closes
         if done >= restored:
             validate_after(done)
+            _profile(session, done - restored, recording)
         for _ in range(recipe.grpo.iterations if step <= restored else 1):
             yield dict(batch)

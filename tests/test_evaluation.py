@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from grpo_lib import answers, evaluation
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.evaluation import EvalRun, Generation, evaluate, summarize
 from grpo_lib.problems.types import Problem
+from grpo_lib.records import reward_means
+from grpo_lib.rewards import correct_answer, tidy_format
 
 KEYS = [
     *("id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold"),
@@ -440,6 +443,23 @@ def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):
     assert not partial.exists() and path.read_bytes() == finished
 
 
+def test_the_seconds_of_an_interrupted_evaluation_add_up(tmp_path):
+    """A second run has those of the batches that the first one finished."""
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    interrupt(path, 2, batch_size=6)
+    lines = read_jsonl(partial)
+    earlier = [line["seconds"] for line in lines[1:]]
+    assert len(earlier) == 2 and min(earlier) > 0
+    write_jsonl_atomic(partial, [lines[0], *(line | {"seconds": 1000.0} for line in lines[1:])])
+    left = partial.read_bytes()
+    assert 2000 < quiet(double, path=path, batch_size=6).seconds < 2100
+    assert quiet(refuse, path=path, batch_size=6).seconds is None  # only read
+    path.unlink()
+    partial.write_bytes(left.replace(b'"seconds"', b'"other"'))  # begun by a version that did not measure
+    assert quiet(double, path=path, batch_size=6).seconds is None
+    assert quiet(double).seconds > 0
+
+
 WILD = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["", "\n", "\r\u2028\x85", "\ud83d", '"}\n{"'])
 
 
@@ -457,7 +477,7 @@ def test_a_partial_file_that_is_cut_anywhere_leads_to_the_same_records(tmp_path_
     assert EvalRun.load(folder / "clean.jsonl") == clean  # what is returned is what is stored
     interrupt(path, 2, generate, problems=PROBLEMS[:5], batch_size=2)
     whole = partial.read_bytes()
-    cut = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(0, 10_000)) % (len(whole) + 1)  # the length varies with the digits of the seconds
     partial.write_bytes(whole[:cut])
     asked = []
 
@@ -544,7 +564,13 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     def idle(prompts):
         return ["?"] * len(prompts)
 
+    def said(which):
+        return json.loads((tmp_path / "evals" / f"{which}.json").read_text())
+
     before = pipeline.evaluate(session(0, idle), "before", progress=False)
+    first = said("before")
+    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds}
+    assert first == {"seconds": before.seconds, "logged": logged} and before.seconds > 0
     assert {record["model"] for record in before.records} == {"step 0"}
     written = (tmp_path / "evals" / "before.jsonl").read_bytes()
     for step in (10, 30):  # resumed in the middle, and at the end
@@ -553,4 +579,22 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
         pipeline.evaluate(session(10, refuse), "after", progress=False)
     after = pipeline.evaluate(session(30, idle), "after", progress=False)
     assert {record["model"] for record in after.records} == {"step 30"}
-    assert (tmp_path / "evals" / "before.jsonl").read_bytes() == written
+    assert (tmp_path / "evals" / "before.jsonl").read_bytes() == written and said("before") == first
+
+    write_jsonl_atomic(tmp_path / "metrics.jsonl", [{"step": 30, "seconds": 1.5}])
+    summary = pipeline.write_summary(recipe, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    for which, run in (("before", before), ("after", after)):
+        assert summary[which] == run.summary() | {"reward": 0.0, "seconds": run.seconds}
+    (tmp_path / "evals" / "after.json").unlink()  # as version 0.1 left it
+    assert pipeline.write_summary(recipe, tmp_path)["after"]["seconds"] is None
+    assert pipeline.evaluate(session(30, refuse), "after", progress=False) == after
+    assert said("after") == {"seconds": None, "logged": {"step": 30, "accuracy": 0.0, "reward": 0.0}}
+
+
+def test_reward_means_are_of_each_function_and_by_the_kind_of_the_record():
+    said = {"tagged": tagged(33), "integer": "Answer: 33", "latex": "no idea"}
+    problems = [Problem(kind, kind, "", "33", "test", kind=kind) for kind in said]
+    run = quiet(lambda prompts: [said[prompt] for prompt in prompts], problems)
+    assert reward_means(run.counted, [correct_answer]) == [pytest.approx(2 / 3)]
+    assert reward_means(run.counted[:1], [correct_answer, tidy_format]) == [1.0, 0.1]

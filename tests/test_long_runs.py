@@ -28,9 +28,9 @@ RECIPE = [
     "training.checkpoint_every=2",
     "training.validate_every=4",
     "grpo.group_size=4",
-    "problems.train=200",
-    "problems.validation=20",
-    "problems.test=60",
+    # Two tasks: the order of each, and their mixture, continue too.
+    "problems=[{train: 150, validation: 10, test: 40},"
+    " {name: hard, difficulty: hard, weight: 3, train: 50, validation: 10, test: 20, prompts: {system: ''}}]",
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
 ]

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from grpo_lib import cli, maxtext_rl, prompts, rewards
 from grpo_lib.common.errors import CourseError
 from grpo_lib.maxtext_rl import problem_files
-from grpo_lib.recipes import Recipe, load_recipe, profiles_of
+from grpo_lib.recipes import ProblemsRecipe, Recipe, load_recipe, profiles_of
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "recipes" / "tiny-cpu.yaml"
@@ -86,7 +86,7 @@ def fields(section: type[BaseModel], prefix: str = "") -> list[str]:
     """Every field of the schema that holds a value, as section.key."""
     found = []
     for name, field in section.model_fields.items():
-        inner = field.annotation
+        inner = ProblemsRecipe if name == "problems" else field.annotation  # a list of tasks is refused as a whole
         is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
         found += fields(inner, f"{prefix}{name}.") if is_section else [prefix + name]
     return found
@@ -324,3 +324,10 @@ def test_the_launcher_says_what_is_missing_before_it_loads_a_model(monkeypatch, 
         maxtext_rl.main()
     errors = capsys.readouterr().err
     assert end.value.code == 2 and words in errors and len(errors.splitlines()) == 1
+
+
+def test_several_tasks_are_refused(tmp_path):
+    recipe = load_recipe(TINY, ["problems=[{}, {name: hard, difficulty: hard}]"])
+    for refused in (lambda: listed(recipe), lambda: problem_files.write_problems(recipe, tmp_path)):
+        with pytest.raises(CourseError, match="problems has several tasks"):
+            refused()

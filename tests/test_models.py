@@ -230,6 +230,40 @@ def test_a_base_in_a_bucket_is_converted_once_and_used_by_a_run(tiny_recipe, buc
         maxtext_model.load_actor(tiny_recipe.model, "gs://bucket/none/0/items", 64)
 
 
+@pytest.mark.parametrize(
+    "address, status, reason",
+    [
+        ("gs://", 404, "it names no bucket"),
+        ("gs://bucket/base", 401, "HttpError"),
+        ("gs://bucket/base", 403, "Forbidden"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_line(root, tmp_path, address, status, reason):
+    """By gcsfs itself, and a server that refuses as a bucket does."""
+    import os
+    import subprocess
+    import sys
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_lib.cli", "train", "recipes/tiny-cpu.yaml", "--base", address],
+            env=os.environ | {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_port}"},
+            cwd=root, capture_output=True, text=True,
+        )  # fmt: skip
+        server.shutdown()
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"error: {address} cannot be read" in done.stderr and reason in done.stderr and "--base" in done.stderr
+
+
 def test_the_export_of_qwen25_knows_its_biases(model_copy):
     """MaxText's converter asks config.json for them, and Qwen2.5's does not say: without this every export failed."""
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem, gsm8k, load_problems, loading, training_batches, words
-from grpo_lib.recipes import ProblemsRecipe
+from grpo_lib.recipes import ProblemsRecipe, load_recipe
 
 FIXTURE = Path(__file__).parent / "gsm8k_fixture"
 ROWS = {"train": 7473, "test": 1319}
@@ -316,3 +316,51 @@ def test_a_late_start_gives_the_batches_of_an_early_one():
     batches = training_batches(numbered(100), lambda q: rendered.append(q) or q, 8, seed=0, start_step=10**6)
     next(batches)
     assert len(rendered) == 8  # nothing that is skipped
+
+
+def two_tasks(counts: dict[str, int]) -> list[Problem]:
+    return [
+        Problem(f"{task}/{i}", f"{task} {i}?", "", str(i), "words", task=task)
+        for task in counts
+        for i in range(counts[task])
+    ]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 16), st.floats(0.1, 10))
+def test_tasks_alternate_by_their_weights_and_each_has_its_epochs(few, many, batch_size, weight):
+    problems, weights = two_tasks({"a": few, "b": many}), {"a": 1.0, "b": weight}
+    batches = list(islice(training_batches(problems, as_prompt, batch_size, seed=3, weights=weights), 40))
+    tasks = [task for batch in batches for task in batch["task"].tolist()]
+    share = weight / (1 + weight)
+    for n in range(1, len(tasks) + 1):
+        assert abs(tasks[:n].count("b") - n * share) <= 2
+    for task, count in (("a", few), ("b", many)):
+        asked = [
+            text for batch in batches for text, own in zip(batch["prompts"], batch["task"], strict=True) if own == task
+        ]
+        assert all(text.startswith(f"<user>{task} ") for text in asked)
+        for start in range(0, len(asked) - count + 1, count):
+            assert len(set(asked[start : start + count])) == count
+    late = training_batches(problems, as_prompt, batch_size, seed=3, start_step=17, weights=weights)
+    assert next(late)["prompts"].tolist() == batches[17]["prompts"].tolist()
+
+
+def test_several_tasks_have_names_ids_and_prompts_of_their_own(root):
+    one, other = (
+        {"source": "words"},
+        {"source": "words", "name": "hard", "difficulty": "hard", "prompts": {"user": "boxed"}},
+    )
+    tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"problems={json.dumps([one, other])}"]).tasks
+    found = load_problems(tasks, "test", 3)
+    assert [problem.task for problem in found] == ["words"] * 3 + ["hard"] * 3
+    assert len({problem.id for problem in found}) == 6 and found[3].id.startswith("hard/")
+    assert [problem.question for problem in found[:3]] == [p.question for p in load_problems(tasks[0], "test", 3)[:3]]
+
+    def render(question: str, prompts=None) -> str:
+        return f"{prompts.user if prompts else 'the recipe'}: {question}"
+
+    assert [problem.prompt(render).partition(":")[0] for problem in found] == ["the recipe"] * 3 + ["boxed"] * 3
+    broken = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{source: gsm8k, name: g, path: nowhere}]"])
+    with pytest.raises(CourseError, match=r"task g: problems\.path=nowhere"):
+        load_problems(broken.tasks, "train")

@@ -61,6 +61,14 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         ("=3", ["section.key=value"]),
         ("name.x=3", ["name is a value"]),
         ("training.steps=[1", ["not YAML"]),
+        ("training.learning_rate=.inf", ["training.learning_rate", "finite"]),
+        ("problems=[]", ["problems", "at least 1"]),
+        ("problems=[{weight: 0}]", ["problems.0.weight=0", "greater than 0"]),
+        ("problems=[{weight: .inf}]", ["problems.0.weight=inf", "finite"]),
+        ("problems=[{wieght: 1}]", ["problems.0.wieght", "did you mean weight?"]),
+        ("problems=[{prompts: {usr: dapo}}]", ["problems.0.prompts.usr", "did you mean user?"]),
+        ("problems=[{}, {}]", ["two tasks are called words"]),
+        ("problems.sorce=gsm8k", ["unknown key problems.sorce", "did you mean source?"]),
     ],
 )
 def test_a_bad_override_is_one_line_that_names_the_field(override, words):
@@ -214,3 +222,14 @@ def test_who_trains_and_who_samples():
     assert (shared.colocated, shared.trainer_count(), shared.sampler_count()) == (True, 8, 8)
     assert (apart.colocated, apart.trainer_count(), apart.sampler_count()) == (False, 4, 4)
     assert load_recipe(TINY).hardware.trainer_count(found=3) == 3
+
+
+def test_a_task_of_several_is_overridden_by_its_number_and_saved_whole():
+    tasks = "problems=[{}, {name: hard, difficulty: hard, weight: 3, prompts: {user: boxed}}]"
+    recipe = load_recipe(TINY, [tasks, "problems.1.train=7"])
+    assert [(task.name, task.weight, task.train) for task in recipe.tasks] == [("words", 1, None), ("hard", 3, 7)]
+    assert parse_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+    assert differences(recipe, load_recipe(TINY, [tasks])) == ["problems.1.train: 7 != None"]
+    for key in ("problems.2.train=7", "problems.train=7"):
+        with pytest.raises(CourseError, match="number them from 0 to 1"):
+            load_recipe(TINY, [tasks, key])

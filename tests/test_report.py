@@ -351,3 +351,24 @@ def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
 def test_a_thousand_tiny_problems_fit_into_a_notebook(root):
     shown = report.inspector(root / "assets" / "reference" / "course")._repr_html_()
     assert len(json.dumps(shown)) < 700_000
+
+
+def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):
+    for phase, run in (("before", BEFORE), ("after", AFTER)):
+        records = [record | {"task": "easy" if n < 20 else "hard"} for n, record in enumerate(run.records)]
+        EvalRun(records).save(run_dir / "evals" / f"{phase}.jsonl")
+    before, after = (EvalRun.load(run_dir / "evals" / f"{phase}.jsonl") for phase in ("before", "after"))
+    summary = summarize(before, after, steps=30)
+    assert (
+        list(summary["tasks"]) == ["easy", "hard"] and summary["difference"] == summarize(BEFORE, AFTER)["difference"]
+    )
+    easy, hard = summary["tasks"]["easy"], summary["tasks"]["hard"]
+    assert (easy["before"]["n"], easy["before"]["accuracy"], easy["after"]["accuracy"]) == (20, 0.5, 0.75)
+    assert hard == {
+        key: value
+        for key, value in summarize(*(EvalRun(r.records[20:]) for r in (before, after))).items()
+        if key in hard
+    }
+    assert "tasks" not in summarize(BEFORE, AFTER)
+    text = report.write_report(run_dir).read_text(encoding="utf-8")
+    assert "By task" in text and ">easy</th>" in text and ">hard</th>" in text

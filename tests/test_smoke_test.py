@@ -56,6 +56,19 @@ def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_pa
     assert smoke_test.stand_ins(smoke()) is None
 
 
+def test_each_of_several_tasks_is_scaled_and_has_its_stand_ins(monkeypatch, tmp_path):
+    monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
+    dapo = "{source: dapo-math, test_source: aime, weight: 3, prompts: {user: dapo}}"
+    recipe = smoke(f"problems=[{{source: words, test: 5}}, {dapo}]", "rewards=[correct_answer]")
+    scaled = smoke_test.scaled_recipe(recipe, stand_ins=smoke_test.stand_ins(recipe))
+    assert [(task.name, task.weight, task.prompts) for task in scaled.tasks] == [
+        (task.name, task.weight, task.prompts) for task in recipe.tasks
+    ]
+    test = load_problems(scaled.problems, "test")
+    assert [problem.task for problem in test] == ["words"] * 5 + ["dapo-math"] * 16
+    assert any("dapo-math: word problems in its columns" in note for note in smoke_test.notes(recipe, scaled))
+
+
 @each_recipe
 def test_every_axis_and_the_accumulation_stay_above_one_or_at_one(path):
     recipe = load_recipe(path)

@@ -1,12 +1,14 @@
 """Training: whole rows, restored runs, refusals."""
 
+import gzip
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import read_jsonl
+from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.recipes import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -18,6 +20,9 @@ SMALL = [
     "training.validate_every=0",
     "grpo.group_size=4",
     "problems.train=200",
+    "problems.test=12",
+    "evaluation.samples=2",
+    "evaluation.batch_size=12",
 ]
 # The devices of one host.
 FOUR = [SimpleNamespace(process_index=0, id=number) for number in range(4)]
@@ -44,13 +49,15 @@ def build(recipe, converted_base):
 
 @pytest.fixture(scope="module")
 def whole_run(build, tmp_path_factory):
-    """Four steps without an interruption."""
-    from grpo_lib import training
+    """Four steps without an interruption, between two evaluations."""
+    from grpo_lib import pipeline, training
 
     session = build(tmp_path_factory.mktemp("whole"))
     check = training.check_first_sync(session, prompts=8)
+    pipeline.evaluate(session, "before", progress=False)
     seen = []
     rows = training.train(session, on_step=seen.append)
+    pipeline.evaluate(session, "after", progress=False)
     return session, check, rows, seen
 
 
@@ -80,10 +87,33 @@ def test_tensorboard_holds_the_same_numbers(whole_run):
     session, _, rows, _ = whole_run
     events = EventAccumulator(str(session.directory / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {f"train/{name}" for row in rows for name in row if name != "step"}
+    tags = set(events.Tags()["scalars"])
+    assert {tag for tag in tags if tag.startswith("train/")} == {f"train/{name}" for name in rows[0] if name != "step"}
     for name in ("reward", "loss", "seconds"):
         logged = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
         assert logged == [(row["step"], pytest.approx(row[name], abs=1e-5)) for row in rows]
+
+
+def test_tensorboard_holds_both_evaluations_once(whole_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from grpo_lib import pipeline
+
+    session = whole_run[0]
+    summary = pipeline.write_summary(session.recipe, session.directory)
+    pipeline.evaluate(session, "before", progress=False)  # read again
+    events = EventAccumulator(str(session.directory / "tensorboard"))
+    events.Reload()
+    logged = {
+        tag.removeprefix("eval/"): [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if tag.startswith("eval/")
+    }
+    both = [(0, summary["before"]), (4, summary["after"])]
+    for name in ("accuracy", "reward", "seconds", "sampled_accuracy", "maj_at_k"):
+        assert logged.pop(name) == [(step, pytest.approx(part[name])) for step, part in both]
+    assert logged == {"pass_at_2": [(step, pytest.approx(part["pass_at_k"]["2"])) for step, part in both]}
+    assert all(part["seconds"] > 0 for _, part in both)
 
 
 def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
@@ -91,6 +121,7 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
 
     from grpo_lib.runs import tracking
 
+    tracking.log_evaluation(recipe, tmp_path, {"before": tracking.evaluation_row(0, {"accuracy": 0.25})})
     for finished, reward in ((0, 1.0), (2, 2.0)):
         (board,) = tracking.start(recipe, tmp_path, finished)
         for step in range(finished + 1, 5):
@@ -102,18 +133,31 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
     assert [event.value for event in events.Scalars("train/validation_accuracy")] == [2.0]
-    assert events.Tags()["scalars"] == ["train/reward", "train/validation_accuracy"]
+    assert [(event.step, event.value) for event in events.Scalars("eval/accuracy")] == [(0, 0.25)]
+    assert events.Tags()["scalars"] == ["eval/accuracy", "train/reward", "train/validation_accuracy"]
     killed.close()
     board.close()
 
 
-def test_a_finished_run_is_left_alone(whole_run, build):
+def test_a_finished_run_is_left_alone(whole_run, build, recipe):
     from grpo_lib import training
 
     session, _, rows, _ = whole_run
-    again = build(session.directory)
-    assert again.step == 4
+    said = []
+    again = build(session.directory, change(recipe, training={"profile_steps": 1}), log=said.append)
+    assert again.step == 4 and len(said) == 1 and said[0].startswith("training.profile_steps: nothing to record")
     assert training.train(again) == rows
+
+
+def test_a_profile_holds_whole_steps_and_changes_no_number(whole_run, build, recipe, tmp_path):
+    from grpo_lib import training
+
+    rows = training.train(build(tmp_path, change(recipe, training={"profile_steps": 1})))
+    assert without_clocks(rows) == without_clocks(whole_run[2])
+    (recorded,) = (tmp_path / "tensorboard" / "plugins" / "profile").rglob("*.xplane.pb")
+    (trace,) = recorded.parent.glob("*.trace.json.gz")
+    stages = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    assert recorded.stat().st_size and stages.count("sampler") == stages.count("sync_sampler_weights") == 1
 
 
 def test_a_closed_session_says_what_to_do(recipe):
@@ -125,7 +169,6 @@ def test_a_closed_session_says_what_to_do(recipe):
 
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
     """Of the last one a bit has flipped that the files' own checksums do not see; the one before it is cut short."""
-    import json
     import shutil
 
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
@@ -267,7 +310,8 @@ def test_what_does_not_fit_the_devices_is_refused(recipe, sections, message):
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
-    With checkpoints in a folder for those of all runs, and a reward that differs between completions.
+    With checkpoints in a folder for those of all runs, a reward that differs between completions, and a profile of more
+    steps than there are: each session records those it has, but its first.
     """
     from grpo_lib import training
     from grpo_lib.runs import checkpoints
@@ -276,7 +320,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
         return [sum(map(ord, completion)) % 97 for completion in completions]
 
     monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
-    elsewhere = {"checkpoints": str(tmp_path / "all")}
+    elsewhere = {"checkpoints": str(tmp_path / "all"), "profile_steps": 9}
     twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
     whole = training.train(build(tmp_path / "whole", twice))
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
@@ -298,6 +342,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     rows = training.train(second)
     assert without_clocks(rows) == without_clocks(whole)
     assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
+    assert len([*(tmp_path / "stopped" / "tensorboard").rglob("*.xplane.pb")]) == 2
 
 
 def test_the_loss_and_the_old_policy_without_logits_take_the_same_step(build, recipe, tmp_path, monkeypatch):
@@ -353,6 +398,33 @@ def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monk
     assert not (tmp_path / "off" / "wandb-id").exists()
 
 
+def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, monkeypatch):
+    """wandb is not in this environment."""
+    import sys
+
+    from tunix.sft import metrics_logger
+
+    from grpo_lib.runs import tracking
+
+    summary, closed = {}, []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(summary=summary)))
+    backend = SimpleNamespace(close=lambda: closed.append(dict(summary)))  # log_scalar would be an error
+    monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **_: backend)
+    offline = change(recipe, tracking={"wandb": "offline"})
+    before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
+    samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
+    after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples})
+    tracking.log_evaluation(offline, tmp_path, {"before": before})
+    assert closed == [{"before/accuracy": 0.25, "before/reward": 0.5}]
+    summary.clear()  # as that of a new folder
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None})
+    tracking.log_evaluation(offline, tmp_path, {"before": before, "after": after})
+    assert summary == closed[0] | {
+        "after/accuracy": 0.5, "after/reward": 0.5, "after/maj_at_k": 0.75, "after/pass_at_2": 1.0, "loss": 0.125
+    }  # fmt: skip
+    assert len(closed) == 2
+
+
 def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     from grpo_lib.runs.metric_glossary import METRICS, glossary
     from grpo_lib.runs.metrics_logger import TUNIX_METRICS, TimedReward, batch_metrics
@@ -399,6 +471,32 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
     assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two
+
+
+def test_metrics_of_a_task_are_over_its_own_completions_of_all_micro_batches():
+    from grpo_lib.runs.metrics_logger import batch_metrics
+
+    class Sampler:
+        lengths, truncated = [1] * 4, [False] * 4
+
+        def pop_elapsed(self, what):
+            return 0.0
+
+    def metrics(tasks, rewards):
+        return batch_metrics(
+            Sampler(), 2, [], lambda: 0.0, prompts=["p"] * 4, completions=["<answer>2</answer>"] * 4,
+            answer=["2"] * 4, kind=["tagged"] * 4, task=np.array(tasks), rewards=np.array(rewards), advantages=None,
+        )  # fmt: skip
+
+    one, other = metrics(["a", "a", "b", "b"], [1.0, 0.0, 1.0, 1.0]), metrics(["b"] * 4, [0.0, 0.0, 1.0, 0.0])
+
+    def joined(name):
+        parts, (_, join) = [part[name][0] for part in (one, other) if name in part], one[name]
+        return join(np.array(parts))
+
+    assert joined("step/tasks/a/reward") == 0.5 and joined("step/tasks/b/reward") == 0.5
+    assert joined("step/tasks/a/frac_reward_zero_std") == 0 and joined("step/tasks/b/frac_reward_zero_std") == 2 / 3
+    assert joined("step/tasks/b/accuracy") == 1 and not any(name.startswith("step/tasks/a") for name in other)
 
 
 def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tmp_path):

@@ -57,23 +57,36 @@ def page() -> str:
 def _sections(schema: dict, definitions: dict, prefix: str = "") -> list[str]:
     parts = []
     for name, field in schema["properties"].items():
-        if section := definitions.get(field.get("$ref", "").rpartition("/")[2]):
+        for title, section in _sections_of(name, field, definitions):
             intro = section.get("description", "").replace("\n", " ")
-            parts += [f"## {prefix}{name}\n", f"{intro}\n", _table(section, definitions)]
-            parts += _sections(section, definitions, f"{prefix}{name}.")
+            parts += [f"## {prefix}{title}\n", f"{intro}\n", _table(section, definitions)]
+            parts += _sections(section, definitions, f"{prefix}{name}.") if title == name else []
     return parts
+
+
+def _sections_of(name: str, field: dict, definitions: dict) -> list[tuple[str, dict]]:
+    """(title, section) of a field: none, one, or for a list of sections also the keys that only its items have."""
+    refs = [(kind, kind.get("items", kind).get("$ref")) for kind in (field, *field.get("oneOf", []))]
+    found = [(kind, definitions[ref.rpartition("/")[2]]) for kind, ref in refs if ref]
+    if len(found) < 2:
+        return [(name, section) for _, section in found]
+    (_, section), (_, item) = sorted(found, key=lambda pair: "items" in pair[0])
+    own = {key: value for key, value in item["properties"].items() if key not in section["properties"]}
+    return [(name, section), (f"{name} as a list", item | {"properties": own})]
 
 
 def _table(section: dict, definitions: dict) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in section["properties"].items():
-        if "$ref" not in field:
+        if "description" in field:
             default = f"`{json.dumps(field['default'])}`" if "default" in field else "required"
             rows.append(f"| `{name}` | {_type(field)} | {default} | {field['description']} |")
     return "\n".join(rows) + "\n"
 
 
 def _type(field: dict) -> str:
+    if "$ref" in field:
+        return "section"
     if "anyOf" in field:
         return " or ".join(map(_type, field["anyOf"]))
     if values := field.get("enum", [field["const"]] if "const" in field else []):

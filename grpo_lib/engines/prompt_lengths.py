@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem
 from grpo_lib.prompts import render, system_prompt, user_prompt
-from grpo_lib.recipes import Recipe
+from grpo_lib.recipes import PromptsRecipe, Recipe
 
 
-def render_with(recipe: Recipe, tokenizer: Any, question: str) -> str:
-    """A question as the recipe's model is sent it."""
-    return render(tokenizer, user_prompt(recipe.prompts.user, question), system_prompt(recipe.prompts.system))
+def render_with(recipe: Recipe, tokenizer: Any, question: str, prompts: PromptsRecipe | None = None) -> str:
+    """A question as the recipe's model is sent it; `prompts`: those of a task that has its own."""
+    prompts = prompts or recipe.prompts
+    return render(tokenizer, user_prompt(prompts.user, question), system_prompt(prompts.system))
 
 
 def prompt_lengths(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
     """Tokens of each rendered prompt."""
-    prompts = [render_with(recipe, tokenizer, problem.question) for problem in problems]
+    prompts = [problem.prompt(functools.partial(render_with, recipe, tokenizer)) for problem in problems]
     return [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
 
 
@@ -42,8 +44,9 @@ def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tupl
             f"use {longest} or more, or auto, or leave such problems out with rollout.overlong_prompts=filter"
         )
     fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= allowed]
-    if not fitting:
+    if lost := {problem.task for problem in problems} - {problem.task for problem in fitting}:
+        of = f" of task {task}" if (task := next(iter(lost))) else ""
         raise CourseError(
-            f"rollout.max_prompt_length={allowed} is shorter than every prompt; the longest has {longest} tokens"
+            f"rollout.max_prompt_length={allowed} is shorter than every prompt{of}; the longest has {longest} tokens"
         )
     return allowed, fitting

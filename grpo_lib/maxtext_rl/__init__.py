@@ -49,6 +49,7 @@ def arguments(
     model's sizes cannot be worked out because its files cannot be read.
     """
     get_rewards(recipe.rewards)
+    source = problem_files.only_source(recipe).source
     folder, functions = Path(problems).resolve(), Path(__file__).with_name("reward_functions.py")
     test_batches, test_batch_size = problem_files.eval_batches(recipe, tests)
     values = {
@@ -58,8 +59,8 @@ def arguments(
         "init_weights_seed": recipe.seed,
         **_model(recipe.model, Path(checkpoint)),
         **_hardware(recipe),
-        "dataset_name": recipe.problems.source,
-        "eval_dataset_name": recipe.problems.source,
+        "dataset_name": source,
+        "eval_dataset_name": source,
         "hf_train_files": folder / problem_files.TRAIN,
         "hf_eval_files": folder / problem_files.TEST,
         "data_template_path": folder / problem_files.TEMPLATE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grpo_lib.maxtext_rl.problem_files import eval_batches, number_of_tests
+from grpo_lib.maxtext_rl.problem_files import eval_batches, number_of_tests, only_source
 from grpo_lib.recipes import Recipe
 
 
@@ -14,7 +14,7 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
     `tests` is the number of test problems that were written; by default those that the recipe names.
     """
     found = [*_lost(recipe), *_other_meaning(recipe)]
-    tests = tests or number_of_tests(recipe.problems)
+    tests = tests or number_of_tests(only_source(recipe))
     batches, size = eval_batches(recipe, tests)
     if (evaluated := batches * size) < tests:
         found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
@@ -26,13 +26,15 @@ def _lost(recipe: Recipe) -> Iterator[str]:
     training, rollout = recipe.training, recipe.rollout
     if recipe.hardware.processes not in (None, 1):
         yield "hardware.processes: see several hosts"
-    if recipe.problems.source in ("dapo-math", "aime", "math500"):
+    if only_source(recipe).source in ("dapo-math", "aime", "math500"):
         yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
     if training.validate_every > 0:
         yield "problems.validation: upstream would measure the test set during training, so that is switched off"
         yield "training.validate_every: see problems.validation"
     if training.checkpoints is not None:
         yield "training.checkpoints: upstream writes to base_output_directory, which may be a gs:// address"
+    if training.profile_steps is not None:
+        yield "training.profile_steps: upstream's profiler_steps counts micro-batches, from the middle of a step"
     if rollout.engine != "vllm":
         yield "rollout.engine: upstream samples with vLLM"
     if rollout.vllm.kv_blocks is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_lib import prompts
 from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
 from grpo_lib.engines.prompt_lengths import fit_prompts, longest_prompt
 from grpo_lib.problems import Problem, load_problems
@@ -39,7 +40,7 @@ def write_problems(recipe: Recipe, folder: str | Path) -> Written:
 
     folder, counts, filtered = Path(folder), {}, []
     for split, name in (("train", TRAIN), ("test", TEST)):
-        problems = load_problems(recipe.problems, split)
+        problems = load_problems(only_source(recipe), split)
         fitting = _fitting(recipe, split, problems)
         if num_filtered := len(problems) - len(fitting):
             filtered.append(f"{num_filtered} of {len(problems)} {split} problems left out: the prompt is too long")
@@ -68,6 +69,13 @@ def batches(recipe: Recipe) -> int:
     return -(-recipe.training.steps // recipe.grpo.iterations)
 
 
+def only_source(recipe: Recipe) -> ProblemsRecipe:
+    """The recipe's `problems`.  Raises CourseError for a list of tasks."""
+    if recipe.tasks:
+        raise CourseError("problems has several tasks, and train_rl takes one: keep one of them, as a section")
+    return recipe.sources[0]
+
+
 def number_of_tests(problems: ProblemsRecipe) -> int:
     source, path = problems.source, problems.path
     if problems.test_source:
@@ -79,7 +87,7 @@ def number_of_tests(problems: ProblemsRecipe) -> int:
 
 def eval_batches(recipe: Recipe, tests: int | None) -> tuple[int, int]:
     """(batches, problems in each); upstream takes whole batches only."""
-    tests = tests or number_of_tests(recipe.problems)
+    tests = tests or number_of_tests(only_source(recipe))
     size = min(recipe.evaluation.batch_size, tests)
     return tests // size, size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,31 +14,39 @@ from .types import Problem
 
 def training_batches(
     problems: Sequence[Problem],
-    render: Callable[[str], str],
+    render: Callable[..., str],
     batch_size: int,
     seed: int,
     start_step: int = 0,
+    weights: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of texts {"prompts", "answer", "kind": [batch_size] each}, one for each step, endlessly.
 
     Every epoch is a new permutation and holds every problem once; a batch may begin in one epoch and end in
     the next, so none is left out.  Batch `start_step` comes first; those before it cost nothing.  `render`
-    turns a question into the prompt.  The strings come as arrays because Tunix takes no lists.
+    turns a question into the prompt (`Problem.prompt`).  The strings come as arrays because Tunix takes no lists.
+
+    With `weights`, task -> share, each task has epochs of its own, and the tasks alternate in proportion to their
+    weights: after n prompts each has had its share of n, give or take two.  The batches then have a column "task".
     """
     import grain  # here, because it imports JAX, which takes seconds
 
     def collate(batch: Sequence[Problem]) -> dict[str, np.ndarray]:
         return {
-            "prompts": np.array([render(problem.question) for problem in batch]),
+            "prompts": np.array([problem.prompt(render) for problem in batch]),
             "answer": np.array([problem.answer for problem in batch]),
             "kind": np.array([problem.kind for problem in batch]),
+            **({"task": np.array([problem.task for problem in batch])} if weights else {}),
         }
 
-    dataset: Any = (
-        grain.MapDataset.source(problems)
+    def epochs(problems: Sequence[Problem]) -> grain.MapDataset:
         # grain shuffles epoch e with seed + e; through a checksum, runs with seeds 0 and 1 share no epoch.
-        .shuffle(seed=zlib.crc32(f"training batches {seed}".encode()))
-        .repeat()
-        .batch(batch_size, batch_fn=collate)
-    )
+        return grain.MapDataset.source(problems).shuffle(zlib.crc32(f"training batches {seed}".encode())).repeat()
+
+    if weights:
+        tasks = [epochs([problem for problem in problems if problem.task == task]) for task in weights]
+        endless = grain.MapDataset.mix(tasks, list(weights.values()))
+    else:
+        endless = epochs(problems)
+    dataset: Any = endless.batch(batch_size, batch_fn=collate)
     return (dataset[step] for step in itertools.count(start_step))

@@ -1,9 +1,10 @@
-"""From the `problems` section of a recipe to a list of problems."""
+"""From the `problems` of a recipe, a section or several tasks, to a list of problems."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpo_lib.common.errors import CourseError
@@ -12,26 +13,29 @@ from . import competition, gsm8k, words
 from .types import SPLITS, Problem
 
 if TYPE_CHECKING:
-    from grpo_lib.recipes import ProblemsRecipe
+    from grpo_lib.recipes import ProblemsRecipe, TaskRecipe
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 HELD_OUT = 500  # validation problems of GSM8K and DAPO-Math-17k, taken out of their train split
 
 
-def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) -> list[Problem]:
+def load_problems(problems: ProblemsRecipe | list[TaskRecipe], split: str, n: int | None = None) -> list[Problem]:
     """The problems of a split: "train", "validation" or "test".
 
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
     WORD_PROBLEMS where they never end.
     GSM8K and DAPO-Math-17k have no validation split: it is held out of train, and test stays untouched.
     DAPO-Math-17k has no test split either (`problems.test_source`); AIME and MATH-500 have nothing else.
+    Of several tasks the problems come one task after the other, `n` of each; ids begin with the task's name.
 
     Raises:
       CourseError: unknown split; a split that the source does not have; no data (see gsm8k, competition).
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
+    if isinstance(problems, list):
+        return [problem for task in problems for problem in _load_task(task, split, n)]
     limit = getattr(problems, split) if n is None else n
     if problems.source == "words":
         return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed, problems.difficulty)
@@ -40,8 +44,10 @@ def load_problems(problems: ProblemsRecipe, split: str, n: int | None = None) ->
     return _load_competition(problems, split)[:limit]
 
 
-def what_became_of_the_rows(problems: ProblemsRecipe) -> str | None:
+def what_became_of_the_rows(problems: ProblemsRecipe | list[TaskRecipe]) -> str | None:
     """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
+    if isinstance(problems, list):
+        return "; ".join(filter(None, map(what_became_of_the_rows, problems))) or None
     if problems.source not in competition.KINDS:
         return None
     return f"{problems.source}: {competition.load(problems.source, problems.path, problems.conflicts)[1]}"
@@ -59,6 +65,15 @@ def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]
     held_out = set(shuffled[len(shuffled) - count :])
     train = [problem for problem in problems if problem.question not in held_out]
     return train, [problem for problem in problems if problem.question in held_out]
+
+
+def _load_task(task: TaskRecipe, split: str, n: int | None) -> list[Problem]:
+    try:
+        problems = load_problems(task, split, n)
+    except CourseError as error:
+        raise CourseError(f"task {task.name}: {error}") from None
+    own = {"task": task.name, "prompts": task.prompts}
+    return [replace(problem, id=f"{task.name}/{problem.id}", **own) for problem in problems]
 
 
 def _load_gsm8k(path: str | None, split: str) -> list[Problem]:

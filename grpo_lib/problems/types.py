@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpo_lib.recipes import PromptsRecipe
 
 SPLITS = ("train", "validation", "test")
 
@@ -18,3 +23,9 @@ class Problem:
     source: str  # "words", "gsm8k", ...
     steps: int | None = None  # calculations in the worked solution, where that is known
     kind: str = "tagged"  # "tagged": one number in <answer> tags; "integer": an integer stated last; "latex"
+    task: str | None = None  # its name, where a recipe has several tasks
+    prompts: PromptsRecipe | None = None  # of its task, where they are not those of the recipe
+
+    def prompt(self, render: Callable[..., str]) -> str:
+        """What the model is sent, by a `render` that takes a question, and prompts that are not the recipe's."""
+        return render(self.question) if self.prompts is None else render(self.question, self.prompts)

@@ -9,14 +9,14 @@ import difflib
 import functools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import batch_plan
-from grpo_lib.recipes.schema import Recipe
+from grpo_lib.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
 # Keys and values of the last release, which are still read, with a notice.
 OLD_KEYS = {
@@ -108,6 +108,8 @@ def _read(path: Path) -> dict:
 def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {str(number): item for number, item in enumerate(value)}
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
@@ -160,18 +162,32 @@ def _apply_override(data: dict, override: str) -> None:
     except yaml.YAMLError as error:
         raise CourseError(f"override {override!r}: the value is not YAML ({_first_line(error)})") from None
     *sections, last = key.split(".")
+    place: Any = data
     for name in sections:
-        data = data.setdefault(name, {})
-        if not isinstance(data, dict):
+        place = _entry(place, name, override) if isinstance(place, list) else place.setdefault(name, {})
+        if not isinstance(place, dict | list):
             raise CourseError(f"override {override!r}: {name} is a value, not a section")
-    data[last] = value
+    if isinstance(place, list):
+        _entry(place, last, override)
+        place[int(last)] = value
+    else:
+        place[last] = value
+
+
+def _entry(items: list, number: str, override: str) -> Any:
+    """The item of a list, such as the tasks of `problems`, that a part of an override's key names."""
+    if number.isdecimal() and int(number) < len(items):
+        return items[int(number)]
+    raise CourseError(f"override {override!r}: the list has no item {number}; number them from 0 to {len(items) - 1}")
 
 
 def _explain(error: dict) -> str:
-    where = ".".join(map(str, error["loc"]))
+    # pydantic names the kind of `problems` after it, section or list: not a key of the file.
+    loc = [part for part in error["loc"] if part not in ("section", "list")]
+    where = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
         known = _known_keys(error["loc"][:-1])
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
         return f"unknown key {where}; {hint}"
     if error["type"] == "missing":
@@ -186,7 +202,13 @@ def _explain(error: dict) -> str:
 def _known_keys(loc: tuple) -> list[str]:
     section: Any = Recipe
     for part in loc:
-        section = section.model_fields[str(part)].annotation
+        if part == "list":
+            section = TaskRecipe
+        elif part == "section":
+            section = ProblemsRecipe
+        elif isinstance(part, str):
+            section = section.model_fields[part].annotation
+            section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)
     return list(section.model_fields)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import batch_plan
@@ -22,8 +22,9 @@ ModelSize = Literal[
 ]  # fmt: skip
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -155,6 +156,19 @@ class PromptsRecipe(_Section):
     )
 
 
+class TaskRecipe(ProblemsRecipe):
+    """One of several tasks: `problems` is then a list of them, and a step has prompts of each."""
+
+    name: Name = Field(default="", description="name of the task in metrics, records and report; not given: the source")
+    weight: PositiveFloat = Field(default=1.0, description="its share of the training prompts, over the sum of weights")
+    prompts: PromptsRecipe | None = Field(default=None, description="its prompt template; null: that of the recipe")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, data: Any) -> Any:
+        return {"name": data.get("source", "words")} | data if isinstance(data, dict) else data
+
+
 class VllmRecipe(_Section):
     """Settings of vLLM, for `rollout.engine: vllm`. vLLM's own names are in brackets."""
 
@@ -245,6 +259,9 @@ class TrainingRecipe(_Section):
         description="folder or gs:// address for checkpoints; the run's name is added; null: the run directory",
     )
     validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
+    profile_steps: Positive | None = Field(
+        default=None, description="steps that jax.profiler records, after the first of a session; null: none"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -276,11 +293,14 @@ class TrackingRecipe(_Section):
 
 
 class Recipe(_Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run and its directory")
+    name: Name = Field(description="name of the run and its directory")
     seed: NonNegative = Field(default=0, description="seed of sampling and of the training order")
     model: ModelRecipe
     hardware: HardwareRecipe = HardwareRecipe()
-    problems: ProblemsRecipe = ProblemsRecipe()
+    problems: Annotated[
+        Annotated[ProblemsRecipe, Tag("section")] | Annotated[list[TaskRecipe], Tag("list"), Field(min_length=1)],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "section"),
+    ] = ProblemsRecipe()
     prompts: PromptsRecipe = PromptsRecipe()
     rollout: RolloutRecipe = RolloutRecipe()
     rewards: Annotated[list[str], Field(min_length=1)] = Field(
@@ -298,6 +318,23 @@ class Recipe(_Section):
         if not self._size_without_devices:
             self._make_plan()
         return self
+
+    @model_validator(mode="after")
+    def _task_names_differ(self) -> Recipe:
+        names = [task.name for task in self.tasks]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")
+        return self
+
+    @property
+    def tasks(self) -> list[TaskRecipe]:
+        """The tasks, where `problems` is a list of them."""
+        return self.problems if isinstance(self.problems, list) else []
+
+    @property
+    def sources(self) -> list[ProblemsRecipe]:
+        """The tasks, or the one section that `problems` is."""
+        return list(self.problems) if isinstance(self.problems, list) else [self.problems]
 
     @property
     def plan(self) -> BatchPlan:

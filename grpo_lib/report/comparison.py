@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import rewards, statistics
+from grpo_lib import records, rewards, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import Recipe, load_recipe
-from grpo_lib.records import EvalRun, Record, kind_of
+from grpo_lib.records import EvalRun, Record
 from grpo_lib.report import taxonomy
 
 PHASES = ("before", "after")
@@ -154,13 +154,7 @@ def reward_means(compared: Comparison) -> list[dict[str, Any]]:
     """The mean of each reward part over the problems, and of their sum: part, before, after; columns as above."""
     columns: dict[str, list[float]] = {}
     for phase, run in compared.runs.items():
-        records = counted(run)
-        prompts, texts, golds = ([record[key] for record in records] for key in ("prompt", "completion", "gold"))
-        kinds = [kind_of(record) for record in records]
-        points = [
-            function(prompts=prompts, completions=texts, answer=golds, kind=kinds) for function in compared.functions
-        ]
-        means = [sum(values) / len(values) for values in points]
+        means = records.reward_means(counted(run), compared.functions)
         columns[phase] = [*means, sum(means)]
     names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []
     return [{"part": name, **{p: means[i] for p, means in columns.items()}} for i, name in enumerate(names)]

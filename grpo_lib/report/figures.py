@@ -27,7 +27,7 @@ from grpo_lib.report import comparison, html_page
 from grpo_lib.report.alt_text import alt_text
 from grpo_lib.report.formatting import MINUS, NBSP, percent
 from grpo_lib.runs.health_checks import by_step, finite
-from grpo_lib.runs.metric_glossary import Row, reward_function
+from grpo_lib.runs.metric_glossary import Row, reward_function, task_of
 
 environment.prepare()
 
@@ -305,7 +305,9 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     keys = dict.fromkeys(key for row in rows for key in row)
     series = tuple((key, name) for key in keys if (name := reward_function(key)))
     by_part = [Panel("Reward by part", "mean per completion", series)] if len(series) > 1 else []
-    return [panel for panel in (PANELS[0], *by_part, *PANELS[1:]) if has_values(panel)]
+    parts = [(key, task) for key in keys if (task := task_of(key, "accuracy"))]
+    by_task = [Panel("Accuracy by task", "fraction of completions", tuple(parts), fraction=True)] if parts else []
+    return [panel for panel in (PANELS[0], *by_part, *PANELS[1:2], *by_task, *PANELS[2:]) if has_values(panel)]
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int | None = None) -> None:

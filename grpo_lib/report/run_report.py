@@ -60,6 +60,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         title=run_dir.resolve().name,
         headline=headline(summary),
         rates=_rate_table(summary, before, after),
+        task_rates=_task_table(compared),
         facts=[_facts(summary, rows), _setup(run_dir, compared)],
         result_figures=result,
         calculation_rates=comparison.calculation_rates(compared),
@@ -109,6 +110,18 @@ def _rate_table(summary: dict[str, Any], before: EvalRun | None, after: EvalRun 
     return [*table, *_sampled_table(phases)] if phases else []
 
 
+def _task_table(compared: Comparison) -> list[dict[str, Any]]:
+    """Strict accuracy of each task, where there are several: as _rate_table, with the number of problems."""
+    tasks = {phase: run.by_task() for phase, run in compared.runs.items()}
+    table = []
+    for task in next(iter(tasks.values()), {}):
+        runs = {phase: parts[task] for phase, parts in tasks.items()}
+        summary = {phase: run.summary() for phase, run in runs.items()}
+        line, *_ = _rate_table(summary, runs.get("before"), runs.get("after"))
+        table.append(line | {"label": task, "problems": next(iter(summary.values()))["n"]})
+    return table
+
+
 def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """Lines of the table of rates for the sampled completions, where there are any."""
     phases = {phase: part for phase, part in phases.items() if "pass_at_k" in part}
@@ -135,7 +148,8 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     dated = []
     for phase, run in list(compared.runs.items())[-1:]:
         n = len({record["id"] for record in run.records})
-        source = f" ({SOURCES[recipe.problems.test_source or recipe.problems.source]})" if recipe else ""
+        names = [SOURCES[part.test_source or part.source] for part in recipe.sources] if recipe else []
+        source = f" ({', '.join(dict.fromkeys(names))})" if names else ""
         greedy = any(record.get("greedy") for record in run.records)
         sampled = len(run.records) // n - greedy
         kinds = ["greedy"] * greedy + [f"{sampled} sampled"] * (sampled > 0)

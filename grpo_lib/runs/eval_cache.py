@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """A finished batch."""
+
+    records: list[Record]
+    seconds: float | None  # that it took; None: begun by a version that did not measure
+
+
+@dataclass(frozen=True)
 class Task:
     """One completion to ask for."""
 
@@ -42,7 +50,7 @@ class EvalCache:
     def __init__(self, path: Path, tasks: list[Task], batch_size: int, model: str | None, settings: Any):
         self.path, self.partial = path, Path(f"{path}.partial")
         self.tasks, self.model, self.settings = tasks, model, digest(settings)
-        content = json.dumps([astuple(task) for task in tasks])
+        content = json.dumps([astuple(task) for task in tasks], default=str)
         self.job = {  # everything that decides batches and records
             "problems, prompts or samples": hashlib.sha256(content.encode()).hexdigest(),
             "batch_size": batch_size,
@@ -73,8 +81,8 @@ class EvalCache:
         self.partial.unlink(missing_ok=True)  # a process may have been killed between the two lines of `finish`
         return EvalRun([records[key] for key in wanted])
 
-    def finished_batches(self, overwrite: bool) -> dict[int, list[Record]]:
-        """Records of the finished batches by number, graded again.
+    def finished_batches(self, overwrite: bool) -> dict[int, Batch]:
+        """The finished batches by number, their records graded again.
 
         A line that was being written when the process was killed does not count.  A file without a finished batch is
         removed, whatever evaluation it belongs to; with `overwrite` so is the file of another evaluation.
@@ -91,13 +99,16 @@ class EvalCache:
                 f"{self.partial}: started by another evaluation ({', '.join(other)} differ); remove it to start again, "
                 "or continue with the command that started it"
             )
-        return {line["batch"]: [graded_again(record) for record in line["records"]] for line in lines[1:]}
+        return {
+            line["batch"]: Batch([graded_again(record) for record in line["records"]], line.get("seconds"))
+            for line in lines[1:]
+        }
 
-    def add(self, number: int, records: list[Record]) -> None:
+    def add(self, number: int, batch: Batch) -> None:
         """Write one finished batch, and wait until the disk has it."""
         if not self.partial.exists():
             append_jsonl(self.partial, {"job": self.job})
-        append_jsonl(self.partial, {"batch": number, "records": records})
+        append_jsonl(self.partial, {"batch": number, "seconds": batch.seconds, "records": batch.records})
 
     def finish(self, run: EvalRun) -> None:
         run.save(self.path)

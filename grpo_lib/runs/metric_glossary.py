@@ -19,6 +19,9 @@ Row = dict[str, Any]  # numbers, or None where a value was not finite
 # A row has these two keys for each reward function of the recipe.
 REWARD_MEAN, REWARD_STD = "rewards/{}/mean", "rewards/{}/std"
 _REWARD = re.compile(r"rewards/(.+)/(mean|std)")
+# And these, for each task of a recipe with several.
+TASK_METRIC = "tasks/{}/{}"
+_TASK = re.compile(r"tasks/([^/]+)/(.+)")
 
 # Names that files of version 0.1.0 hold.  read_metrics translates them; to be removed after the next release.
 OLD_METRICS = {
@@ -92,6 +95,18 @@ METRICS: dict[str, Metric] = {
         "rises with the training accuracy and stays near it",
     ),
     "validation_lenient": Metric("the same with the lenient grader", "fraction", "as above"),
+    "tasks/NAME/reward": Metric("the reward of one task, of several", "reward", "rises, for each task"),
+    "tasks/NAME/accuracy": Metric(
+        "the accuracy of one task, of several",
+        "fraction",
+        "rises for each task; one that falls while another rises is being unlearnt",
+    ),
+    "tasks/NAME/frac_reward_zero_std": Metric(
+        "groups of one task, of several, without spread in their rewards",
+        "fraction",
+        "well below 1 for each task; at 1 the task teaches nothing, and its share of the prompts is better given away",
+    ),
+    "tasks/NAME/validation_accuracy": Metric("validation_accuracy of one task, of several", "fraction", "rises"),
     # What the policy writes.
     "completions/mean_length": Metric(
         "mean length of the completions, with the end-of-turn token",
@@ -173,6 +188,12 @@ def reward_function(name: str) -> str | None:
     return match[1] if match and match[2] == "mean" else None
 
 
+def task_of(name: str, metric: str) -> str | None:
+    """The NAME of a key tasks/NAME/metric; None for any other key."""
+    match = _TASK.fullmatch(name)
+    return match[1] if match and match[2] == metric else None
+
+
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl, in the order of the file; empty where there is no file.
 
@@ -187,8 +208,10 @@ def read_metrics(path: Path) -> list[Row]:
 
 def _entry(name: str) -> str:
     """The key in METRICS: rewards/correct_answer/mean -> rewards/NAME/mean."""
-    match = _REWARD.fullmatch(name)
-    return f"rewards/NAME/{match[2]}" if match else name
+    if match := _REWARD.fullmatch(name):
+        return f"rewards/NAME/{match[2]}"
+    match = _TASK.fullmatch(name)
+    return f"tasks/NAME/{match[2]}" if match else name
 
 
 def _current_name(name: str) -> str:

@@ -17,7 +17,7 @@ from tunix.sft import hooks
 
 from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
 from grpo_lib.records import grade
-from grpo_lib.runs.metric_glossary import REWARD_MEAN, REWARD_STD, Row, read_metrics
+from grpo_lib.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, read_metrics
 
 # Tunix's metric -> the name in metrics.jsonl.  The rest of a row is computed here.
 TUNIX_METRICS = {
@@ -63,8 +63,9 @@ def batch_metrics(
     advantages,
     answer,
     kind,
+    task=None,
     **_: Any,
-) -> dict[str, tuple[float, Callable]]:
+) -> dict[str, tuple[Any, Callable]]:
     """Metrics of the completions of one rollout micro-batch, in Tunix's form {name: (value, how to join several)}.
 
     Args:
@@ -72,7 +73,8 @@ def batch_metrics(
       group_size: G, completions per prompt; the completions of a group are next to each other.
       parts: the reward functions, which have just been called on this batch.
       gap: see `training.sampler_trainer_gap`.
-      completions, rewards, answer, kind: (B,) texts, sums of the reward functions, golds, how each is graded.
+      completions, rewards, answer, kind, task: (B,) texts, sums of the reward functions, golds, how each is graded,
+        and where a recipe has several tasks, which it is.
     """
     # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
     verdicts = [grade(*each) for each in zip(completions, answer, kind, strict=True)]
@@ -102,8 +104,28 @@ def batch_metrics(
         "seconds_reward": sum(part.pop_elapsed() for part in parts),
     }
     # Of several batches in a step: the mean of the metrics, the sum of the seconds.
-    return {f"step/{name}": (float(value), np.mean) for name, value in values.items()} | {
-        f"step/{name}": (value, np.sum) for name, value in seconds.items()
+    means = {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
+    sums = {f"step/{name}": (value, np.sum) for name, value in seconds.items()}
+    return means | sums | _task_metrics(columns, groups, task)
+
+
+def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any) -> dict[str, tuple[Any, Callable]]:
+    """The metrics of each task.  Batches have different numbers of its prompts: (sum, count) are joined, not means.
+
+    Args:
+      columns: metric -> (B,).
+      groups: (B / G, G) rewards.
+      task: (B,) names; None where there is one task.
+    """
+    values = {name: columns[name] for name in ("reward", "accuracy")}
+    values["frac_reward_zero_std"] = (np.ptp(groups, axis=1) == 0).repeat(groups.shape[1])
+    return {
+        f"step/{TASK_METRIC.format(name, metric)}": (
+            (float(column[np.asarray(task) == name].sum()), int(np.sum(np.asarray(task) == name))),
+            lambda parts: parts[:, 0].sum() / parts[:, 1].sum(),
+        )
+        for name in ([] if task is None else np.unique(task))
+        for metric, column in values.items()
     }
 
 

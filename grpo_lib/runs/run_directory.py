@@ -1,12 +1,14 @@
 """The run directory: all that one notebook, or one command, hands on to the next.
 
 runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
-            evals/before.jsonl  evals/after.jsonl  evals/answers.csv  evals/answers.parquet
+            evals/before.jsonl  evals/before.json  evals/after.jsonl  evals/after.json
+            evals/answers.csv  evals/answers.parquet
             sync.json  export/  summary.json  report.html
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,8 +81,21 @@ def has_base(base: Any) -> bool:
     """Does this folder or address hold a complete MaxText checkpoint?
 
     A folder of this machine is renamed when it is complete. A bucket has no rename: there Orbax writes a file last.
+    Raises CourseError for an address that names no bucket, or one that cannot be asked.
     """
-    return (base / "0" / "commit_success.txt").exists() if is_address(base) else (base / "0" / "items").is_dir()
+    if not is_address(base):
+        return (base / "0" / "items").is_dir()
+    reason = "it names no bucket"
+    if base.parts[2:]:  # after "/" and "gs"
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for what is raised anyway
+        try:
+            return (base / "0" / "commit_success.txt").exists()
+        except Exception as error:  # those of aiohttp, gcsfs and google.auth have no class in common
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    raise CourseError(
+        f"{base} cannot be read ({reason}); --base, or --output of grpo convert, needs gs://BUCKET/FOLDER and an "
+        "account with access to it"
+    )
 
 
 def check_base(base: str | Path) -> Any:

@@ -1,10 +1,11 @@
-"""Log metrics to TensorBoard, and to Weights & Biases if the recipe asks for it.
+"""Log metrics and evaluations to TensorBoard, and to Weights & Biases if the recipe asks for it.
 
 wandb itself reads its API key, from WANDB_API_KEY or a login on this machine; no code here does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import secrets
@@ -15,7 +16,7 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.recipes import Recipe, TrackingRecipe
-from grpo_lib.runs.metric_glossary import Row
+from grpo_lib.runs.metric_glossary import Row, read_metrics
 
 
 def require(tracking: TrackingRecipe) -> None:
@@ -30,11 +31,29 @@ def require(tracking: TrackingRecipe) -> None:
         raise CourseError("tracking.wandb=online finds no login that W&B accepts; set WANDB_API_KEY, or use offline")
 
 
-def start(recipe: Recipe, directory: Path, finished: int) -> list[Any]:
-    """The run's trackers.  Each has `close()` and `log(row)`, which may be called again with more metrics of a step.
+def evaluation_row(step: int, summary: dict[str, Any]) -> Row:
+    """What is logged of an evaluation, given its part of summary.json; of pass@k the one with the largest k."""
+    row = {name: summary.get(name) for name in ("accuracy", "reward", "seconds", "sampled_accuracy", "maj_at_k")}
+    if "samples" in summary:
+        row[f"pass_at_{summary['samples']}"] = summary["pass_at_k"][str(summary["samples"])]
+    return {"step": step, **{name: value for name, value in row.items() if value is not None}}
+
+
+def log_evaluation(recipe: Recipe, directory: Path, rows: dict[str, Row]) -> None:
+    """Log the last of `rows`, {"before": …} or {"before": …, "after": …}, in each of the run's trackers."""
+    for tracker in start(recipe, directory):
+        with contextlib.closing(tracker):
+            tracker.log_evaluation(rows)
+
+
+def start(recipe: Recipe, directory: Path, finished: int | None = None) -> list[Any]:
+    """The run's trackers.
+
+    Each has `close()`, `log_evaluation(rows)`, and `log(row)`, which may be called again with more metrics of a
+    step.
 
     Args:
-      finished: steps that are done; TensorBoard discards what it has of later ones.
+      finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
     """
     trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
     if recipe.tracking.wandb != "off":
@@ -48,19 +67,26 @@ class TensorBoard:
     Not through tensorboardX, as Tunix does: when the disk is full its thread ends, and the run waits for it forever.
     """
 
-    def __init__(self, folder: Path, finished: int):
+    def __init__(self, folder: Path, finished: int | None):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.events: Any = event_pb2  # protobuf makes the classes when the module is imported: no checker sees them
         self.summaries: Any = summary_pb2
         self.writer = EventFileWriter(str(folder))
-        restarted = self.events.SessionLog(status=self.events.SessionLog.START)
-        self._write(step=finished + 1, session_log=restarted)
+        if finished is not None:
+            restarted = self.events.SessionLog(status=self.events.SessionLog.START)
+            self._write(step=finished + 1, session_log=restarted)
 
-    def log(self, row: Row) -> None:
-        values = [self.summaries.Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in _values(row)]
+    def log(self, row: Row, group: str = "train") -> None:
+        values = [
+            self.summaries.Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in _values(row)
+        ]
         self._write(step=int(row["step"]), summary=self.summaries.Summary(value=values))
+
+    def log_evaluation(self, rows: dict[str, Row]) -> None:
+        *_, row = rows.values()
+        self.log(row, "eval")
 
     def close(self) -> None:
         self.writer.close()
@@ -74,13 +100,14 @@ class WeightsAndBiases:
     """A W&B run named after the recipe, with the recipe as its config, through Tunix's logging backend.
 
     A resumed run continues the same W&B run: its id is kept in the run directory, in wandb-id.  Offline runs are
-    written to wandb/ there; `wandb sync` uploads one.
+    written to wandb/ there, a folder for each time that it was continued; `wandb sync` uploads them in order.
     """
 
     def __init__(self, recipe: Recipe, directory: Path):
         from tunix.sft import metrics_logger
 
         os.environ.setdefault("WANDB_SILENT", "true")
+        self.metrics = directory / "metrics.jsonl"
         kept = directory / "wandb-id"
         if not kept.exists():
             write_text_atomic(kept, secrets.token_hex(4))
@@ -98,6 +125,18 @@ class WeightsAndBiases:
         """W&B drops values of a step before its last one, so rows must come complete and in order."""
         for name, value in _values(row):
             self.backend.log_scalar(name, value, step=row["step"])
+
+    def log_evaluation(self, rows: dict[str, Row]) -> None:
+        """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
+
+        With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
+        """
+        import wandb
+
+        if wandb.run:
+            trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
+            evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
+            wandb.run.summary.update(trained | evaluations)
 
     def close(self) -> None:
         self.backend.close()

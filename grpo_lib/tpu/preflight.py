@@ -42,7 +42,7 @@ UNUSED = {
     "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k", "grpo.epsilon",
     "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
     "training.weight_decay", "training.max_grad_norm", "training.checkpoint_every", "training.max_to_keep",
-    "training.validate_every", "training.checkpoints",
+    "training.validate_every", "training.checkpoints", "training.profile_steps",
 }  # fmt: skip
 
 # The keys of the batch sizes; a preflight reads the plan that is derived from them.

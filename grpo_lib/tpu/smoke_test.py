@@ -33,7 +33,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.problems.stand_ins import write_stand_ins
-from grpo_lib.recipes import HardwareRecipe, Recipe, differences, dump_recipe, parse_recipe
+from grpo_lib.recipes import HardwareRecipe, ProblemsRecipe, Recipe, differences, dump_recipe, parse_recipe
 from grpo_lib.tpu import random_model
 
 STEPS = 2
@@ -97,14 +97,10 @@ def scaled_recipe(
     processes = _processes(recipe)
     hardware = scaled_hardware(recipe.hardware, processes)
     data["hardware"] = hardware.model_dump(mode="json")
-    data["problems"] |= {split: min(n, getattr(recipe.problems, split) or n) for split, n in PROBLEMS.items()}
-    if recipe.problems.source == "gsm8k":
-        data["problems"] |= {"path": gsm8k} if gsm8k else {"source": "words", "path": None}
-    for source, path in (("source", "path"), ("test_source", "test_path")):
-        if not data["problems"][path] and (file := (stand_ins or {}).get(data["problems"][source])):
-            data["problems"][path] = str(file)
+    problems = [_scaled_problems(source, gsm8k, stand_ins or {}) for source in recipe.sources]
+    data["problems"] = problems if recipe.tasks else problems[0]
 
-    rollout, real = data["rollout"], data["problems"]["source"] != "words"
+    rollout, real = data["rollout"], any(source["source"] != "words" for source in problems)
     rollout["engine"] = engine or recipe.rollout.engine
     rollout["max_completion_length"] = min(COMPLETION, recipe.rollout.max_completion_length)
     if real or recipe.rollout.max_prompt_length != "auto":
@@ -209,6 +205,18 @@ def changes(recipe: Recipe, scaled: Recipe) -> list[str]:
     return [line.replace(" != ", " -> ", 1) for line in differences(recipe, scaled)]
 
 
+def _scaled_problems(problems: ProblemsRecipe, gsm8k: str | None, stand_ins: dict[str, Path]) -> dict[str, Any]:
+    data = problems.model_dump(mode="json")
+    data |= {split: min(n, getattr(problems, split) or n) for split, n in PROBLEMS.items()}
+    if problems.source == "gsm8k":
+        path = problems.path or gsm8k
+        data |= {"path": path} if path else {"source": "words", "path": None}
+    for source, path in (("source", "path"), ("test_source", "test_path")):
+        if not data[path] and (file := stand_ins.get(data[source])):
+            data[path] = str(file)
+    return data
+
+
 def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
     """What a smoke test that passes does not cover."""
     kind, processes = random_model.family(recipe.model), recipe.hardware.process_count()
@@ -220,11 +228,17 @@ def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
         ),
         "loss.implementation=pallas: the kernel ran in interpret mode; make test-tpu compiles it with the TPU "
         "compiler": recipe.loss.implementation == "pallas",
-        f"problems.source={recipe.problems.source}: its files were not found (problems.path, or GSM8K_DIR); "
-        "word problems were used instead": recipe.problems.source != scaled.problems.source,
-        f"problems.source={recipe.problems.source}: word problems in its columns stood in for them": (
-            recipe.problems.source == scaled.problems.source != "gsm8k" and recipe.problems.path != scaled.problems.path
-        ),
+        **{
+            f"problems.source={ours.source}: its files were not found (problems.path, or GSM8K_DIR); "
+            "word problems were used instead": ours.source != used.source
+            for ours, used in zip(recipe.sources, scaled.sources, strict=True)
+        },
+        **{
+            f"problems.source={ours.source}: word problems in its columns stood in for them": (
+                ours.source == used.source != "gsm8k" and ours.path != used.path
+            )
+            for ours, used in zip(recipe.sources, scaled.sources, strict=True)
+        },
         f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested": (
             kind is None
         ),
@@ -265,12 +279,13 @@ def gsm8k_folder(recipe: Recipe) -> str | None:
     """Where GSM8K's files are: problems.path, else the folder in GSM8K_DIR if it holds them."""
     folder = os.environ.get("GSM8K_DIR")
     here = folder and (Path(folder) / "train.jsonl").is_file() and (Path(folder) / "test.jsonl").is_file()
-    return recipe.problems.path or (str(Path(folder).resolve()) if here else None)
+    own = next((source.path for source in recipe.sources if source.source == "gsm8k"), None)
+    return own or (str(Path(folder).resolve()) if here else None)
 
 
 def stand_ins(recipe: Recipe) -> dict[str, Path] | None:
     """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
-    if recipe.problems.source in ("words", "gsm8k"):
+    if all(source.source in ("words", "gsm8k") for source in recipe.sources):
         return None
     return write_stand_ins(environment.repo_root() / ".cache" / "stand-ins")
 
