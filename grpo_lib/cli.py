@@ -306,7 +306,7 @@ def preflight(
     overrides: Overrides = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Low compiler optimization effort: a tenth of the time, similar sizes."),
+        typer.Option("--quick", help="Low compiler optimization effort: a third of the time, rougher sizes."),
     ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the cache in .cache/preflight.")] = False,
     largest: Annotated[

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem, competition, competition_rows, load_problems
+from grpo_lib.problems import Problem, competition, competition_rows, load_problems, what_became_of_the_rows
 from grpo_lib.problems.competition import Counts, load, published_prompt
 from grpo_lib.recipes import ProblemsRecipe
 
@@ -374,6 +374,19 @@ def test_the_test_split_comes_from_test_source(tmp_path):
         load_problems(recipe(train, test_source="math500", test_path="absent"), "test")
     words = load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
     assert [(p.source, p.kind) for p in words] == [("gsm8k", "tagged")] * 2
+    with pytest.raises(CourseError, match=r"problems.test_path=absent is not a folder"):
+        load_problems(recipe(train, test_source="gsm8k", test_path="absent"), "test")
+
+
+def test_a_test_problem_is_not_trained_on(tmp_path):
+    rows = [chat(f"P{n}", str(n), f"u{n}") for n in range(40)]
+    test = save(tmp_path, [HF | {"problem": " P7\n", "id": 1}, HF | {"problem": "P90", "id": 2}], name="test")
+    judged = recipe(save(tmp_path, rows), test_source="aime", test_path=str(test))
+    splits = {split: {p.question for p in load_problems(judged, split)} for split in ("train", "validation")}
+    assert splits["train"] | splits["validation"] == {f"P{n}" for n in range(40)} - {"P7"}
+    assert not splits["train"] & splits["validation"]
+    assert "; 1 left out of training, because they are test problems" in what_became_of_the_rows(judged)
+    assert "left out of training" not in what_became_of_the_rows(recipe(save(tmp_path, rows)))
 
 
 def test_a_test_set_has_no_other_split(tmp_path):

@@ -316,6 +316,19 @@ def test_a_change_is_compiled_before_it_is_suggested():
     assert f"change training.micro_batch_size=32: fits, {margin / GIB:.2f} GiB left" in table(result)
 
 
+def test_a_change_that_the_slice_cannot_take_is_passed_over():
+    inner = stand_in(activations_gib=3.0)
+
+    def compile(program):
+        if program.sequences == 64:
+            raise CourseError("hardware.trainer_tensor=2: the 8 chips of v6e-8 cannot be split so")
+        return inner(program)
+
+    trials, suggestion = suggested(recipe(), compile)
+    assert [trial.changes for trial in trials] == [{"training.micro_batch_size": 32}]
+    assert trials[-1].fits and suggestion == trials[-1].changes
+
+
 def test_changes_are_tried_in_order_and_add_up():
     made = recipe(training={"micro_batch_size": 8}, rollout={"vllm": {"memory_fraction": 0.6}})
     trials, suggestion = suggested(made, stand_in(activations_gib=30.0))

@@ -34,10 +34,11 @@ def test_what_decides_the_code_that_runs_is_kept(path):
         "rollout": ("engine", "temperature", "top_p", "top_k"),
         "training": ("schedule", "max_grad_norm", "learning_rate", "b1", "b2", "weight_decay", "max_to_keep"),
         "model": ("dtype", "remat"),
-        "problems": ("source", "seed"),
     }.items():
         for key in keys:
             assert getattr(getattr(scaled, section), key) == getattr(getattr(recipe, section), key), (section, key)
+    for small, full in zip(scaled.sources, recipe.sources, strict=True):
+        assert (small.source, small.difficulty, small.seed) == (full.source, full.difficulty, full.seed)
     assert scaled.rewards == recipe.rewards and scaled.prompts == recipe.prompts and scaled.seed == recipe.seed
     assert scaled.hardware.colocated == recipe.hardware.colocated
 

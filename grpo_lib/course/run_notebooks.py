@@ -39,6 +39,7 @@ PRELOADED = {
     "05_evaluation": "grpo_lib.pipeline",
     "06_on_a_tpu": "grpo_lib.tpu.smoke_test",
     "07_policy_loss_kernel": "grpo_lib.losses.pallas_kernel",
+    "08_competition_math": "grpo_lib.pipeline",
 }
 NOTEBOOKS = tuple(PRELOADED)
 # By a kernel, or by cells.

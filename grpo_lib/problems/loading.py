@@ -26,7 +26,8 @@ def load_problems(problems: ProblemsRecipe | list[TaskRecipe], split: str, n: in
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
     WORD_PROBLEMS where they never end.
     GSM8K and DAPO-Math-17k have no validation split: it is held out of train, and test stays untouched.
-    DAPO-Math-17k has no test split either (`problems.test_source`); AIME and MATH-500 have nothing else.
+    DAPO-Math-17k has no test split either (`problems.test_source`); AIME and MATH-500 have nothing else. A problem of
+    it that is also, letter for letter, a test problem is in neither train nor validation.
     Of several tasks the problems come one task after the other, `n` of each; ids begin with the task's name.
 
     Raises:
@@ -50,7 +51,10 @@ def what_became_of_the_rows(problems: ProblemsRecipe | list[TaskRecipe]) -> str 
         return "; ".join(filter(None, map(what_became_of_the_rows, problems))) or None
     if problems.source not in competition.KINDS:
         return None
-    return f"{problems.source}: {competition.load(problems.source, problems.path, problems.conflicts)[1]}"
+    _, counts = competition.load(problems.source, problems.path, problems.conflicts)
+    also_test = counts.kept - len(_not_in_test(problems))
+    left_out = f"; {also_test:,} left out of training, because they are test problems" if also_test else ""
+    return f"{problems.source}: {counts}{left_out}"
 
 
 def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
@@ -85,20 +89,34 @@ def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
 def _load_competition(problems: ProblemsRecipe, split: str) -> list[Problem]:
     source = problems.source
     if source == "dapo-math":
-        if split != "test":
-            return _part(competition.load(source, problems.path, problems.conflicts)[0], split, problems.path)
-        if problems.test_source is None:
-            raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
-        if problems.test_source == "gsm8k":
-            return _load_gsm8k(problems.test_path, "test")
-        found, _ = competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")
-        return found
+        return _judged_on(problems) if split == "test" else _part(_not_in_test(problems), split, problems.path)
     if split != "test":
         raise CourseError(
             f"problems.source={source} has only a test split; train with another source, like dapo-math, "
             f"and set problems.test_source={source}"
         )
     return competition.load(source, problems.path, problems.conflicts)[0]
+
+
+def _judged_on(problems: ProblemsRecipe) -> list[Problem]:
+    """The test problems of a source that has none, from `test_source`."""
+    if problems.test_source is None:
+        raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
+    if problems.test_source == "gsm8k":
+        try:
+            return _load_gsm8k(problems.test_path, "test")
+        except CourseError as error:
+            raise CourseError(str(error).replace("problems.path", "problems.test_path")) from None
+    return competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")[0]
+
+
+def _not_in_test(problems: ProblemsRecipe) -> list[Problem]:
+    """The problems to train on, without those that are judged on; spaces around a text make no difference."""
+    found, _ = competition.load(problems.source, problems.path, problems.conflicts)
+    if problems.source != "dapo-math" or problems.test_source is None:
+        return found
+    judged = {problem.question.strip() for problem in _judged_on(problems)}
+    return [problem for problem in found if problem.question.strip() not in judged]
 
 
 def _part(problems: Sequence[Problem], split: str, path: str | None) -> list[Problem]:

@@ -14,6 +14,7 @@ from grpo_lib.report.figures import (
     categories,
     decomposition,
     flips,
+    pass_at_k,
     runs_side_by_side,
     slider,
     training_curves,
@@ -25,5 +26,5 @@ from grpo_lib.report.tables import export_table
 
 __all__ = [
     "RATES", "LivePlot", "before_after", "categories", "decomposition", "export_table", "flips", "headline",
-    "inspector", "percent", "points", "runs_side_by_side", "slider", "training_curves", "write_report",
+    "inspector", "pass_at_k", "percent", "points", "runs_side_by_side", "slider", "training_curves", "write_report",
 ]  # fmt: skip

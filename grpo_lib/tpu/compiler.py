@@ -192,7 +192,13 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     from grpo_lib.losses import hidden_states
 
     config = maxtext_config(program)
-    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+    try:
+        mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+    except NotImplementedError as error:  # of jax.experimental.mesh_utils: axes that do not fit a slice's rows of chips
+        raise CourseError(
+            f"hardware.trainer_tensor={program.tensor}: the {len(devices)} chips of {program.accelerator} cannot be "
+            f"split so ({str(error).splitlines()[0]}); take another number"
+        ) from None
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
     model = hidden_states.adapter_for(program.loss, TunixMaxTextAdapter(base_model=base, pad_id=0))
     graph, state = nnx.split(model)

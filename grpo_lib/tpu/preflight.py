@@ -188,7 +188,7 @@ def _notes(
     recipe: Recipe, update: Program, compilation: Compilation, trainer: memory.ChipMemory, kv_cache: memory.KVCache
 ) -> Iterator[str]:
     if update.quick:
-        yield "compiled with low optimization effort (--quick): temporaries are a few per cent off"
+        yield "compiled with low optimization effort (--quick): temporaries can be a quarter off"
     if update.loss != "jax":
         yield "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel"
     if update.accelerator != recipe.hardware.accelerator:

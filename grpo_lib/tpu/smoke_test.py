@@ -221,6 +221,7 @@ def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
     """What a smoke test that passes does not cover."""
     kind, processes = random_model.family(recipe.model), recipe.hardware.process_count()
     with_what = kind and random_model.parity_reference(kind)
+    pairs = list(zip(recipe.sources, scaled.sources, strict=True))
     missing = {
         "THE vLLM ENGINE WAS NOT TESTED: Tunix's sampler was used instead. "
         "To test it: make setup-tpu; .venv-tpu/bin/grpo smoke-test RECIPE": (
@@ -231,13 +232,13 @@ def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
         **{
             f"problems.source={ours.source}: its files were not found (problems.path, or GSM8K_DIR); "
             "word problems were used instead": ours.source != used.source
-            for ours, used in zip(recipe.sources, scaled.sources, strict=True)
+            for ours, used in pairs
         },
         **{
             f"problems.source={ours.source}: word problems in its columns stood in for them": (
                 ours.source == used.source != "gsm8k" and ours.path != used.path
             )
-            for ours, used in zip(recipe.sources, scaled.sources, strict=True)
+            for ours, used in pairs
         },
         f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested": (
             kind is None

@@ -52,10 +52,10 @@ def find_suggestion(
         for change in candidates(recipe, result):
             try:
                 changed = with_changes(recipe, change)
+                log("trying " + format_changes(changes | change))
+                trial = examine(changed)
             except CourseError:
-                continue  # a combination that the recipe's own rules exclude
-            log("trying " + format_changes(changes | change))
-            trial = examine(changed)
+                continue  # a combination that the recipe's own rules, or the wiring of the slice, exclude
             trials.append(Trial(changes=changes | change, fits=trial.fits, margin=trial.margin, problem=trial.problem))
             if trial.fits:
                 return trials, changes | change

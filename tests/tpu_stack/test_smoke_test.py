@@ -122,11 +122,13 @@ def test_it_passes(name, processes):
     assert (rows[-1]["kl"] != 0) == bool(recipe.grpo.beta)
     notes = " ".join(result["notes"])
     scaled = load_recipe(run / "recipe.yaml")
-    assert scaled.problems.source == recipe.problems.source or "word problems were used" in notes
+    same_sources = [source.source for source in scaled.sources] == [source.source for source in recipe.sources]
+    assert same_sources or "word problems were used" in notes
     for when in ("before", "after"):
         records = read_jsonl(run / "evals" / f"{when}.jsonl")
-        assert len(records) == smoke_test.PROBLEMS["test"]
-        assert {record["id"].split("-")[0] for record in records} == {scaled.problems.source}
+        assert len(records) == smoke_test.PROBLEMS["test"] * len(scaled.sources) * (1 + scaled.evaluation.samples)
+        tested = tuple(source.test_source or source.source for source in scaled.sources)
+        assert all(record["id"].rpartition("/")[2].startswith(tested) for record in records)
     assert list((run / "export").glob("*.safetensors")) and (run / "checkpoints" / "actor" / "2").is_dir()
     assert (run / "report.html").stat().st_size > 10_000
     assert ("the kernel ran in interpret mode" in notes) == (recipe.loss.implementation == "pallas")
