@@ -27,6 +27,7 @@ from transformers import AutoTokenizer
 from grpo_lib.problems import Problem, training_batches
 from grpo_lib.prompts import render, system_prompt
 from grpo_lib.recipes import Recipe
+from grpo_lib.recipes.schema import GRPORecipe
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
 
@@ -144,10 +145,12 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
 
 
 # 2. Rewards: grpo_lib.rewards.  3. Advantages: better or worse than the other completions of the same prompt?
-def group_advantages(rewards: np.ndarray, group_size: int) -> np.ndarray:  # [B] -> [B]
+def group_advantages(rewards: np.ndarray, group_size: int, kind: str = "std") -> np.ndarray:  # [B] -> [B]
     groups = rewards.reshape(-1, group_size)  # [prompts, G]
-    mean, std = groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)
-    return ((groups - mean) / (std + 1e-6)).reshape(-1)  # 1e-6: where all earn the same it is 0, not 0 / 0
+    centred, std = groups - groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)
+    # 1e-6: where all earn the same it is 0, not 0 / 0.  Minus the mean of the others is the same times G / (G - 1).
+    scale = {"std": 1 / (std + 1e-6), "mean": 1.0, "leave-one-out": group_size / (group_size - 1)}[kind]
+    return (centred * scale).reshape(-1)
 
 
 # 4. Loss.
@@ -158,20 +161,24 @@ def per_token_logps(weights, config: Config, prompts, completions, temperature: 
     return jnp.take_along_axis(jax.nn.log_softmax(logits / temperature), completions[..., None], -1)[..., 0]
 
 
-def policy_loss(logps, old_logps, advantages, mask, epsilon: float):
-    """- mean over completions of the mean over tokens of min(r A, clip(r, 1 - ε, 1 + ε) A), with r = π / π_old."""
+def policy_loss(logps, old_logps, advantages, mask, grpo: GRPORecipe):
+    """- mean over completions of the mean over tokens of min(r A, clip(r, 1 - ε, 1 + ε_high) A), with r = π / π_old."""
     ratio, A = jnp.exp(logps - old_logps), advantages[:, None]  # [B, C], [B, 1]
-    objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)  # [B, C]
-    return -jnp.mean((objective * mask).sum(1) / jnp.maximum(mask.sum(1), 1))
+    high = grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high
+    objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - grpo.epsilon, 1 + high) * A) * mask  # [B, C]
+    if grpo.aggregation == "step":  # every token counts the same
+        return -objective.sum() / mask.sum()
+    lengths = mask.sum(1) if grpo.aggregation == "completion" else mask.shape[1]
+    return -jnp.mean(objective.sum(1) / jnp.maximum(lengths, 1))
 
 
 # 5. Update.
 @functools.partial(jax.jit, static_argnums=range(2, 6), donate_argnums=(0, 1))  # donated: new weights replace the old
-def update(weights, opt_state, config, optimizer, epsilon, temperature, prompts, completions, advantages):
+def update(weights, opt_state, config, optimizer, grpo, temperature, prompts, completions, advantages):
     def loss_of(weights):
         logps = per_token_logps(weights, config, prompts, completions, temperature)
         # One update per batch: the policy that learns is the one that sampled.  The ratio is 1; its gradient is not 0.
-        return policy_loss(logps, jax.lax.stop_gradient(logps), advantages, completions != config.pad, epsilon)
+        return policy_loss(logps, jax.lax.stop_gradient(logps), advantages, completions != config.pad, grpo)
 
     loss, gradient = jax.value_and_grad(loss_of)(weights)
     changes, opt_state = optimizer.update(gradient, opt_state, weights)
@@ -190,6 +197,8 @@ def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: in
     rollout, grpo, G, config = recipe.rollout, recipe.grpo, recipe.grpo.group_size, policy.config
     if grpo.beta or grpo.iterations > 1 or rollout.top_p < 1 or rollout.top_k or recipe.training.schedule != "constant":
         raise ValueError("plain_grpo has no KL penalty, one update per batch, no top-p or top-k, and a constant rate")
+    if grpo.ratio != "token" or grpo.overlong_buffer:
+        raise ValueError("plain_grpo has the ratio of a token, not that of a sequence, and no penalty for length")
     if recipe.tasks or any(problem.kind != "tagged" for problem in problems) or recipe.prompts.user != "question":
         raise ValueError("plain_grpo has one task, asks the question alone, and grades one number in tags")
     to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(recipe.prompts.system))
@@ -203,9 +212,9 @@ def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: in
         ids = np.asarray(sample(policy.weights, config, prompts, step_key, length, rollout.temperature))  # [B, C]
         completions, golds = policy.tokenizer.batch_decode(ids, skip_special_tokens=True), np.repeat(batch["answer"], G)
         rewards = np.sum([reward(None, completions, answer=golds) for reward in reward_functions], 0)  # [B]
-        advantages = group_advantages(rewards, G)  # [B]
+        advantages = group_advantages(rewards, G, grpo.advantage)  # [B]
         policy.weights, opt_state, loss = update(
-            policy.weights, opt_state, config, optimizer, grpo.epsilon, rollout.temperature, prompts, ids, advantages
+            policy.weights, opt_state, config, optimizer, grpo, rollout.temperature, prompts, ids, advantages
         )
         yield {
             "step": step, "reward": float(rewards.mean()), "loss": float(loss), "prompts": batch["prompts"].tolist(),

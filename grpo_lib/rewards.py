@@ -174,6 +174,18 @@ REPAIRED_REWARDS = (correct_answer, tidy_format)
 REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)}
 
 
+def overlong_penalty(lengths: Iterable[int], limit: int, buffer: int, penalty: float = 1.0) -> list[float]:
+    """What is taken off for length: 0 up to limit - buffer tokens, then ever more, up to -penalty at the limit.
+
+    DAPO's soft overlong punishment (arXiv:2503.14476, equation 13).  Not a recipe's reward function by name: it sees
+    tokens, which only the sampler has counted (`grpo.overlong_buffer`).
+
+    Args:
+      lengths: of completions, in tokens, end token included.
+    """
+    return [-penalty * min(1.0, max(0.0, (length - limit + buffer) / buffer)) for length in lengths]
+
+
 def get_rewards(names: Iterable[str], kinds: Iterable[str] = ("tagged",)) -> list[RewardFunction]:
     """The reward functions of these names, in their order.
 

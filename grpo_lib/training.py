@@ -37,7 +37,7 @@ from grpo_lib.problems import Problem, training_batches
 from grpo_lib.recipes import PromptsRecipe, Recipe
 from grpo_lib.recipes.batch_plan import BatchPlan
 from grpo_lib.records import Generation
-from grpo_lib.rewards import get_rewards
+from grpo_lib.rewards import get_rewards, overlong_penalty
 from grpo_lib.runs import multihost, tracking
 
 environment.prepare()
@@ -46,11 +46,11 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 from tunix.rl import rl_cluster as rl  # noqa: E402
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
 
 from grpo_lib.engines import cluster as clusters  # noqa: E402
 from grpo_lib.engines import weight_sync  # noqa: E402
+from grpo_lib.engines.learner import AGGREGATIONS, Learner, policy_loss_config  # noqa: E402
 from grpo_lib.engines.optimizer import learning_rates  # noqa: E402
 from grpo_lib.runs import checkpoints  # noqa: E402
 from grpo_lib.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics  # noqa: E402
@@ -71,7 +71,7 @@ class Session:
     tokenizer: Any
     actor: maxtext_model.Actor
     cluster: rl.RLCluster
-    learner: GRPOLearner
+    learner: Learner
     rollout_config: RolloutConfig
     problems: list[Problem]
     recorder: Recorder
@@ -247,39 +247,43 @@ def _adapt_cluster(
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
     if plan.layout != "padded":
-        clusters.pack_micro_batches(cluster, plan, rollout_config)
+        clusters.pack_micro_batches(cluster, plan, rollout_config, AGGREGATIONS[recipe.grpo.aggregation])
     if recipe.grpo.beta:
         clusters.time_the_reference(cluster)
 
 
-def _make_learner(recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster) -> GRPOLearner:
-    grpo, implementation = recipe.grpo, recipe.loss.implementation
+def _make_learner(recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster) -> Learner:
+    grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
+    if grpo.overlong_buffer:
+        rewards.append(TimedReward(_overlong_reward(sampler, recipe)))
     devices = actor.mesh.size
     compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPARED, devices))
     sampler.scored_rows = compared
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
-    learner = GRPOLearner(
+    learner = Learner(
         rl_cluster=cluster,
-        algo_config=GRPOConfig(
-            num_generations=grpo.group_size,
-            num_iterations=grpo.iterations,
-            beta=grpo.beta,
-            epsilon=grpo.epsilon,
-            # For padded rows `jax` is Tunix's own, with the values of the reference in `losses`.
-            policy_loss_fn="grpo"
-            if implementation == "jax" and plan.layout == "padded"
-            else losses.policy_loss_name(implementation),
-            kl_loss_mode="low_var_kl",  # the k3 estimator, as in the GRPO paper (equation 4); Tunix's default is k1
-        ),
+        algo_config=policy_loss_config(recipe, plan.layout),
         reward_fns=rewards,
         metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
+        step_mean=grpo.aggregation == "step",
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
     cluster.actor_trainer.with_rl_metrics_to_log({"kl": np.mean, "pg_clipfrac": np.mean, "entropy": np.mean})
     return learner
+
+
+def _overlong_reward(sampler: Any, recipe: Recipe) -> Callable[..., list[float]]:
+    """The penalty for long completions as a reward function.  Tunix's own, for DAPO, counts the letters of a text."""
+    limit, grpo = recipe.rollout.max_completion_length, recipe.grpo
+
+    def penalty(**_: Any) -> list[float]:
+        return overlong_penalty(sampler.lengths, limit, grpo.overlong_buffer or 0, grpo.overlong_penalty)
+
+    penalty.__name__ = overlong_penalty.__name__  # in the names of its metrics
+    return penalty
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:

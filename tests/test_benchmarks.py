@@ -125,7 +125,7 @@ def test_the_floor_samples_and_learns_as_plain_grpo(benchmark, root) -> None:
 
     def gradient_and_loss(update):
         weights = jax.tree.map(jnp.copy, policy.weights)
-        return update(weights, keep.init(weights), policy.config, keep, 0.2, 1.3, *batch)[1:]
+        return update(weights, keep.init(weights), policy.config, keep, recipe.grpo, 1.3, *batch)[1:]
 
     (gradient, loss), (ours, our_loss) = (
         gradient_and_loss(update) for update in (plain_grpo.update, functools.partial(floor.update, group_size=G))

@@ -335,22 +335,26 @@ def example(rows=4, prompt=3, length=6, vocabulary=20, old=True, ref=True):
 
 
 def algorithm(**settings_):
-    config = GRPOConfig(kl_loss_mode="low_var_kl", **settings_)
+    config = GRPOConfig(**({"kl_loss_mode": "low_var_kl"} | settings_))
     config.temperature = 0.9
     return config
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "old", "ref", "high"),
+    ("aggregation", "old", "ref", "high", "more"),
     [
-        ("sequence-mean-token-mean", True, True, None),
-        ("sequence-mean-token-mean", False, True, None),
-        ("token-mean", True, False, 0.28),
-        ("sequence-mean-token-scale", True, True, 0.28),
+        ("sequence-mean-token-mean", True, True, None, {}),
+        ("sequence-mean-token-mean", False, True, None, {}),
+        ("token-mean", True, False, 0.28, {}),
+        ("sequence-mean-token-scale", True, True, 0.28, {}),
+        ("sequence-mean-token-mean", True, True, 0.28, {"loss_algo": "gspo-token"}),
+        ("sequence-mean-token-mean", False, False, None, {"loss_algo": "gspo-token"}),
+        ("sequence-mean-token-mean", True, True, None, {"kl_loss_mode": "kl"}),
+        ("token-mean", True, True, None, {"kl_loss_mode": "mse_kl"}),
     ],
 )
-def test_loss_is_tunix_own(aggregation, old, ref, high):
-    config = algorithm(loss_agg_mode=aggregation, beta=0.04 if ref else 0.0)
+def test_loss_is_tunix_own(aggregation, old, ref, high, more):
+    config = algorithm(**({"loss_agg_mode": aggregation, "beta": 0.04 if ref else 0.0} | more))
     if high:
         config.epsilon_high = high
     results = []
@@ -359,18 +363,25 @@ def test_loss_is_tunix_own(aggregation, old, ref, high):
         results.append(run(Given(draw((4, 9, 20), 4, 2)), example(old=old, ref=ref)))
     ((theirs, their_aux), their_slope), ((ours, our_aux), our_slope) = results
     assert ours == pytest.approx(float(theirs), rel=1e-5)
-    for key in our_aux:
+    # Tunix logs the mean of the estimator that is in the loss; here `kl` is always k3.
+    for key in set(our_aux) - ({"kl"} if "kl_loss_mode" in more else set()):
         assert float(our_aux[key]) == pytest.approx(float(their_aux[key]), rel=1e-5, abs=1e-6), key
     np.testing.assert_allclose(our_slope["logits"].get_value(), their_slope["logits"].get_value(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("settings_", "message"),
-    [({"loss_algo": "gspo-token"}, "loss_algo=grpo only"), ({"kl_loss_mode": "kl"}, "kl_loss_mode=low_var_kl only")],
+    ("name", "value", "message"),
+    [
+        ("loss_algo", "other", "loss_algo grpo and gspo-token, not other"),
+        ("kl_loss_mode", "other", "kl_loss_mode kl and mse_kl and low_var_kl, not other"),
+        ("kl_clamp_value", 10.0, "kl_clamp_value=None only"),
+    ],
 )
-def test_what_the_loss_cannot_do_is_refused(settings_, message):
+def test_what_the_loss_cannot_do_is_refused(name, value, message):
+    config = algorithm(beta=0.1)
+    setattr(config, name, value)
     with pytest.raises(CourseError, match=message):
-        losses.require_supported(GRPOConfig(beta=0.1, **({"kl_loss_mode": "low_var_kl"} | settings_)))
+        losses.require_supported(config)
 
 
 def test_tunix_takes_the_loss_by_name_and_a_model_without_hidden_states_is_refused():

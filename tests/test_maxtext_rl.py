@@ -50,7 +50,8 @@ OTHER = {
     "problems.difficulty": "hard", "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",
     "loss.implementation": "pallas", "training.micro_batch_size": 8, "training.micro_batch_size_per_device": 8,
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
-    "tracking.project": "mine",
+    "tracking.project": "mine", "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
+    "grpo.ratio": "sequence", "grpo.overlong_buffer": 8,
 }  # fmt: skip
 # What a field needs to be set, or to matter.
 NEEDED = {
@@ -61,6 +62,8 @@ NEEDED = {
     "training.micro_batch_size_per_device": ["hardware.trainer_devices=2", "training.micro_batch_size=null"],
     "training.prompts_per_step_per_device": ["hardware.trainer_devices=2", "training.prompts_per_step=null"],
     "tracking.project": ["tracking.wandb=offline"],
+    "grpo.kl": ["grpo.beta=0.1"],
+    "grpo.overlong_penalty": ["grpo.overlong_buffer=8"],
     "evaluation.temperature": ["evaluation.samples=2"],
     "evaluation.top_p": ["evaluation.samples=2"],
 }

@@ -21,6 +21,7 @@ from grpo_lib.plain_grpo import group_advantages, policy_loss
 from grpo_lib.problems import load_problems, training_batches
 from grpo_lib.prompts import render
 from grpo_lib.recipes import load_recipe
+from grpo_lib.recipes.schema import GRPORecipe
 from grpo_lib.rewards import get_rewards
 
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 64, 96, 4, 2, 32, 256
@@ -41,6 +42,15 @@ STEP = [
     "rollout.temperature=1.3",
     "problems.train=200",
 ]
+
+# Other algorithms than GRPO: the learner and its loss against the page.  Their gradients are smaller; so is the clip.
+SWITCHED = {
+    "dr-grpo": ["grpo.advantage=mean", "grpo.aggregation=constant", "training.max_grad_norm=0.02"],
+    "step mean": [
+        "grpo.advantage=leave-one-out", "grpo.aggregation=step", "grpo.epsilon_high=0.28",
+        "training.max_grad_norm=0.02",
+    ],
+}  # fmt: skip
 
 
 # --- the pieces, by known answers -----------------------------------------------------------------------------
@@ -63,9 +73,9 @@ def test_loss_of_one_token_by_hand():
     """Ratios 1, 1.5 and 0.5, ε = 0.2: only a gain is clipped, never a loss."""
 
     logps, old = np.log([[0.2], [0.3], [0.1]]), np.log([[0.2], [0.2], [0.2]])
-    mask = np.ones((3, 1))
-    assert float(policy_loss(logps, old, np.array([1.0, 1, 1]), mask, 0.2)) == pytest.approx(-(1 + 1.2 + 0.5) / 3)
-    assert float(policy_loss(logps, old, np.array([-1.0, -1, -1]), mask, 0.2)) == pytest.approx((1 + 1.5 + 0.8) / 3)
+    mask, grpo = np.ones((3, 1)), GRPORecipe()
+    assert float(policy_loss(logps, old, np.array([1.0, 1, 1]), mask, grpo)) == pytest.approx(-(1 + 1.2 + 0.5) / 3)
+    assert float(policy_loss(logps, old, np.array([-1.0, -1, -1]), mask, grpo)) == pytest.approx((1 + 1.5 + 0.8) / 3)
 
 
 def test_off_policy_the_loss_is_the_librarys():
@@ -76,7 +86,7 @@ def test_off_policy_the_loss_is_the_librarys():
     advantages, mask = rng.normal(size=6).astype(np.float32), np.arange(10) < rng.integers(1, 11, (6, 1))
     wanted, aux = losses.policy_loss(logps, old, None, advantages, mask)
     assert float(aux["pg_clipfrac"]) > 0.1
-    assert float(policy_loss(logps, old, advantages, mask, 0.2)) == pytest.approx(float(wanted), rel=1e-6)
+    assert float(policy_loss(logps, old, advantages, mask, GRPORecipe())) == pytest.approx(float(wanted), rel=1e-6)
 
 
 # --- the model, against Tunix's own Qwen3 ---------------------------------------------------------------------
@@ -226,11 +236,13 @@ def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
 # --- one batch, two implementations ---------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["tied", *(pytest.param(name, marks=pytest.mark.long) for name in ("untied", *SWITCHED))]
+)
 def both(request, root, converted_base, tmp_path_factory):
     """One step of MaxText and Tunix, with all that it computed on the way, and plain_grpo's policy from before it.
 
-    tied: the course's tiny model. untied: the same with an output matrix of its own.
+    tied: the course's tiny model. untied: the same with an output matrix of its own. The others: see SWITCHED.
     """
     from grpo_lib import training
     from grpo_lib.engines import conversion
@@ -239,7 +251,8 @@ def both(request, root, converted_base, tmp_path_factory):
     model, checkpoint = root / "assets" / "tiny-base", converted_base
     if request.param == "untied":
         model = untie(model, folder / "model")
-    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [*STEP, f"model.path={model}"])
+    changes = [*STEP, f"model.path={model}", *SWITCHED.get(request.param, [])]
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
     if request.param == "untied":
         checkpoint = conversion.convert_to_maxtext(recipe.model, folder / "checkpoint")
     session = training.build_session(recipe, folder / "run", load_problems(recipe.problems, "train"), checkpoint)
@@ -330,7 +343,7 @@ def plain_update(both, optimizer, advantages):
     weights = jax.tree.map(jnp.array, both.policy.weights)  # a copy: the update reuses its memory
     example = both.theirs.example
     result = plain_grpo.update(
-        weights, optimizer.init(weights), both.policy.config, optimizer, both.recipe.grpo.epsilon,
+        weights, optimizer.init(weights), both.policy.config, optimizer, both.recipe.grpo,
         both.recipe.rollout.temperature, np.asarray(example.prompt_ids), np.asarray(example.completion_ids), advantages,
     )  # fmt: skip
     return jax.tree.map(np.asarray, result)
@@ -358,7 +371,8 @@ def test_same_rewards_and_advantages(both):
     rewards = np.sum([reward(None, completions, answer=golds) for reward in get_rewards(recipe.rewards)], 0)
     np.testing.assert_allclose(rewards, both.theirs.rewards, rtol=1e-12)
     assert np.any(example.advantages)
-    np.testing.assert_allclose(group_advantages(rewards, 8), example.advantages, rtol=1e-5, atol=1e-7)
+    ours = group_advantages(rewards, 8, recipe.grpo.advantage)
+    np.testing.assert_allclose(ours, example.advantages, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_what_decides_the_code_that_runs_is_kept(path):
     recipe = load_recipe(path)
     scaled = smoke_test.scaled_recipe(recipe, gsm8k="/gsm8k", wandb=True)
     for section, keys in {
-        "grpo": ("beta", "epsilon", "iterations"),
+        "grpo": ("beta", "kl", "advantage", "aggregation", "epsilon", "epsilon_high", "ratio", "iterations"),
         "rollout": ("engine", "temperature", "top_p", "top_k"),
         "training": ("schedule", "max_grad_norm", "learning_rate", "b1", "b2", "weight_decay", "max_to_keep"),
         "model": ("dtype", "remat"),

@@ -153,8 +153,11 @@ def make_cluster(
     )
 
 
-def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig) -> None:
-    """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update."""
+def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig, aggregation: str) -> None:
+    """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update.
+
+    `aggregation` is one of Tunix's aggregate_loss; rows of several completions keep it as weights of their tokens.
+    """
     trainer = cluster.actor_trainer
     prepare = trainer._prepare_inputs
     shapes = plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate)
@@ -162,7 +165,8 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
         packing.share_prompts(trainer.model)
 
     def packed(input_data: Any) -> Any:
-        return prepare(packing.pack(input_data, layout=plan.layout, shapes=shapes, group_size=plan.group_size))
+        rows = {"layout": plan.layout, "shapes": shapes, "group_size": plan.group_size}
+        return prepare(packing.pack(input_data, **rows, aggregation=aggregation))
 
     trainer._prepare_inputs = packed
 

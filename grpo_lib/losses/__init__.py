@@ -37,6 +37,11 @@ IMPLEMENTATIONS = ("jax", "chunked", "pallas")
 # Of float32 logits, what `chunked` makes at a time.
 CHUNK = 384 * 2**20
 
+# Recipe's names of the KL estimators and ratios, by those that Tunix 0.1.7 gives them.
+KL_ESTIMATORS_OF_TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
+RATIOS_OF_TUNIX = {"grpo": "token", "gspo-token": "sequence"}
+KL_ESTIMATORS, RATIOS = tuple(KL_ESTIMATORS_OF_TUNIX.values()), tuple(RATIOS_OF_TUNIX.values())
+
 # Tunix 0.1.7 bounds log π/π_old by this, so that exp() of it stays finite.
 MAX_LOG_RATIO = 20.0
 
@@ -157,6 +162,9 @@ def policy_loss(
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
+    kl: str = "k3",
+    ratio: str = "token",
+    completions: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
 
@@ -165,7 +173,7 @@ def policy_loss(
         r = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
 
     ε_high above ε_low is DAPO's clip-higher (arXiv:2503.14476, equation 10).  Same values as Tunix 0.1.7's grpo_loss_fn
-    with kl_loss_mode="low_var_kl".
+    with the kl_loss_mode and the loss_algo of the same meaning.
 
     Args:
       per_token_logps: log π of the tokens, [B, T].
@@ -178,11 +186,19 @@ def policy_loss(
         Dr. GRPO (arXiv:2503.20783): sequence-mean-token-scale, which divides by a constant.
       entropy: [B, T], for aux alone.
       weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
+      kl: in the place of k3 also k1 = log(π / π_ref) or k2 = k1² / 2 (J. Schulman, "Approximating KL divergence").
+      ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens (GSPO,
+        arXiv:2507.18071, equation 7).
+      completions: int [B, T], a number below B T that tells the completions of a row apart; None: one to a row.
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
-    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` and `entropy` (aggregated
-    like the loss).
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`) and `entropy`
+    (aggregated like the loss).
+
+    Raises ValueError for another name of a kl, ratio or aggregation.
     """
+    if kl not in KL_ESTIMATORS or ratio not in RATIOS:
+        raise ValueError(f"kl must be one of {', '.join(KL_ESTIMATORS)}, ratio one of {', '.join(RATIOS)}")
     mask = completion_mask.astype(jnp.float32)
     epsilon_high = epsilon_low if epsilon_high is None else epsilon_high
 
@@ -202,28 +218,44 @@ def policy_loss(
     advantages = advantages.astype(jnp.float32)
     if advantages.ndim == 1:
         advantages = advantages[:, None]  # [B, 1]: one for all tokens of a completion
-    ratio = jnp.exp(jnp.clip(logps - old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    unclipped = -advantages * ratio
-    clipped = -advantages * jnp.clip(ratio, 1 - epsilon_low, 1 + epsilon_high)
+    log_ratio = logps - old
+    if ratio == "sequence":
+        log_ratio = _completion_mean(log_ratio, mask, completions)
+    r = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
+    unclipped = -advantages * r
+    clipped = -advantages * jnp.clip(r, 1 - epsilon_low, 1 + epsilon_high)
     loss = pg_loss = aggregate(jnp.maximum(unclipped, clipped))  # the max of the negated terms: PPO's pessimistic bound
     aux = {
         "pg_loss": pg_loss,
         "pg_clipfrac": mean(clipped > unclipped),
         "ppo_kl": mean(old - logps),
-        "is_ratio/max": jnp.max(jnp.where(mask > 0, ratio, 0.0)),
-        "is_ratio/min": jnp.min(jnp.where(mask > 0, ratio, jnp.inf)),
+        "is_ratio/max": jnp.max(jnp.where(mask > 0, r, 0.0)),
+        "is_ratio/min": jnp.min(jnp.where(mask > 0, r, jnp.inf)),
         "kl": jnp.float32(0),
         "kl_loss": jnp.float32(0),
     }
     if ref_per_token_logps is not None:
         difference = masked(ref_per_token_logps) - logps
         k3 = jnp.exp(difference) - difference - 1
-        aux |= {"kl": mean(k3), "kl_loss": aggregate(k3)}
+        penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
+        aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
         if beta:
             loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
     return loss, aux
+
+
+def _completion_mean(values: jax.Array, mask: jax.Array, completions: jax.Array | None) -> jax.Array:
+    """The mean over each completion's tokens, at each of them; [B, T]."""
+    if completions is None:
+        total, count = ((array * mask).sum(1, keepdims=True) for array in (values, jnp.ones_like(mask)))
+    else:
+        keys = jnp.where(mask > 0, completions, 0).reshape(-1)
+        sums = functools.partial(jax.ops.segment_sum, segment_ids=keys, num_segments=keys.size)
+        total, count = (sums((array * mask).reshape(-1))[keys] for array in (values, jnp.ones_like(mask)))
+        total, count = total.reshape(mask.shape), count.reshape(mask.shape)
+    return jnp.where(mask > 0, total / jnp.maximum(count, 1), 0.0)
 
 
 # From a model.
@@ -334,15 +366,25 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),
+        kl=KL_ESTIMATORS_OF_TUNIX[algo_config.kl_loss_mode],
+        ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
+        completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
     )
+
+
+def _completion_keys(segment_positions: jax.Array) -> jax.Array:
+    """For each token of packed rows [R, W] the place where its sequence begins, which no two completions share."""
+    return jnp.arange(segment_positions.size).reshape(segment_positions.shape) - segment_positions
 
 
 def require_supported(algo_config: Any, train_example: Any = None) -> None:
     """Refuse what Tunix's own loss can do and this one cannot, so that it is not left out silently."""
-    wanted = {"loss_algo": "grpo", "kl_clamp_value": None, "epsilon_c": None}
-    if algo_config.beta:
-        wanted["kl_loss_mode"] = "low_var_kl"
-    for name, value in wanted.items():
+    for name, known in (("loss_algo", RATIOS_OF_TUNIX), ("kl_loss_mode", KL_ESTIMATORS_OF_TUNIX)):
+        if getattr(algo_config, name) not in known:
+            raise CourseError(
+                f"grpo_lib's policy loss knows {name} {' and '.join(known)}, not {getattr(algo_config, name)}"
+            )
+    for name, value in {"kl_clamp_value": None, "epsilon_c": None}.items():
         if getattr(algo_config, name, value) != value:
             raise CourseError(f"grpo_lib's policy loss knows {name}={value} only, not {getattr(algo_config, name)}")
     if getattr(train_example, "sampler_is_weights", None) is not None:

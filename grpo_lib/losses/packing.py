@@ -39,10 +39,10 @@ PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps")
 
 
 @flax.struct.dataclass(frozen=True)
-class PackedExample(common.TrainExample):
-    """Rows [R, W] of prompts and completions, in `completion_ids`; every other field is [R, W], too.
+class WeightedExample(common.TrainExample):
+    """A micro-batch whose tokens have `weights` in the loss, in place of an aggregation that it does not show itself.
 
-    `weights` is the part of a token in the loss: the aggregation of the padded batch, which rows do not show.
+    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
     """
 
     weights: Any = None
@@ -75,11 +75,11 @@ def pack(
     shapes: Sequence[tuple[int, int]],
     group_size: int,
     aggregation: str = "sequence-mean-token-mean",
-) -> PackedExample:
+) -> WeightedExample:
     """The completions of `example` [B, C] and their prompts [B, P] in rows of the first shape that they fit.
 
     Args:
-      example: completions of a group are neighbours.
+      example: completions of a group are neighbours.  If it has weights, they stay; else `aggregation` makes them.
       shapes: [rows, tokens], smallest first; of recipes.layouts.row_shapes.
 
     Raises ValueError when they fit none.
@@ -100,7 +100,8 @@ def pack(
         raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
 
     source = {name: getattr(host, name) for name in PER_TOKEN if getattr(host, name) is not None}  # [B, C] each
-    source["weights"] = np.asarray(token_weights(example.completion_mask, aggregation))
+    weights = getattr(host, "weights", None)
+    source["weights"] = np.asarray(token_weights(example.completion_mask, aggregation) if weights is None else weights)
     source["completion_mask"] = mask
     source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
     rows = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
@@ -121,7 +122,7 @@ def pack(
                 rows[name][row, own] = values[index, : lengths[index]]
             at = whole.stop
     empty = np.zeros((shape[0], 0), np.int32)
-    packed: Any = PackedExample  # flax.struct hides its fields
+    packed: Any = WeightedExample  # flax.struct hides its fields
     return packed(
         prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
         **(dict.fromkeys(PER_TOKEN) | rows),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from grpo_lib.maxtext_rl.problem_files import eval_batches, number_of_tests, only_source
 from grpo_lib.recipes import Recipe
+from grpo_lib.recipes.schema import GRPORecipe
 
 
 def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
@@ -13,7 +14,7 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
 
     `tests` is the number of test problems that were written; by default those that the recipe names.
     """
-    found = [*_lost(recipe), *_other_meaning(recipe)]
+    found = [*_lost(recipe), *_switches(recipe.grpo), *_other_meaning(recipe)]
     tests = tests or number_of_tests(only_source(recipe))
     batches, size = eval_batches(recipe, tests)
     if (evaluated := batches * size) < tests:
@@ -56,6 +57,21 @@ def _lost(recipe: Recipe) -> Iterator[str]:
         yield "tracking.project: upstream's project is called tunix"
 
 
+def _switches(grpo: GRPORecipe) -> Iterator[str]:
+    """Parts of the algorithm for which upstream has no option, or one that does something else."""
+    if grpo.advantage != "std":
+        yield "grpo.advantage: upstream divides by the standard deviation of the group, without an option"
+    if grpo.aggregation == "constant":
+        yield "grpo.aggregation: upstream cannot divide by a constant; the arguments have the mean of a completion"
+    if grpo.aggregation == "step":
+        yield "grpo.aggregation: upstream takes the mean over the tokens of each micro-batch, not of the step"
+    if grpo.epsilon_high not in (None, grpo.epsilon):
+        yield "grpo.epsilon_high: upstream ignores rl.epsilon_high without its agentic learner"
+    if grpo.overlong_buffer is not None:
+        yield "grpo.overlong_buffer: upstream has no option for it; Tunix's DAPO counts characters and not tokens"
+        yield "grpo.overlong_penalty: see grpo.overlong_buffer"
+
+
 def _other_meaning(recipe: Recipe) -> Iterator[str]:
     """Fields that mean something else upstream, and what it does otherwise in every run."""
     hardware, grpo, training = recipe.hardware, recipe.grpo, recipe.training
@@ -70,8 +86,8 @@ def _other_meaning(recipe: Recipe) -> Iterator[str]:
         yield "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of itself"
     if grpo.beta == 0:
         yield "grpo.beta=0: upstream keeps the reference model in memory all the same"
-    else:
-        yield "grpo.beta: upstream estimates the KL as log π − log π_ref (k1), and not as the GRPO paper does (k3)"
+    elif grpo.kl != "k1":
+        yield f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has"
     if grpo.iterations > 1:
         yield "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)"
     if training.steps % grpo.iterations > 0:

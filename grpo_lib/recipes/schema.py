@@ -212,7 +212,41 @@ class GRPORecipe(_Section):
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="G: completions per prompt")
     iterations: Positive = Field(default=1, description="μ: updates per batch of completions")
     beta: NonNegativeFloat = Field(default=0.0, description="β: weight of the KL penalty; 0: no reference model")
+    kl: Literal["k1", "k2", "k3"] = Field(
+        default="k3",
+        description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
+    )
+    advantage: Literal["std", "mean", "leave-one-out"] = Field(
+        default="std",
+        description="reward minus the group's mean, over its standard deviation (std: GRPO) or not (mean: Dr. GRPO); "
+        "leave-one-out: minus the mean of the others (RLOO)",
+    )
+    aggregation: Literal["completion", "constant", "step"] = Field(
+        default="completion",
+        description="the loss of a completion's tokens is averaged over them (completion: GRPO), or divided by "
+        "rollout.max_completion_length (constant: Dr. GRPO); step: all tokens of the step count the same (DAPO)",
+    )
     epsilon: Fraction = Field(default=0.2, description="ε: clip range of the probability ratio")
+    epsilon_high: PositiveFloat | None = Field(
+        default=None, description="its upper side, where that is wider (clip-higher of DAPO); null: as epsilon"
+    )
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="the probability ratio of a token, or of the whole completion, per token (GSPO)"
+    )
+    overlong_buffer: Positive | None = Field(
+        default=None,
+        description="tokens before rollout.max_completion_length in which a penalty grows from 0 to overlong_penalty "
+        "(DAPO); null: none",
+    )
+    overlong_penalty: PositiveFloat = Field(default=1.0, description="taken off the reward of the longest completions")
+
+    @model_validator(mode="after")
+    def _clip_range(self) -> GRPORecipe:
+        if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
+            raise ValueError(
+                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; give the wider side, or null"
+            )
+        return self
 
 
 class LossRecipe(_Section):
@@ -317,6 +351,16 @@ class Recipe(_Section):
     def _batch_divides(self) -> Recipe:
         if not self._size_without_devices:
             self._make_plan()
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_buffer_fits(self) -> Recipe:
+        buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
+        if buffer and buffer >= limit:
+            raise ValueError(
+                f"grpo.overlong_buffer={buffer} must be shorter than rollout.max_completion_length={limit}: "
+                "completions of any length would be penalised"
+            )
         return self
 
     @model_validator(mode="after")

@@ -39,7 +39,9 @@ Compile = Callable[[Program], Compilation]
 # Values that a preflight does not read: they change neither memory, nor the programs, nor their number.
 UNUSED = {
     "name", "seed", "problems", "prompts", "rewards", "evaluation", "tracking",
-    "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k", "grpo.epsilon",
+    "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k",
+    "grpo.epsilon", "grpo.epsilon_high", "grpo.advantage", "grpo.aggregation", "grpo.ratio", "grpo.kl",
+    "grpo.overlong_buffer", "grpo.overlong_penalty",
     "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
     "training.weight_decay", "training.max_grad_norm", "training.checkpoint_every", "training.max_to_keep",
     "training.validate_every", "training.checkpoints", "training.profile_steps",

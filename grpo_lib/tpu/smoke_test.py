@@ -111,6 +111,8 @@ def scaled_recipe(
         rollout["vllm"] |= VLLM | {"max_sequences": min(VLLM["max_sequences"], recipe.rollout.vllm.max_sequences)}
 
     group_size = data["grpo"]["group_size"] = min(LARGEST_GROUP, recipe.grpo.group_size)
+    if buffer := recipe.grpo.overlong_buffer:
+        data["grpo"]["overlong_buffer"] = min(buffer, rollout["max_completion_length"] // 3)
     # As few prompts as fill the devices; in two micro-batches where the recipe has several, for the gradient and for
     # the rollout.
     plan, fsdp = recipe.plan, hardware.trainer_count() // hardware.trainer_tensor
