@@ -203,6 +203,44 @@ def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: fl
     return min(flips, root + 1e-11)  # the root itself may fall short of the power by a rounding error
 
 
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
+
+    Raises ValueError for fewer than two values.
+    """
+    _checked_confidence(confidence)
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least two values, got {len(values)}")
+    import numpy as np
+    from scipy.stats import t
+
+    array = np.asarray(values, float)
+    half = t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
+    """The smallest true mean for which `mean_interval` of as many values, as spread as these, leaves out 0 with
+    probability `power`: by the noncentral t distribution.
+
+    Raises ValueError for fewer than three values.
+    """
+    _checked_confidence(confidence)
+    if len(values) < 3:
+        raise ValueError(f"the spread of values needs at least three, got {len(values)}")
+    import numpy as np
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    n = len(values)
+    error, limit = float(np.std(values, ddof=1)) / math.sqrt(n), t.ppf((1 + confidence) / 2, n - 1)
+
+    def missing(shift: float) -> float:
+        return nct.sf(limit, n - 1, shift) - power  # the other tail is less than a thousandth of it
+
+    return float(brentq(missing, 0.0, limit + 4)) * error
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate, from n samples with c right, that at least one of k samples is right.
 

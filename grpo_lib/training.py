@@ -33,7 +33,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.engines import compat, maxtext_model
 from grpo_lib.engines.prompt_lengths import fit_prompts, render_with
-from grpo_lib.problems import Problem, training_batches
+from grpo_lib.problems import Problem, batch_of_step, training_batches
 from grpo_lib.recipes import PromptsRecipe, Recipe
 from grpo_lib.recipes.batch_plan import BatchPlan
 from grpo_lib.records import Generation
@@ -49,7 +49,7 @@ from tunix.rl import rl_cluster as rl  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
 
 from grpo_lib.engines import cluster as clusters  # noqa: E402
-from grpo_lib.engines import weight_sync  # noqa: E402
+from grpo_lib.engines import kl_watch, weight_sync  # noqa: E402
 from grpo_lib.engines.learner import AGGREGATIONS, Learner, policy_loss_config  # noqa: E402
 from grpo_lib.engines.optimizer import learning_rates  # noqa: E402
 from grpo_lib.runs import checkpoints  # noqa: E402
@@ -189,13 +189,17 @@ def build_session(
         load = functools.partial(
             maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
             devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
+            lora=recipe.lora,
         )  # fmt: skip
-        reference = load().module if recipe.grpo.beta else None
+        shared = recipe.lora.rank is not None  # the actor's base is the reference
+        reference = load().module if recipe.grpo.beta and not shared else None
+        watched = kl_watch.on_host(load()) if recipe.grpo.watch_kl and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load()
             return actor, clusters.make_cluster(
-                recipe, plan, actor, reference, tokenizer, rollout_config,
+                recipe, plan, actor, actor.base if shared and recipe.grpo.beta else reference, tokenizer,
+                rollout_config,
                 sampler_devices=sampler_devices,
                 checkpoints=checkpoint_policy.folder.parent,
                 checkpoint_options=checkpoint_policy.options,
@@ -204,10 +208,17 @@ def build_session(
             )  # fmt: skip
 
         actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
+        if recipe.grpo.watch_kl and shared:
+            watched = dataclasses.replace(actor, module=nnx.split(actor.base))
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner: rewards, advantages, policy loss, metrics.
-        learner = _make_learner(recipe, plan, actor, cluster)
+        render = functools.partial(render_with, recipe, tokenizer)
+        batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe))
+        learner = _make_learner(
+            recipe, plan, actor, cluster, watched,
+            batch_of_step=batches, kl_by_step=lambda: [row.get("kl") for row in recorder.rows], log=log,
+        )  # fmt: skip
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -227,7 +238,7 @@ def build_session(
         checkpoint_policy=checkpoint_policy,
         num_filtered=len(problems) - len(fitting),
     )
-    cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))
+    cluster.rollout.update_params(actor.weights())
     cluster.rollout.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
     if recipe.training.profile_steps and recipe.training.steps - session.step < 2:
@@ -238,7 +249,9 @@ def build_session(
 def _adapt_cluster(
     recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
 ) -> None:
-    """Give the cluster the log-probabilities and the layout of micro-batches that this recipe needs."""
+    """Give the cluster the log-probabilities, the weights and the layout of micro-batches that this recipe needs."""
+    if recipe.lora.rank:
+        clusters.sync_whole_weights(cluster, actor)
     if recipe.grpo.iterations > 1:
         compat.old_logps_from_actor(cluster, actor)
     if recipe.grpo.beta and recipe.loss.implementation != "jax":
@@ -252,7 +265,15 @@ def _adapt_cluster(
         clusters.time_the_reference(cluster)
 
 
-def _make_learner(recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster) -> Learner:
+def _make_learner(
+    recipe: Recipe,
+    plan: BatchPlan,
+    actor: maxtext_model.Actor,
+    cluster: rl.RLCluster,
+    watched: maxtext_model.Actor | None,
+    **more: Any,
+) -> Learner:
+    """`watched`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -260,18 +281,26 @@ def _make_learner(recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, c
         rewards.append(TimedReward(_overlong_reward(sampler, recipe)))
     devices = actor.mesh.size
     compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPARED, devices))
-    sampler.scored_rows = compared
+    sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if watched and grpo.watch_kl:
+        rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)  # a shape that fits beside the training
+        kl = functools.partial(kl_watch.kl_from_base, sampler, actor, watched, rows, recipe.rollout)
+        metrics.append(kl_watch.every(grpo.watch_kl, cluster, kl))
     learner = Learner(
+        recipe=recipe,
+        calls_per_step=plan.num_rollout_micro_batches,
         rl_cluster=cluster,
         algo_config=policy_loss_config(recipe, plan.layout),
         reward_fns=rewards,
-        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
-        step_mean=grpo.aggregation == "step",
+        metric_fns=metrics,
+        **more,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
-    cluster.actor_trainer.with_rl_metrics_to_log({"kl": np.mean, "pg_clipfrac": np.mean, "entropy": np.mean})
+    logged = ["kl", "pg_clipfrac", *["importance_ratio"] * (grpo.correction == "tis"), "entropy"]  # the last ends a row
+    cluster.actor_trainer.with_rl_metrics_to_log(dict.fromkeys(logged, np.mean))
     return learner
 
 
@@ -284,6 +313,11 @@ def _overlong_reward(sampler: Any, recipe: Recipe) -> Callable[..., list[float]]
 
     penalty.__name__ = overlong_penalty.__name__  # in the names of its metrics
     return penalty
+
+
+def _weights(recipe: Recipe) -> dict[str, float]:
+    """The tasks' shares of the training prompts."""
+    return {task.name: task.weight for task in recipe.tasks}
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -304,7 +338,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
 
     calls = session.sampler.calls
     check = weight_sync.check_sync(
-        session.sampler, session.actor.module, rendered, session.rollout_config, trainer_logps, recipe.model.dtype
+        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, recipe.model.dtype
     )
     session.sampler.calls = calls  # the check must not change what the run samples
     if multihost.is_main_process():
@@ -435,13 +469,17 @@ def _batches(
         session.render,
         batch_size=session.plan.prompts_per_step,
         seed=recipe.seed,
-        weights={task.name: task.weight for task in recipe.tasks},
+        weights=_weights(recipe),
     )
     for step, batch in enumerate(batches, start=1):
         done = step - 1
         if done >= max(restored, 1) and stop():
             return  # Tunix saves a checkpoint when it closes
         if done >= restored:
+            if (
+                recipe.lora.rank and done == 1
+            ):  # at the first sync B was 0, and the base would have passed for the actor
+                weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
             _profile(session, done - restored, recording)
         for _ in range(recipe.grpo.iterations if step <= restored else 1):

@@ -72,7 +72,7 @@ def main(model: ModelRecipe, base: str) -> dict:
             output.text,
             [answer.text for answer in sampler.greedy_generate(max_completion_length=8, batch_size=6)(PROMPTS)],
         ]
-        check = weight_sync.check_sync(sampler, actor.module, [*PROMPTS, *PROMPTS[:2]], CONFIG, logps)
+        check = weight_sync.check_sync(sampler, actor.weights(), [*PROMPTS, *PROMPTS[:2]], CONFIG, logps)
         found[name] = {
             "texts": texts, "tokens": [ids.tolist() for ids in output.tokens], "gap": check.mean_gap,
             "held": held, "during": max(during) - before,

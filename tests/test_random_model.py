@@ -219,7 +219,7 @@ def check(model, rollout_config):
 
     def run():
         sampler = TunixSampler(model.actor.module, tokenizer, model.actor.mesh, rollout_config, seed=7)
-        return weight_sync.check_sync(sampler, model.actor.module, PROMPTS, rollout_config, logps)
+        return weight_sync.check_sync(sampler, model.actor.weights(), PROMPTS, rollout_config, logps)
 
     return run
 

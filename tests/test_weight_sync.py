@@ -28,7 +28,7 @@ def replace_weight(sampler, name, change):
 
 
 def test_after_a_sync_every_weight_is_there_and_both_sides_agree(sampler, tiny_actor, rollout_config, logps):
-    check = check_sync(sampler, tiny_actor.module, PROMPTS, rollout_config, logps)
+    check = check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, logps)
     assert check.weights == 13
     assert check.tokens > 0
     assert check.mean_gap < 5e-3
@@ -38,15 +38,15 @@ def test_after_a_sync_every_weight_is_there_and_both_sides_agree(sampler, tiny_a
 def test_a_weight_that_did_not_arrive_is_named(sampler, tiny_actor, rollout_config, logps, name):
     replace_weight(sampler, name, lambda value: value * 1.5)
     with pytest.raises(CourseError, match=name.replace(".", r"\.")):
-        check_sync(sampler, tiny_actor.module, PROMPTS, rollout_config, logps)
+        check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, logps)
 
 
 def test_a_weight_that_is_read_wrongly_shows_as_a_gap(sampler, tiny_actor, rollout_config, logps):
     """Every weight is equal, and yet the two do not compute the same: arrival alone is not enough."""
     with pytest.raises(CourseError, match=r"sampler and trainer disagree.*limit"):
-        check_sync(sampler, tiny_actor.module, PROMPTS, rollout_config, lambda p, c: np.asarray(logps(p, c)) - 0.5)
+        check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.asarray(logps(p, c)) - 0.5)
     with pytest.raises(CourseError, match="disagree"):
-        check_sync(sampler, tiny_actor.module, PROMPTS, rollout_config, lambda p, c: np.full(c.shape, np.nan))
+        check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.full(c.shape, np.nan))
 
 
 def test_an_actor_weight_without_a_counterpart_is_named(sampler, rollout_config, logps):

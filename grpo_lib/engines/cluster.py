@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import metrics_logger
@@ -169,6 +170,16 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
         return prepare(packing.pack(input_data, **rows, aggregation=aggregation))
 
     trainer._prepare_inputs = packed
+
+
+def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:
+    """Let each sync send the sampler all weights, where google-tunix 0.1.7 sends the adapters of an actor alone."""
+    update = cluster.rollout.update_params
+
+    def update_params(params: Any, filter_types: Any = None) -> None:
+        update(actor.weights(), (nnx.Param,))
+
+    cluster.rollout.update_params = update_params
 
 
 def time_the_reference(cluster: rl.RLCluster) -> None:

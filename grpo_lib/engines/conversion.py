@@ -80,7 +80,7 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
     multihost.barrier("the folder of the export")
     weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
     with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
-        parameters = nnx.to_pure_dict(nnx.state(actor.module.base, nnx.Param))
+        parameters = nnx.to_pure_dict(actor.weights())["base"]
         checkpointer.save(weights, {"params": {"params": parameters}})
     if multihost.is_main_process():
         export_checkpoint(model, weights, result, log)

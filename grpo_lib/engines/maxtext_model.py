@@ -22,6 +22,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import location
 from grpo_lib.engines import compat
 from grpo_lib.recipes import ModelRecipe
+from grpo_lib.recipes.schema import LoRARecipe
 
 environment.prepare()  # before JAX is imported
 
@@ -60,6 +61,8 @@ class Actor:
     config: Any  # MaxText HyperParameters
     mesh: jax.sharding.Mesh
     loss: str = "jax"  # the recipe's loss.implementation, by which log-probabilities are computed
+    lora: LoRARecipe = LoRARecipe()
+    base: Any = None  # with adapters: the model without them, which shares its arrays
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -67,8 +70,16 @@ class Actor:
         with self.mesh, nn_partitioning.axis_rules(self.config.logical_axis_rules):
             yield
 
+    def weights(self) -> nnx.State:
+        """The policy's weights; those of adapters are added to the matrices that they belong to."""
+        if not self.lora.rank:
+            return nnx.state(self.module, nnx.Param)
+        from grpo_lib.engines import lora  # here, because it imports MaxText
+
+        return lora.merged(self.module, self.lora)
+
     def parameter_count(self) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.base or self.module, nnx.Param)))
 
 
 def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
@@ -230,17 +241,19 @@ def load_actor(
     devices: list[Any] | None = None,
     tensor: int = 1,
     loss: str = "jax",
+    lora: LoRARecipe | None = None,
 ) -> Actor:
     """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens; all processes together.
 
     Args:
       devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
         on the axis `fsdp` and `tensor` on the axis `tensor`.
+      lora: the adapters, if it has a rank.
 
     Raises CourseError when the checkpoint is missing, cut short or of another shape.
     """
     devices = list(devices or jax.devices()[:1])
-    weights = location(checkpoint)
+    lora, weights = lora or LoRARecipe(), location(checkpoint)
     if not weights.is_dir():
         raise CourseError(
             f"checkpoint {weights} does not exist; convert the model first (notebook 01, or grpo convert)"
@@ -249,6 +262,7 @@ def load_actor(
         from maxtext.configs import pyconfig
         from maxtext.utils import maxtext_utils, model_creation_utils
 
+        from grpo_lib.engines import lora as adapters
         from grpo_lib.losses import hidden_states  # here, as MaxText: a tokenizer does not need it, and it takes 5 s
 
         register_architecture(model)
@@ -262,6 +276,7 @@ def load_actor(
                 ici_fsdp_parallelism=len(devices) // tensor,
                 ici_tensor_parallelism=tensor,
                 **hidden_states.maxtext_settings(loss, max_length),
+                **adapters.maxtext_settings(lora),
             )
         )
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
@@ -274,11 +289,18 @@ def load_actor(
             raise CourseError(
                 f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
             ) from error
-    compat.make_keys_plain(module)
-    if len(devices) == 1 and devices[0].platform == "cpu":
-        compat.multiply_in_two_dimensions(module)
-        compat.unroll_layers(module)
-    return Actor(hidden_states.adapter_for(loss, module), config, mesh, loss)
+    models = [module]  # the one that trains comes first
+    if lora.rank:
+        with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+            models.insert(0, adapters.with_adapters(module, mesh, config))
+    for model in models:
+        compat.make_keys_plain(model)
+        if len(devices) == 1 and devices[0].platform == "cpu":
+            if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
+                compat.multiply_in_two_dimensions(model)
+            compat.unroll_layers(model)
+    trained, *base = (hidden_states.adapter_for(loss, model) for model in models)
+    return Actor(trained, config, mesh, loss, lora, *base)
 
 
 def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0):

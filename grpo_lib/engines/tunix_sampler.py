@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from tunix.generate import sampler as tunix_sampler
+from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError
@@ -159,8 +160,9 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.seconds.add("generating", started)
         return self.last
 
-    def last_scored(self, rows: int, width: int) -> Scored:
+    def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
         """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them."""
+        graphdef, state = self._sampler.model_def_and_state()
         prompt_ids = self.last.left_padded_prompt_tokens[:rows]
         tokens = self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
@@ -168,7 +170,10 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         with NO_MESH:
             for first in range(0, len(tokens), SCORED_ROWS):
                 part = slice(first, first + SCORED_ROWS)
-                scored = self.get_per_token_logps(jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]))
+                scored = common.compute_per_token_logps(
+                    graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
+                    pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
+                )  # fmt: skip
                 logps.extend(np.asarray(scored))
         return Scored(prompt_ids, completion_ids, [row[: len(ids)] for row, ids in zip(logps, tokens, strict=True)])
 

@@ -119,8 +119,8 @@ class VllmSampler(vllm_rollout.VllmRollout):
         self.seconds.add("generating", started)
         return self.last
 
-    def last_scored(self, rows: int, width: int) -> Scored:
-        """As TunixSampler.last_scored; at most `scored_rows` rows."""
+    def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
+        """As TunixSampler.last_scored; `scored_rows` rows at most, temperature 1 (a recipe asks for no other)."""
         completion_ids = padded(self.last.tokens[:rows], width, self.pad_id())
         return Scored(self.last.left_padded_prompt_tokens[:rows], completion_ids, self.logps[:rows])
 

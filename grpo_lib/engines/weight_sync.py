@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ class Scored:
 
     prompt_ids: np.ndarray  # [B, P], padded on the left
     completion_ids: np.ndarray  # [B, C], padded on the right
-    logps: list[np.ndarray]  # one array per completion, nats, at temperature 1
+    logps: list[np.ndarray]  # one array per completion, nats
 
 
 class StageTimer:
@@ -162,12 +162,13 @@ def copy_weights(
 
 
 def check_sync(
-    sampler: Any, actor_module: nnx.Module, prompts: list[str], config, logps: Callable, dtype: str = "float32"
+    sampler: Any, weights: nnx.State, prompts: list[str], config, logps: Callable, dtype: str = "float32"
 ) -> SyncCheck:
     """Compare sampler and trainer after a sync, and refuse to go on when they differ.
 
     Args:
       sampler: a TunixSampler or a VllmSampler.
+      weights: of the actor.
       prompts: rendered prompts to sample one completion each from.
       config: Tunix RolloutConfig used for sampling.
       logps: (prompt_ids [B, P], completion_ids [B, C]) -> [B, C], the trainer's log-probabilities.
@@ -177,7 +178,7 @@ def check_sync(
       CourseError: a weight of the actor has no place in the sampler or arrived with another value (it is named), or
         the mean gap of the log-probabilities is above MAX_MEAN_GAP.
     """
-    actor = by_name(nnx.state(actor_module, nnx.Param))
+    actor = by_name(weights)
     check_weights(sampler, actor)
     output, sampled = sampler.scored(prompts, config)
     completions = padded(output.tokens, config.max_tokens_to_generate, sampler.pad_id())
@@ -213,9 +214,9 @@ def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
         raise CourseError(f"weight {starved[0]} of the sampler is fed by no weight of the actor")
 
 
-def padded(tokens: list[np.ndarray], width: int, pad: int) -> np.ndarray:
+def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:
     """[B, width], padded on the right."""
-    rows = np.full((len(tokens), width), pad, np.int32)
+    rows = np.full((len(tokens), width), pad, dtype)
     for row, ids in zip(rows, tokens, strict=True):
         row[: len(ids)] = ids
     return rows

@@ -158,13 +158,15 @@ def policy_loss(
     completion_mask: jax.Array,
     epsilon_low: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
+    beta: float | jax.Array = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
     kl: str = "k3",
     ratio: str = "token",
     completions: jax.Array | None = None,
+    sampler_per_token_logps: jax.Array | None = None,
+    correction_cap: float = 2.0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
 
@@ -190,10 +192,15 @@ def policy_loss(
       ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens (GSPO,
         arXiv:2507.18071, equation 7).
       completions: int [B, T], a number below B T that tells the completions of a row apart; None: one to a row.
+      beta: a number; or [B] or [B, T] as the advantages.
+      sampler_per_token_logps: [B, T], of the engine that sampled, where that is not the old policy: the first term of a
+        token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling, F. Yao et al.,
+        "Your efficient RL framework secretly brings you off-policy RL training", 2025).
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
-    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`) and `entropy`
-    (aggregated like the loss).
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`), `entropy`
+    (aggregated like the loss), and with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler
+    before the cap.
 
     Raises ValueError for another name of a kl, ratio or aggregation.
     """
@@ -224,8 +231,15 @@ def policy_loss(
     r = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
     unclipped = -advantages * r
     clipped = -advantages * jnp.clip(r, 1 - epsilon_low, 1 + epsilon_high)
-    loss = pg_loss = aggregate(jnp.maximum(unclipped, clipped))  # the max of the negated terms: PPO's pessimistic bound
-    aux = {
+    terms = jnp.maximum(unclipped, clipped)  # the max of the negated terms: PPO's pessimistic bound
+    more = {}
+    if sampler_per_token_logps is not None:
+        difference = jax.lax.stop_gradient(old) - masked(sampler_per_token_logps)
+        importance = jnp.exp(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        terms = terms * jnp.minimum(importance, correction_cap)
+        more = {"importance_ratio": mean(importance)}
+    loss = pg_loss = aggregate(terms)
+    aux = more | {
         "pg_loss": pg_loss,
         "pg_clipfrac": mean(clipped > unclipped),
         "ppo_kl": mean(old - logps),
@@ -239,7 +253,9 @@ def policy_loss(
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
-        if beta:
+        if not isinstance(beta, float | int):
+            loss = loss + aggregate(penalty * (beta[:, None] if beta.ndim == 1 else beta))
+        elif beta:
             loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
@@ -362,13 +378,15 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.completion_mask,
         epsilon_low=algo_config.epsilon,
         epsilon_high=getattr(algo_config, "epsilon_high", None),
-        beta=algo_config.beta,
+        beta=algo_config.beta if (beta := getattr(train_example, "beta", None)) is None else beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),
         kl=KL_ESTIMATORS_OF_TUNIX[algo_config.kl_loss_mode],
         ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
         completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
+        sampler_per_token_logps=getattr(train_example, "sampler_per_token_logps", None),
+        correction_cap=getattr(algo_config, "correction_cap", 2.0),
     )
 
 

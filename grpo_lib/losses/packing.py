@@ -35,17 +35,19 @@ from grpo_lib.recipes.layouts import Layout
 # A segment id is UNIT * k for the prompt that the completions of group k share, UNIT * k + j for its j-th completion.
 # Padding is 0.
 UNIT = 2**12
-PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps")
+PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps")
 
 
 @flax.struct.dataclass(frozen=True)
-class WeightedExample(common.TrainExample):
-    """A micro-batch whose tokens have `weights` in the loss, in place of an aggregation that it does not show itself.
+class Example(common.TrainExample):
+    """A micro-batch of Tunix's, [B, C], with what grpo_lib's policy loss takes beside it; None where it does not.
 
     Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
     """
 
-    weights: Any = None
+    weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
+    sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
+    beta: Any = None  # [B], in place of that of the configuration, which a compiled update does not read again
 
 
 @functools.partial(jax.jit, static_argnames="aggregation")
@@ -75,7 +77,7 @@ def pack(
     shapes: Sequence[tuple[int, int]],
     group_size: int,
     aggregation: str = "sequence-mean-token-mean",
-) -> WeightedExample:
+) -> Example:
     """The completions of `example` [B, C] and their prompts [B, P] in rows of the first shape that they fit.
 
     Args:
@@ -99,11 +101,14 @@ def pack(
     else:
         raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
 
-    source = {name: getattr(host, name) for name in PER_TOKEN if getattr(host, name) is not None}  # [B, C] each
+    given = {name: getattr(host, name, None) for name in PER_TOKEN}
+    source = {name: values for name, values in given.items() if values is not None}  # [B, C] each
     weights = getattr(host, "weights", None)
     source["weights"] = np.asarray(token_weights(example.completion_mask, aggregation) if weights is None else weights)
     source["completion_mask"] = mask
     source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    if getattr(host, "beta", None) is not None:
+        source["beta"] = np.broadcast_to(host.beta[:, None], mask.shape)
     rows = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):
@@ -122,7 +127,7 @@ def pack(
                 rows[name][row, own] = values[index, : lengths[index]]
             at = whole.stop
     empty = np.zeros((shape[0], 0), np.int32)
-    packed: Any = WeightedExample  # flax.struct hides its fields
+    packed: Any = Example  # flax.struct hides its fields
     return packed(
         prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
         **(dict.fromkeys(PER_TOKEN) | rows),

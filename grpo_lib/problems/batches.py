@@ -20,11 +20,22 @@ def training_batches(
     start_step: int = 0,
     weights: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of texts {"prompts", "answer", "kind": [batch_size] each}, one for each step, endlessly.
+    """The batches of `batch_of_step`, one after the other from `start_step` on; those before it cost nothing."""
+    return map(batch_of_step(problems, render, batch_size, seed, weights), itertools.count(start_step))
+
+
+def batch_of_step(
+    problems: Sequence[Problem],
+    render: Callable[..., str],
+    batch_size: int,
+    seed: int,
+    weights: Mapping[str, float] | None = None,
+) -> Callable[[int], dict[str, np.ndarray]]:
+    """A function that gives the batch of a step, counted from 0: {"prompts", "answer", "kind": [batch_size] each}.
 
     Every epoch is a new permutation and holds every problem once; a batch may begin in one epoch and end in
-    the next, so none is left out.  Batch `start_step` comes first; those before it cost nothing.  `render`
-    turns a question into the prompt (`Problem.prompt`).  The strings come as arrays because Tunix takes no lists.
+    the next, so none is left out.  `render` turns a question into the prompt (`Problem.prompt`).  The strings come as
+    arrays because Tunix takes no lists.
 
     With `weights`, task -> share, each task has epochs of its own, and the tasks alternate in proportion to their
     weights: after n prompts each has had its share of n, give or take two.  The batches then have a column "task".
@@ -49,4 +60,4 @@ def training_batches(
     else:
         endless = epochs(problems)
     dataset: Any = endless.batch(batch_size, batch_fn=collate)
-    return (dataset[step] for step in itertools.count(start_step))
+    return dataset.__getitem__

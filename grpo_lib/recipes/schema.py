@@ -52,6 +52,13 @@ class ModelRecipe(_Section):
     )
 
 
+class LoRARecipe(_Section):
+    """Low-rank adapters (arXiv:2106.09685): of each matrix W of attention and MLP only A and B of W + α/r·A·B."""
+
+    rank: Positive | None = Field(default=None, description="r: rank of the adapters; null: all weights are trained")
+    alpha: PositiveFloat = Field(default=32.0, description="α: the adapters' product is multiplied by α/r")
+
+
 class HardwareRecipe(_Section):
     """The TPU slice, and which of its devices train and sample. A device is one chip (v4 and v5p: two cores as one)."""
 
@@ -202,6 +209,12 @@ class RolloutRecipe(_Section):
     )
     max_completion_length: Positive = Field(default=512, description="longest completion; longer ones are truncated")
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
+    final_temperature: PositiveFloat | None = Field(
+        default=None, description="that of the last stage; null: one temperature throughout"
+    )
+    temperature_stages: Annotated[int, Field(ge=2)] = Field(
+        default=3, description="stages of equally many steps from temperature to final_temperature; each compiles again"
+    )
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="nucleus sampling; 1: off")
     top_k: Positive | None = Field(default=None, description="sample from the k most likely tokens; null: from all")
 
@@ -239,6 +252,34 @@ class GRPORecipe(_Section):
         "(DAPO); null: none",
     )
     overlong_penalty: PositiveFloat = Field(default=1.0, description="taken off the reward of the longest completions")
+    dynamic_sampling: Positive | None = Field(
+        default=None,
+        description="times that a step samples at most, until every group has right and wrong completions (DAPO); "
+        "groups without both are left out; 1: only leave out; null: off",
+    )
+    correction: Literal["none", "tis", "ratio"] = Field(
+        default="none",
+        description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
+        "token's loss times π_old / π_sampler, at most correction_cap; ratio: π_sampler takes the place of π_old",
+    )
+    correction_cap: PositiveFloat = Field(default=2.0, description="C of truncated importance sampling (tis)")
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
+        "target_kl / 1.5; null: beta stays",
+    )
+    watch_kl: Positive | None = Field(
+        default=None,
+        description="steps between measurements of the KL from the base model, where beta is 0; null: never",
+    )
+
+    @model_validator(mode="after")
+    def _kl_has_a_penalty_or_not(self) -> GRPORecipe:
+        if self.target_kl and not self.beta:
+            raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
+        if self.watch_kl and self.beta:
+            raise ValueError(f"watch_kl={self.watch_kl}: with beta above 0 every step has its KL; set watch_kl to null")
+        return self
 
     @model_validator(mode="after")
     def _clip_range(self) -> GRPORecipe:
@@ -330,6 +371,7 @@ class Recipe(_Section):
     name: Name = Field(description="name of the run and its directory")
     seed: NonNegative = Field(default=0, description="seed of sampling and of the training order")
     model: ModelRecipe
+    lora: LoRARecipe = LoRARecipe()
     hardware: HardwareRecipe = HardwareRecipe()
     problems: Annotated[
         Annotated[ProblemsRecipe, Tag("section")] | Annotated[list[TaskRecipe], Tag("list"), Field(min_length=1)],
@@ -360,6 +402,37 @@ class Recipe(_Section):
             raise ValueError(
                 f"grpo.overlong_buffer={buffer} must be shorter than rollout.max_completion_length={limit}: "
                 "completions of any length would be penalised"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _correction_is_possible(self) -> Recipe:
+        grpo, rollout = self.grpo, self.rollout
+        if grpo.correction == "none":
+            return self
+        cuts = [f"rollout.{name}={getattr(rollout, name)}" for name in ("top_p", "top_k") if self._changed(name)]
+        if rollout.engine == "vllm":  # its raw_logprobs are of the distribution before temperature and cuts
+            cuts += [
+                f"rollout.{name}={getattr(rollout, name)}"
+                for name in ("temperature", "final_temperature")
+                if self._changed(name)
+            ]
+        if cuts:
+            raise ValueError(
+                f"grpo.correction={grpo.correction} needs the probabilities that were sampled from, and with {cuts[0]} "
+                f"rollout.engine={rollout.engine} does not give them: set that to its default, or correction to none"
+            )
+        return self
+
+    def _changed(self, name: str) -> bool:
+        return getattr(self.rollout, name) != RolloutRecipe.model_fields[name].default
+
+    @model_validator(mode="after")
+    def _temperature_has_steps(self) -> Recipe:
+        stages, steps = self.rollout.temperature_stages, self.training.steps
+        if self.rollout.final_temperature and stages > steps:
+            raise ValueError(
+                f"rollout.temperature_stages={stages} needs as many steps, and training.steps={steps}: use fewer stages"
             )
         return self
 

@@ -141,6 +141,35 @@ METRICS: dict[str, Metric] = {
         "nats per token",
         "0 without a penalty, because it is not computed then; otherwise it grows slowly",
     ),
+    "kl_from_base": Metric(
+        "the same k3 estimate from the base model, on a few completions of every grpo.watch_kl-th step of a recipe "
+        "with β = 0",
+        "nats per token",
+        "grows as the policy learns, and flattens; without a penalty nothing bounds it",
+    ),
+    "beta": Metric(
+        "β of the step, where the recipe has a grpo.target_kl",
+        "none",
+        "moves at first, then stays within a factor of 2",
+    ),
+    "temperature": Metric("sampling temperature of the step, where it changes", "none", "as the recipe says"),
+    "sampling/importance_sampling_ratio/mean": Metric(
+        "mean of π_old / π_sampler over the tokens, before the cap, where the recipe has grpo.correction=tis",
+        "ratio",
+        "1, as long as the sampler has the trainer's weights and arithmetic",
+    ),
+    "sampling_passes": Metric(
+        "times that the step sampled, of the grpo.dynamic_sampling that it may; reward, accuracy and the like are of "
+        "all that was sampled",
+        "passes",
+        "1 or 2; it grows as the problems are solved",
+    ),
+    "groups_left_out": Metric(
+        "groups without both right and wrong completions after the last pass of dynamic sampling, whose advantages are "
+        "set to 0",
+        "groups",
+        "0",
+    ),
     "grad_norm": Metric(
         "L2 norm of the gradient before clipping",
         "none",

@@ -26,6 +26,7 @@ TUNIX_METRICS = {
     "actor/train/kl": "kl",
     "actor/train/pg_clipfrac": "clip_ratio",
     "actor/train/entropy": "entropy",
+    "actor/train/importance_ratio": "sampling/importance_sampling_ratio/mean",
 }
 # A row is complete once it has these: Tunix logs the entropy of a step last.
 REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
@@ -247,7 +248,8 @@ class Recorder:
             values = self.pending.pop(step)
             row = {"step": step, "learning_rate": float(self.learning_rate(step - 1)), **values}
             if values["seconds"]:
-                row["tokens_per_second"] = values["completions/mean_length"] * self.completions / values["seconds"]
+                tokens = values["completions/mean_length"] * self.completions * values.get("sampling_passes", 1)
+                row["tokens_per_second"] = tokens / values["seconds"]
             row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
             self.rows.append(row)
             if self.writes:

@@ -407,7 +407,7 @@ def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it: its rows over the axis fsdp."""
     from tunix.rl.common import TrainExample
 
-    from grpo_lib.losses.packing import WeightedExample
+    from grpo_lib.losses.packing import Example
 
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
     rows, width = program.rows or (program.sequences, 0)
@@ -416,7 +416,7 @@ def _micro_batch(program: Program, mesh: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, *lengths), dtype, sharding=sharding)
 
     if program.rows:
-        packed: Any = WeightedExample
+        packed: Any = Example
         return packed(
             prompt_ids=array(jnp.int32, 0),
             prompt_mask=array(jnp.int32, 0),

@@ -1,0 +1,431 @@
+"""Which parts of the algorithm make a difference: experiments on the tiny model whose predictions were written first.
+
+    python benchmarks/algorithms.py                     # what there is, with the predictions
+    python benchmarks/algorithms.py kl                  # five seeds of each arm; 15 to 30 minutes on two cores
+    python benchmarks/algorithms.py kl --json           # and write assets/experiments/kl.json
+
+Each arm trains from the same base with the same seeds: seed s of every arm sees the same problems.  The arms of a seed
+follow each other, so a machine that slows down slows all of them.  A claim is about differences of two arms, one for
+each seed, with the 95 % interval of their mean (Student's t).  An interrupted experiment goes on where it stopped.
+
+A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from job import ROOT, machine
+from tqdm import tqdm
+
+from grpo_lib import evaluation, rewards, training
+from grpo_lib.common.files import write_json_atomic
+from grpo_lib.engines import conversion, maxtext_model
+from grpo_lib.problems import load_problems
+from grpo_lib.recipes import load_recipe
+from grpo_lib.statistics import mean_interval, pass_at_k, smallest_mean
+
+RECIPE = ROOT / "recipes/tiny-cpu.yaml"
+FOLDER = ROOT / "assets/experiments"
+COMMON = ["training.checkpoint_every=1000", "training.validate_every=0", "problems.test=500", "problems.validation=200"]
+CURVES = (
+    "accuracy", "entropy", "reward", "completions/mean_length", "kl", "clip_ratio", "frac_reward_zero_std",
+    "sampling_passes", "temperature", "sampler_trainer_gap",
+)  # fmt: skip
+SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A prediction about the difference of two arms, `one - other`, of a measure, with its bar.
+
+    kind: `above`, the mean is at least `bar` and the interval above 0; `zero`, the interval covers 0; `within`, the
+    mean is at most `bar` away from 0; `half`, of the ratio one / other: the mean is at most `bar`.
+    """
+
+    text: str
+    one: str
+    other: str
+    measure: str
+    kind: str
+    bar: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    question: str
+    arms: dict[str, list[str]]  # changes of the recipe
+    claims: list[Claim]
+    changes: list[str] = field(default_factory=list)  # of all arms
+    before: Callable[[training.Session, str], None] = lambda session, arm: None
+    after: Callable[[training.Session], Run] = lambda session: {}
+    validate_every: int = 0
+
+
+@rewards.reward_function
+def short_answer(completion: str, gold: str = "") -> rewards.Score:
+    """0.1 for a completion of fewer than SHORT characters, right or wrong."""
+    return (0.1, "short") if len(completion) < SHORT else (0.0, "long")
+
+
+rewards.REWARDS["short_answer"] = short_answer
+
+
+# What is measured beside the accuracy on 500 test problems.
+
+
+def exact_kl(session: training.Session) -> Run:
+    """KL(π‖base) from the whole distributions, nats per token, on completions that the policy samples."""
+    from tunix.rl import common
+
+    prompts = [problem.prompt(session.render) for problem in load_problems(session.recipe.problems, "validation")]
+    output = session.sampler.generate(prompts, session.rollout_config)
+    pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
+    width = session.rollout_config.max_tokens_to_generate
+    ids = np.full((len(prompts), width), pad, np.int32)
+    for row, tokens in zip(ids, output.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    tokens, positions, mask, _ = common.process_ids(output.left_padded_prompt_tokens, ids, pad, eos)
+    base = maxtext_model.load_actor(
+        session.recipe.model, base_checkpoint(), session.rollout_config.kv_cache_size, pad_id=pad
+    )
+
+    def logps(actor: maxtext_model.Actor) -> np.ndarray:  # [B, C, V]
+        import jax
+
+        with actor.scope():
+            logits, _ = actor.module(tokens, positions, None, mask)
+        return np.asarray(jax.nn.log_softmax(logits[:, -width - 1 : -1].astype("float32")), np.float64)
+
+    policy, reference = logps(session.actor), logps(base)
+    each = (np.exp(policy) * (policy - reference)).sum(-1)
+    return {"kl": float(each[ids != pad].mean())}
+
+
+def passes(session: training.Session) -> Run:
+    """How many of 32 samples are right, of each of 200 problems."""
+    run = evaluation.evaluate(
+        session.generate, load_problems(session.recipe.problems, "validation"), sampled=session.sample, samples=32,
+        render=session.render, batch_size=session.recipe.evaluation.batch_size, progress=False,
+        settings=session.recipe.evaluation_sampling,
+    )  # fmt: skip
+    rights: dict[str, int] = {}
+    for record in run.records:
+        rights[record["id"]] = rights.get(record["id"], 0) + (record["strict"] and not record["greedy"])
+    found = {f"pass@{k}": float(np.mean([pass_at_k(32, right, k) for right in rights.values()])) for k in (1, 4, 32)}
+    return found | {"right_of_32": list(rights.values())}
+
+
+def sync_every(session: training.Session, arm: str, steps: int = 8) -> None:
+    """Let the sampler keep its weights for so many steps."""
+    sampler, calls = session.sampler, 0
+    update = sampler.update_params
+
+    def sometimes(*arguments: Any, **named: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % steps == 0:
+            update(*arguments, **named)
+
+    if arm != "synced":
+        sampler.update_params = sometimes
+
+
+def sync_now(session: training.Session) -> Run:
+    """The evaluation is to be of the policy, not of the sampler's older weights."""
+    vars(session.sampler).pop("update_params", None)  # of the object; that of its class remains
+    session.sampler.update_params(session.actor.weights())
+    return {}
+
+
+def only_evaluate(session: training.Session, arm: str) -> None:
+    """The base as an arm: no step is taken."""
+    if arm == "base":
+        session.cluster.actor_trainer._train_steps = session.recipe.training.steps
+
+
+# At equal sampled completions, by the curves.
+
+
+def at_completions(run: Run, completions: float) -> float:
+    """The validation accuracy when so many completions were sampled, between two validations by a straight line."""
+    sampled = np.cumsum([passes or 1 for passes in run["curves"]["sampling_passes"]]) * run["completions_per_step"]
+    steps = [step for step, value in enumerate(run["validation"]) if value is not None]
+    return float(np.interp(completions, sampled[steps], [run["validation"][step] for step in steps]))
+
+
+def dynamic_measures(runs: list[Run]) -> None:
+    """Adds `at_updates`, after 12 updates of either arm, and `at_completions`, when as many had been sampled as `on`
+    had by then."""
+    for seed in {run["seed"] for run in runs}:
+        on, off = (next(run for run in runs if (run["seed"], run["arm"]) == (seed, arm)) for arm in ("on", "off"))
+        budget = sum(on["curves"]["sampling_passes"][:12]) * on["completions_per_step"]
+        for run in (on, off):
+            run["at_updates"] = run["validation"][11]
+            run["at_completions"] = at_completions(run, budget)
+
+
+ONE_STEP = ["grpo.iterations=1"]
+EXPERIMENTS = {
+    "kl": Experiment(
+        "Does the estimator of the KL penalty matter, as a loss?",
+        {"none": ["grpo.beta=0"], "k1": ["grpo.kl=k1"], "k2": ["grpo.kl=k2"], "k3": ["grpo.kl=k3"]},
+        [
+            Claim("the penalty k1 leaves the KL where no penalty leaves it", "k1", "none", "kl", "zero"),
+            Claim("k2 at least halves it", "k2", "none", "kl", "half", 0.5),
+            Claim("k3 at least halves it", "k3", "none", "kl", "half", 0.5),
+        ],
+        ["grpo.beta=0.3", "training.steps=60"],
+        after=exact_kl,
+    ),
+    "std": Experiment(
+        "What does the standard deviation do where a reward pays a little for something else?",
+        {"std": [], "no-std": ["grpo.advantage=mean"], "std-left-out": ["grpo.dynamic_sampling=1"]},
+        [
+            Claim("dividing by it costs 10 points", "no-std", "std", "accuracy", "above", 0.10),
+            Claim("without groups that are all right or all wrong it costs none of them", "std-left-out", "std",
+                  "accuracy", "above", 0.10),
+        ],
+        ["rewards=[correct_answer, short_answer]", "grpo.group_size=4", "training.prompts_per_step=32",
+         "training.steps=40"],
+    ),
+    "dynamic": Experiment(
+        "Is dynamic sampling faster?",
+        {"off": [], "on": ["grpo.dynamic_sampling=4"]},
+        [
+            Claim("after 12 updates it is ahead", "on", "off", "at_updates", "above", 0.02),
+            Claim("after as many sampled completions it is not", "on", "off", "at_completions", "zero"),
+        ],
+        ["training.steps=36"],
+        validate_every=3,
+    ),
+    "stale": Experiment(
+        "A sampler that gets new weights every 8 steps only: what helps?",
+        {"synced": [], "ratio-1": [], "clipped-ratio": ["grpo.correction=ratio"], "tis": ["grpo.correction=tis"]},
+        [
+            Claim("as if it had the newest weights: 5 points are lost", "synced", "ratio-1", "accuracy", "above", 0.05),
+            Claim("truncated importance sampling is within 2 points of a synced sampler", "tis", "synced", "accuracy",
+                  "within", 0.02),
+            Claim("the clipped ratio is within 2 points, too", "clipped-ratio", "synced", "accuracy", "within", 0.02),
+        ],
+        ["training.steps=48", "training.learning_rate=9e-4"],
+        before=sync_every,
+        after=sync_now,
+    ),
+    "clip": Experiment(
+        "With four updates per batch: does a wider upper clip keep the entropy up?",
+        {"0.2": [], "0.28": ["grpo.epsilon_high=0.28"]},
+        [Claim("the entropy of the last steps is higher with 0.28", "0.28", "0.2", "entropy", "above", 0.0)],
+        ["grpo.iterations=4", "training.steps=40"],
+    ),
+    "pass": Experiment(
+        "Does the policy solve what the base does not solve in 32 samples?",
+        {"base": [], "trained": []},
+        [
+            Claim("pass@1 rises by 20 points", "trained", "base", "pass@1", "above", 0.20),
+            Claim("pass@32 rises by 10 points, against what is often reported of larger models: notebook 08 saw it",
+                  "trained", "base", "pass@32", "above", 0.10),
+        ],
+        ["problems.difficulty=hard", "rollout.max_completion_length=30", "training.steps=60"],
+        before=only_evaluate,
+        after=passes,
+    ),
+    "lora": Experiment(
+        "How low may the rank of the adapters be, at ten times the learning rate?",
+        {"full": [], **{f"rank-{r}": [f"lora.rank={r}", "training.learning_rate=3e-3"] for r in (1, 4, 16)}},
+        [Claim(f"rank {r} is within 2 points of full training", f"rank-{r}", "full", "accuracy", "within", 0.02)
+         for r in (1, 4, 16)],
+    ),
+    "group": Experiment(
+        "How large should a group be, at 128 completions a step?",
+        {str(size): [f"grpo.group_size={size}", f"training.prompts_per_step={128 // size}"]
+         for size in (2, 4, 8, 16, 32)},
+        [Claim("groups of 2 are 5 points worse than groups of 8", "8", "2", "accuracy", "above", 0.05)],
+        ["training.steps=30"],
+    ),
+    "gspo": Experiment(
+        "Nothing expected: the ratio of a sequence in the place of that of a token, four updates per batch.",
+        {"grpo": [], "gspo": ["grpo.ratio=sequence", "grpo.epsilon=3e-4", "grpo.epsilon_high=4e-4"]},
+        [Claim("no difference in accuracy", "gspo", "grpo", "accuracy", "zero")],
+        ["grpo.iterations=4", "training.steps=30"],
+    ),
+    "rloo": Experiment(
+        "Nothing expected: RLOO is Dr. GRPO with advantages times G / (G − 1), which Adam divides out.",
+        {"dr-grpo": ["grpo.advantage=mean"], "rloo": ["grpo.advantage=leave-one-out"]},
+        [Claim("no difference in accuracy", "rloo", "dr-grpo", "accuracy", "zero")],
+        ["training.steps=30"],
+    ),
+    "temperature": Experiment(
+        "Nothing expected: a temperature that falls from 0.9 to 0.7 in three stages.",
+        {"constant": [], "falling": ["rollout.final_temperature=0.7"]},
+        [Claim("no difference in accuracy", "falling", "constant", "accuracy", "zero")],
+        ["rollout.temperature=0.9", "training.steps=30"],
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=EXPERIMENTS, help="of the experiment; none: print all predictions")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="of each run; default: the experiment's")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "experiments", help="where finished runs wait")
+    parser.add_argument("--json", action="store_true", help="write assets/experiments/NAME.json")
+    arguments = parser.parse_args()
+    if not arguments.name:
+        for name, experiment in EXPERIMENTS.items():
+            print(f"{name}: {experiment.question}")
+            for claim in experiment.claims:
+                print(f"    {claim.text} ({bar_of(claim)})")
+        return
+    experiment = EXPERIMENTS[arguments.name]
+    started = time.perf_counter()
+    file = arguments.folder / f"{arguments.name}-{arguments.steps or 'whole'}.json"
+    runs = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    done = {(run["seed"], run["arm"]) for run in runs}
+    todo = [(seed, arm) for seed in range(arguments.seeds) for arm in experiment.arms]
+    for seed, arm in tqdm([each for each in todo if each not in done], desc=arguments.name, unit="run"):
+        runs.append(run_arm(experiment, arm, seed, arguments.steps))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(file, runs)
+        tqdm.write(f"seed {seed}, {arm}: {runs[-1]['accuracy']:.1%}, {runs[-1]['seconds']:.0f} s", file=sys.stderr)
+    result = {
+        "command": f"python benchmarks/algorithms.py {arguments.name} --seeds {arguments.seeds} --json",
+        "question": experiment.question,
+        "changes": experiment.changes,
+        "arms": experiment.arms,
+        "claims": judged(experiment, [run for run in runs if run["seed"] < arguments.seeds]),
+        "runs": runs,
+        "seconds": sum(run["seconds"] for run in runs),
+        "machine": machine(),
+    }
+    for claim in result["claims"]:
+        print(claim["sentence"])
+    print(f"{result['seconds'] / 60:.0f} minutes of runs, {(time.perf_counter() - started) / 60:.0f} of them just now")
+    if arguments.json:
+        FOLDER.mkdir(exist_ok=True)
+        write_json_atomic(FOLDER / f"{arguments.name}.json", result)
+
+
+@functools.cache
+def base_checkpoint() -> Path:
+    """The tiny model in MaxText's format."""
+    folder = tempfile.mkdtemp(prefix="experiments-base-")
+    return conversion.convert_to_maxtext(load_recipe(RECIPE).model, Path(folder) / "base")
+
+
+def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> Run:
+    """Train one arm with one seed, and measure."""
+    started = time.perf_counter()
+    changes = [*COMMON, *experiment.changes, *experiment.arms[arm], f"seed={seed}"]
+    recipe = load_recipe(RECIPE, changes + ([f"training.steps={steps}"] if steps else []))
+    with tempfile.TemporaryDirectory(prefix="experiments-") as folder:
+        session = training.build_session(
+            recipe, folder, load_problems(recipe.problems, "train"), base_checkpoint(), log=lambda text: None
+        )
+        experiment.before(session, arm)
+        validate = functools.partial(validated, session)
+        rows = training.train(session, validate=validate, validate_every=experiment.validate_every)
+        measures = experiment.after(session)
+        measures |= {"accuracy": tested(session)}
+    curves = {name: [rounded(row.get(name)) for row in rows] for name in CURVES if any(name in row for row in rows)}
+    curves.setdefault("sampling_passes", [1] * len(rows))
+    last = [value for value in curves.get("entropy", [])[-5:] if value is not None]
+    run = {
+        "seed": seed,
+        "arm": arm,
+        "seconds": round(time.perf_counter() - started, 1),
+        "entropy": float(np.mean(last)) if last else None,
+        "completions_per_step": recipe.plan.completions_per_step,
+        "validation": [rounded(row.get("validation_accuracy")) for row in rows],
+        "curves": curves,
+        **measures,
+    }
+    del session
+    gc.collect()
+    return run
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def validated(session: training.Session) -> dict[str, float]:
+    return {"validation_accuracy": accuracy(session, "validation")}
+
+
+def tested(session: training.Session) -> float:
+    return accuracy(session, "test")
+
+
+def accuracy(session: training.Session, split: str) -> float:
+    """Greedy and strict."""
+    run = evaluation.evaluate(
+        session.generate, load_problems(session.recipe.problems, split), render=session.render, progress=False,
+        batch_size=session.recipe.evaluation.batch_size,
+    )  # fmt: skip
+    return run.summary()["accuracy"]
+
+
+def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
+    """Each claim with the value of each seed, mean, interval, verdict and a sentence."""
+    if experiment is EXPERIMENTS["dynamic"]:
+        dynamic_measures(runs)
+    return [judge(claim, runs) for claim in experiment.claims]
+
+
+def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
+    def values(arm: str) -> list[float]:
+        return [run[claim.measure] for run in sorted(runs, key=lambda run: run["seed"]) if run["arm"] == arm]
+
+    ones, others = values(claim.one), values(claim.other)
+    ratio = claim.kind == "half"
+    each = [one / other if ratio else one - other for one, other in zip(ones, others, strict=True)]
+    mean, (low, high) = float(np.mean(each)), mean_interval(each)
+    held = {
+        "above": mean >= claim.bar and low > 0,
+        "zero": low <= 0 <= high,
+        "within": abs(mean) <= claim.bar,
+        "half": mean <= claim.bar,
+    }[claim.kind]
+    fraction = claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
+    scale, unit = (100, " points") if fraction else (1, "" if ratio else " nats per token")
+    shown = f"{scale * mean:+.3g}{unit} (95 % interval {scale * low:+.3g} to {scale * high:+.3g})"
+    what = f"{claim.measure} of {claim.one} {'over' if ratio else 'minus'} {claim.other}"
+    sentence = f"{claim.text}: {what} is {shown}; predicted: {bar_of(claim)}; {'held' if held else 'FAILED'}"
+    found = dataclasses.asdict(claim) | {
+        "values": {claim.one: ones, claim.other: others}, "mean": mean, "low": low, "high": high, "held": held,
+    }  # fmt: skip
+    if claim.kind == "zero":
+        found["smallest"] = smallest_mean(each)
+        sentence += f". Seen with a chance of 80 %: a difference of {scale * found['smallest']:.3g}{unit} or more"
+    return found | {"sentence": sentence}
+
+
+def bar_of(claim: Claim) -> str:
+    fraction = claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
+    amount = f"{100 * claim.bar:g} points" if fraction else f"{claim.bar:g}"
+    return {
+        "above": f"at least {amount}, and an interval above 0",
+        "zero": "an interval that covers 0",
+        "within": f"at most {amount} apart",
+        "half": f"a ratio of at most {amount}",
+    }[claim.kind]
+
+
+if __name__ == "__main__":
+    main()
