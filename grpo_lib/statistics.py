@@ -236,7 +236,7 @@ def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float
     error, limit = float(np.std(values, ddof=1)) / math.sqrt(n), t.ppf((1 + confidence) / 2, n - 1)
 
     def missing(shift: float) -> float:
-        return nct.sf(limit, n - 1, shift) - power  # the other tail is less than a thousandth of it
+        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
 
     return float(brentq(missing, 0.0, limit + 4)) * error
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_packing import B, C, batch, pack, prompts_of
 from test_plain_grpo import as_plain, first_moment
 from tunix.rl import common, function_registry, rl_cluster
-from tunix.rl.grpo import dapo_learner
+from tunix.rl.grpo import dapo_learner, grpo_learner
 from tunix.rl.grpo.grpo_learner import GRPOConfig
 
 from grpo_lib import losses, plain_grpo, training
@@ -192,6 +192,14 @@ def test_maxtext_still_ignores_epsilon_high_without_its_agentic_learner():
     assert "kl_loss_mode" not in keywords["GrpoConfig"]  # so it is k1
 
 
+def test_tunix_still_reads_beta_once_and_fills_no_importance_weights():
+    source = Path(grpo_learner.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    lambdas = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    assert any("algo_config=self.algo_config" in text for text in lambdas)  # a constant of the traced update
+    assert "sampler_is_weights" not in source
+
+
 # --- KL ---------------------------------------------------------------------------------------------------------
 
 
@@ -264,9 +272,155 @@ def test_a_recipe_s_names_are_tunix_s(root):
         ("grpo.kl=k4", r"grpo.kl='k4'.*k3"),
         ("grpo.overlong_buffer=24", r"grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"),
         ("grpo.overlong_penalty=0", r"grpo.overlong_penalty=0: "),
+        ("grpo.target_kl=0.1", r"target_kl=0.1 adapts beta"),
+        ("grpo.dynamic_sampling=0", r"grpo.dynamic_sampling=0: .*1"),
+        ("grpo.correction=tis rollout.top_p=0.9", r"correction=tis needs the prob.* rollout.top_p=0.9 .*=tunix"),
+        ("grpo.correction=tis rollout.top_k=5", r"correction=tis needs the prob.* rollout.top_k=5 "),
+        (
+            "grpo.correction=ratio rollout.engine=vllm rollout.temperature=0.9",
+            r"=ratio needs .*rollout.temperature=0.9",
+        ),
+        ("grpo.watch_kl=5 grpo.beta=0.1", r"watch_kl=5: with beta above 0 every step has its KL"),
+        ("rollout.final_temperature=0.7 training.steps=2", r"temperature_stages=3 needs as many steps.*steps=2"),
+        ("lora.rank=0", r"lora.rank=0: "),
     ],
 )
 def test_another_value_is_refused_in_one_line(root, change, says):
     with pytest.raises(CourseError, match=says) as error:
-        load_recipe(root / "recipes" / "tiny-cpu.yaml", [change])
+        load_recipe(root / "recipes" / "tiny-cpu.yaml", change.split())
     assert "\n" not in str(error.value)
+
+
+# --- the sampler's probabilities ----------------------------------------------------------------------------------
+
+
+def test_truncated_importance_sampling_by_hand():
+    half, one = np.log(0.5), jnp.ones((1, 3))
+    logps, sampled = jnp.full((1, 3), half), jnp.asarray([[np.log(0.25), half, np.log(0.05)]])  # ratios of 2, 1 and 10
+    loss, aux = losses.policy_loss(
+        logps, None, None, jnp.ones(1), one, sampler_per_token_logps=sampled, correction_cap=4.0
+    )
+    assert float(loss) == pytest.approx(-(2 + 1 + 4) / 3) and float(aux["importance_ratio"]) == pytest.approx(13 / 3)
+
+
+@settings(max_examples=20)
+@given(whole_lengths, st.integers(0, 99))
+def test_a_sampler_of_the_same_probabilities_needs_no_correction(lengths, seed):
+    padded = batch(lengths, [3, 4], seed, old=False, ref=False)
+    same = gradient(drawn(seed), padded, sampler_per_token_logps=drawn(seed))
+    np.testing.assert_allclose(same, gradient(drawn(seed), padded), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("layout", ["packed", "groups"])
+def test_beta_and_the_sampler_s_probabilities_of_rows_of_several(layout):
+    padded = batch([5, 1, 3, 2, 4, 5], [3, 4])
+    padded = learner._extended(padded, beta=jnp.linspace(0.1, 0.6, B), sampler_per_token_logps=drawn(3))
+    packed = pack(padded, layout)
+
+    def loss(example, logps, **more):
+        return losses.policy_loss(
+            logps, example.old_per_token_logps, example.ref_per_token_logps, example.advantages,
+            example.completion_mask, beta=example.beta, sampler_per_token_logps=example.sampler_per_token_logps, **more,
+        )[0]  # fmt: skip
+
+    # The policy's: those of the old one, carried into the rows with it.
+    rows = loss(packed, packed.old_per_token_logps, weights=packed.weights)
+    assert float(rows) == pytest.approx(float(loss(padded, padded.old_per_token_logps)), rel=1e-5)
+
+
+@given(st.floats(0.01, 2), st.integers(0, 99))
+def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
+    padded = batch([4] * B, [3, 4], seed, old=False)
+    one, each = (gradient(drawn(seed), padded, beta=value) for value in (beta, jnp.full(B, beta)))
+    np.testing.assert_allclose(one, each, rtol=1e-5, atol=1e-8)
+
+
+# --- from step to step --------------------------------------------------------------------------------------------
+
+
+def test_temperature_and_beta_by_hand(root):
+    changes = ["rollout.temperature=0.9", "rollout.final_temperature=0.7", "grpo.beta=0.1", "grpo.target_kl=0.02"]
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
+    temperatures = [round(learner.temperature_of_step(recipe.rollout, step, 9), 6) for step in range(10)]
+    assert temperatures == [0.9] * 3 + [0.8] * 3 + [0.7] * 4  # a run that is made longer stays at the last
+    kls = [0.1, 0.1, 0.02, None, 0.03, 0.0301, 0.013]  # far above twice; in between; far below
+    assert learner.adapted_beta(recipe.grpo, kls) == pytest.approx(0.1 * 1.5**3 / 1.5)
+    assert learner.adapted_beta(recipe.grpo, []) == 0.1
+
+
+class Sampled(learner.Learner):
+    """A learner whose sampler answers as a table says: `table[step]` has the verdicts of each group of that step."""
+
+    def __init__(self, recipe, table):
+        self._recipe, self._calls_per_step, self._beta, self.table = recipe, 1, None, table
+        self.algo_config = SimpleNamespace(num_generations=2)
+        self.logged = {}
+        self.rl_cluster = SimpleNamespace(
+            rollout=SimpleNamespace(calls=0, last=None),
+            buffer_metrics=lambda values, mode=None: self.logged.update({k: v[0] for k, v in values.items()}),
+        )
+        self._batch_of_step = self.prompts
+
+    def prompts(self, step):
+        count = len(self.table[0])
+        return {"prompts": np.array([f"{step}-{i}" for i in range(count)]), "answer": np.array(["1"] * count),
+                "kind": np.array(["tagged"] * count)}  # fmt: skip
+
+    def step(self, step):
+        self.rl_cluster.rollout.calls = step
+        batch_ = {name: np.repeat(column, 2) for name, column in self.prompts(step).items()}
+        return self._generate_and_compute_advantage(batch_, None)
+
+    def _sampled_once(self, training_input, mode):
+        step = self.rl_cluster.rollout.calls
+        self.rl_cluster.rollout.calls += 1
+        right = np.array(self.table[step]).reshape(-1)
+        texts = [f"<reasoning>a</reasoning><answer>{int(each)}</answer>" for each in right]
+        self.rl_cluster.rollout.last = SimpleNamespace(text=texts)
+        assert [str(prompt).split("-")[0] for prompt in training_input["prompts"]] == [str(step)] * len(right)
+        ids = jnp.asarray(100 * step + np.arange(len(right)))[:, None]  # tells where a completion is from
+        return common.TrainExample(ids, ids, ids, ids, jnp.asarray(right - 0.5, jnp.float32), None, None)
+
+
+def dynamic(root, passes, table):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.dynamic_sampling={passes}", "training.steps=10"])
+    return Sampled(recipe, table)
+
+
+MIXED, RIGHT, WRONG = [1, 0], [1, 1], [0, 0]
+
+
+def test_groups_without_spread_are_replaced_by_those_of_later_steps(root):
+    sampled = dynamic(root, 4, {0: [MIXED, RIGHT, WRONG], 10: [WRONG, MIXED, RIGHT], 20: [MIXED, MIXED, MIXED]})
+    example = sampled.step(0)
+    # The second group from the first spare pass, the third from the next; nothing was asked for a fourth time.
+    assert example.completion_ids[:, 0].tolist() == [0, 1, 1002, 1003, 2000, 2001]
+    assert example.advantages.tolist() == [0.5, -0.5] * 3
+    assert sampled.logged == {"step/sampling_passes": 3, "step/groups_left_out": 0}
+    assert sampled.rl_cluster.rollout.calls == 1  # the next step draws its own noise
+
+
+def test_dynamic_sampling_that_finds_nothing_goes_on_and_counts(root):
+    nothing = {step: [MIXED, WRONG, RIGHT] if step == 0 else [WRONG, RIGHT, WRONG] for step in (0, 10, 20)}
+    sampled = dynamic(root, 3, nothing)
+    example = sampled.step(0)
+    assert example.completion_ids[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert example.advantages.tolist() == [0.5, -0.5, 0, 0, 0, 0]
+    assert sampled.logged == {"step/sampling_passes": 3, "step/groups_left_out": 2}
+
+
+@given(st.lists(st.lists(st.sampled_from([MIXED, RIGHT, WRONG]), min_size=3, max_size=3), min_size=4, max_size=4))
+def test_dynamic_sampling_keeps_what_it_has_and_asks_no_more_than_it_must(root, tables):
+    sampled = dynamic(root, 4, {10 * number: table for number, table in enumerate(tables)})
+    example = sampled.step(0)
+    passes = sampled.logged["step/sampling_passes"]
+    found = [table.count(MIXED) for table in tables]
+    assert passes == next((n for n in range(1, 4) if sum(found[:n]) >= 3), 4)
+    assert sampled.logged["step/groups_left_out"] == max(0, 3 - sum(found[:passes]))
+    used = example.completion_ids[::2, 0].tolist()
+    assert len(set(used)) == 3
+    for group, first in enumerate(tables[0]):
+        if first == MIXED:
+            assert used[group] == 2 * group
+        source = tables[used[group] // 1000][used[group] % 100 // 2]
+        assert (source == MIXED) == bool(np.abs(example.advantages[2 * group : 2 * group + 2]).sum() > 0)

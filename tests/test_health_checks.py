@@ -172,6 +172,8 @@ def test_every_message_is_one_line_that_names_a_key_of_the_recipe(root):
         **{"completions/clipped_ratio": 1.0},
         frac_reward_zero_std=1.0,
         kl=3.0,
+        groups_left_out=1.0,
+        sampling_passes=2.0,
         entropy=lambda step: 0.4 * 0.5**step,
         reward=lambda step: math.sin(step) / 20 + (step < 15) * step / 14,
         accuracy=lambda step: 0.1 if step < 8 else 0.0,
@@ -210,3 +212,10 @@ def test_a_streak_is_found_where_it_is(ratios):
     holds = [min(ratios[max(0, i - steps) : i], default=0) > 0.5 and i >= steps for i in range(1, len(ratios) + 1)]
     wanted = [i for i in range(1, len(holds) + 1) if holds[i - 1] and not any(holds[max(0, i - 6) : i - 1])]
     assert [alert.step for alert in find_alerts(rows)] == wanted
+
+
+def test_dynamic_sampling_that_finds_too_little_is_said_once():
+    short = {"groups_left_out": lambda step: float(step > 9) * 2, "sampling_passes": 3.0}
+    assert found(run(**short)) == [("left out", 10)]
+    assert "grpo.dynamic_sampling" in find_alerts(run(**short))[0].message
+    assert found(run(**short | {"sampling_passes": 1.0})) == []  # one pass leaves out, as it is told to

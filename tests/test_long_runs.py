@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -34,6 +34,11 @@ RECIPE = [
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
 ]
+# All that changes from step to step, or adds weights; each follows from the step and from metrics.jsonl.
+SWITCHED = [
+    "lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05", "grpo.target_kl=0.01",
+    "rollout.final_temperature=0.8", "rollout.temperature_stages=2",
+]  # fmt: skip
 # Clocks differ between two runs of the same steps; nothing else may.
 CLOCKS = ("seconds", "tokens_per_second")
 
@@ -47,8 +52,8 @@ def server(root):
 
 @pytest.fixture(scope="module")
 def job(converted_base):
-    def make(directory: Path, **more) -> Job:
-        return Job(str(directory), str(converted_base), RECIPE, **more)
+    def make(directory: Path, changes: Sequence[str] = (), **more) -> Job:
+        return Job(str(directory), str(converted_base), [*RECIPE, *changes], **more)
 
     return make
 
@@ -173,6 +178,21 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, 
     assert server.wait() == 0, said(directory)
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
+
+
+def test_killed_with_adapters_spare_prompts_and_a_changing_beta(server, job, tmp_path):
+    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
+    server.start(job(whole, SWITCHED))
+    assert server.wait() == 0, said(whole)
+    for moment in (in_a_step, in_a_save, in_a_step):
+        code = run_until(server, job(directory, SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), said(directory)
+    server.start(job(directory, SWITCHED))
+    assert server.wait() == 0, said(directory)
+    assert_same(directory, whole)
+    found = rows(whole)
+    assert len({row["beta"] for row in found}) > 1 and {row["temperature"] for row in found} == {1.0, 0.8}
+    assert max(row["sampling_passes"] for row in found) > 1
 
 
 # --- stopped, without room, damaged ---

@@ -51,7 +51,7 @@ OTHER = {
     "loss.implementation": "pallas", "training.micro_batch_size": 8, "training.micro_batch_size_per_device": 8,
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "tracking.project": "mine", "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
-    "grpo.ratio": "sequence", "grpo.overlong_buffer": 8,
+    "grpo.ratio": "sequence", "grpo.overlong_buffer": 8, "grpo.correction": "tis",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
 NEEDED = {
@@ -64,6 +64,10 @@ NEEDED = {
     "tracking.project": ["tracking.wandb=offline"],
     "grpo.kl": ["grpo.beta=0.1"],
     "grpo.overlong_penalty": ["grpo.overlong_buffer=8"],
+    "grpo.correction_cap": ["grpo.correction=tis"],
+    "grpo.target_kl": ["grpo.beta=0.1"],
+    "rollout.temperature_stages": ["rollout.final_temperature=0.7"],
+    "lora.alpha": ["lora.rank=4"],
     "evaluation.temperature": ["evaluation.samples=2"],
     "evaluation.top_p": ["evaluation.samples=2"],
 }

@@ -178,7 +178,7 @@ def test_a_profile_changes_what_it_says_and_the_name():
 
 
 def test_a_bad_profile_is_named(tmp_path):
-    with pytest.raises(CourseError, match="has no profile g9; profiles there: g8, v5p-8"):
+    with pytest.raises(CourseError, match="has no profile g9; profiles there: g8, lora, v5p-8"):
         load_recipe(f"{TINY.parent / 'llama3.1-8b-gsm8k.yaml'}@g9")
     with pytest.raises(CourseError, match="has no profile g8; profiles there: none"):
         load_recipe(f"{TINY.parent / 'qwen3-1.7b-dapo-math.yaml'}@g8")

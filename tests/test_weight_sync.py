@@ -55,4 +55,4 @@ def test_an_actor_weight_without_a_counterpart_is_named(sampler, rollout_config,
             self.decoder = nnx.Dict(logits_dense_of_another_kind=nnx.Param(np.zeros(3)))
 
     with pytest.raises(CourseError, match=r"decoder\.logits_dense_of_another_kind"):
-        check_sync(sampler, Actor(), PROMPTS, rollout_config, logps)
+        check_sync(sampler, nnx.state(Actor()), PROMPTS, rollout_config, logps)

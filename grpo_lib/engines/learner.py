@@ -130,6 +130,11 @@ class Learner(GRPOLearner):
         self._batch_of_step, self._kl_by_step, self._log = batch_of_step, kl_by_step, log
         self._beta: float | None = None
 
+    @property
+    def _sampler(self) -> Any:
+        """A TunixSampler or a VllmSampler."""
+        return self.rl_cluster.rollout
+
     def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
         """Tunix calls it for each step, after the updates of the one before."""
         try:
@@ -171,7 +176,7 @@ class Learner(GRPOLearner):
     def _generate_and_compute_advantage(
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
     ) -> common.TrainExample:
-        call = self.rl_cluster.rollout.calls
+        call = self._sampler.calls
         example = self._sampled_once(training_input, mode)
         if self._recipe.grpo.dynamic_sampling:
             example = self._with_spread(example, training_input, call, mode)
@@ -185,14 +190,14 @@ class Learner(GRPOLearner):
             return example
         logps = self._sampler_logps(example.completion_ids.shape)
         if self._recipe.grpo.correction == "ratio":
-            return example.replace(old_per_token_logps=logps)
+            return _extended(example, old_per_token_logps=logps)
         return _extended(example, sampler_per_token_logps=logps)
 
     def _sampler_logps(self, shape: tuple[int, int]) -> jax.Array:
         """log π_sampler of the completions that were just sampled, [B, C]; 0 behind their ends."""
         rows, width = shape
         temperature = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
-        scored = self.rl_cluster.rollout.last_scored(rows, width, temperature)
+        scored = self._sampler.last_scored(rows, width, temperature)
         return jnp.asarray(padded(scored.logps, width, 0, np.float32))
 
     def _with_spread(
@@ -203,7 +208,7 @@ class Learner(GRPOLearner):
         Pass p samples what step `step + p · steps` would, the prompts and the noise.  A group that is not replaced
         keeps its place, with advantages of 0: every shape stays what it is.
         """
-        sampler, steps = self.rl_cluster.rollout, self._recipe.training.steps
+        sampler, steps = self._sampler, self._recipe.training.steps
         size, limit = self.algo_config.num_generations, self._recipe.grpo.dynamic_sampling or 1
         parts = [example]
         spread = self._has_spread(training_input)
@@ -225,7 +230,7 @@ class Learner(GRPOLearner):
         if missing:
             kept = np.ones(len(spread), np.float32)
             kept[missing] = 0
-            example = example.replace(advantages=example.advantages * np.repeat(kept, size))
+            example = _extended(example, advantages=example.advantages * np.repeat(kept, size))
         self.rl_cluster.buffer_metrics(
             {"step/sampling_passes": (len(parts), np.mean), "step/groups_left_out": (len(missing), np.sum)}, mode=mode
         )
@@ -234,7 +239,7 @@ class Learner(GRPOLearner):
     def _has_spread(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
         part for the form may differ where nothing is right."""
-        texts = self.rl_cluster.rollout.last.text
+        texts = self._sampler.last.text
         right = [grade(*each)["strict"] for each in zip(texts, batch["answer"], batch["kind"], strict=True)]
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 

@@ -36,6 +36,8 @@ def with_adapters(adapter: TunixMaxTextAdapter, mesh: jax.sharding.Mesh, config:
     compute: qwix finds a matrix where it is multiplied by.
     """
     base = lora_utils.apply_lora_to_model(adapter.base, mesh, config)
+    nnx.pop(base, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
+    nnx.update(base, nnx.state(adapter.base, nnx.Param))  # qwix has copied them
     return TunixMaxTextAdapter(base_model=base, use_no_op_mappings=adapter.use_no_op_mappings, pad_id=adapter._pad_id)
 
 

@@ -289,17 +289,17 @@ def load_actor(
             raise CourseError(
                 f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
             ) from error
-    models = [module]  # the one that trains comes first
+    modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
         with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
-            models.insert(0, adapters.with_adapters(module, mesh, config))
-    for model in models:
-        compat.make_keys_plain(model)
+            modules.insert(0, adapters.with_adapters(modules[0], mesh, config))
+    for module in modules:
+        compat.make_keys_plain(module)
         if len(devices) == 1 and devices[0].platform == "cpu":
             if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
-                compat.multiply_in_two_dimensions(model)
-            compat.unroll_layers(model)
-    trained, *base = (hidden_states.adapter_for(loss, model) for model in models)
+                compat.multiply_in_two_dimensions(module)
+            compat.unroll_layers(module)
+    trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
 
 

@@ -40,6 +40,12 @@ def _lost(recipe: Recipe) -> Iterator[str]:
         yield "rollout.engine: upstream samples with vLLM"
     if rollout.vllm.kv_blocks is not None:
         yield "rollout.vllm.kv_blocks: no option for it; the KV cache takes what memory_fraction leaves"
+    if rollout.final_temperature is not None:
+        yield "rollout.final_temperature: upstream samples at one temperature"
+        yield "rollout.temperature_stages: see rollout.final_temperature"
+    if recipe.lora.rank is not None:
+        yield "lora.rank: upstream's train_rl trains all weights; its lora section is for supervised fine-tuning"
+        yield "lora.alpha: see lora.rank"
     if recipe.loss.implementation != "jax":
         yield "loss.implementation: upstream has Tunix's own loss"
     if training.layout != "padded":
@@ -70,6 +76,15 @@ def _switches(grpo: GRPORecipe) -> Iterator[str]:
     if grpo.overlong_buffer is not None:
         yield "grpo.overlong_buffer: upstream has no option for it; Tunix's DAPO counts characters and not tokens"
         yield "grpo.overlong_penalty: see grpo.overlong_buffer"
+    if grpo.dynamic_sampling is not None:
+        yield "grpo.dynamic_sampling: upstream has no code for it; Tunix's DAPO has the name and a TODO"
+    if grpo.correction != "none":
+        yield "grpo.correction: upstream has importance sampling for its agentic learner alone"
+        yield "grpo.correction_cap: see grpo.correction"
+    if grpo.target_kl is not None:
+        yield "grpo.target_kl: upstream reads beta once, when the update is compiled"
+    if grpo.watch_kl is not None:
+        yield "grpo.watch_kl: upstream logs no KL without a penalty"
 
 
 def _other_meaning(recipe: Recipe) -> Iterator[str]:

@@ -132,6 +132,18 @@ def _length(rows: Sequence[Row]) -> Iterator[str | None]:
     )  # fmt: skip
 
 
+def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
+    """Dynamic sampling that did not find enough groups.  A limit of one pass only leaves out, and expects to."""
+    for row in rows:
+        groups, passes = finite(row.get("groups_left_out")) or 0, finite(row.get("sampling_passes")) or 0
+        yield (
+            f"{groups:g} groups had only right or only wrong completions, and dynamic sampling found no others in its "
+            "last pass; they count as advantages of 0; raise grpo.dynamic_sampling, or take other problems"
+            if groups and passes > 1
+            else None
+        )
+
+
 def _streaks(rows: Sequence[Row], name: str, bound: float, least: int, message: str) -> Iterator[str | None]:
     """The message for each row that is at least the `least`-th in succession with a metric above its bound."""
     steps = 0
@@ -266,6 +278,7 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "hacked": _hacked,
     "entropy": _entropy,
     "no signal": _no_signal,
+    "left out": _left_out,
     "kl": _kl,
     "length": _length,
 }

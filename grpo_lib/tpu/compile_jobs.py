@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo_lib.common.errors import CourseError
 from grpo_lib.recipes import ModelRecipe, Recipe
 from grpo_lib.recipes.layouts import Layout
+from grpo_lib.recipes.schema import LoRARecipe
 from grpo_lib.recipes.slices import SLICE_SIZES, Slice, slice_of
 
 GIB = 2**30
@@ -65,6 +66,7 @@ class Program(Frozen):
     quick: bool = False  # low compiler optimization effort: a tenth of the time, about the same size
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
     processes: int = 1  # sync: that the devices belong to
+    lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
     sampler_tensor: int | None = None  # sync: `tensor` of the sampler on the same devices; None: it has others
 
     @property
@@ -120,7 +122,8 @@ class Compilation(Frozen):
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler.
 
-    The same `logps` serves the reference and the old policy: they differ in their weights alone.
+    The same `logps` serves the reference and the old policy: they differ in their weights alone.  (An old policy with
+    adapters is compiled without them: they are a few thousandths of the work.)
 
     Raises CourseError when the recipe does not fix the slice, or the length of a prompt, or when a process has not the
     devices for a replica of the sampler.
@@ -151,8 +154,8 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     reference, old = recipe.grpo.beta > 0, recipe.grpo.iterations > 1
     shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
     rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
-    programs = {"update": Program(kind="update", reference=reference, old=old, **common, **rows)}
-    if reference or old:
+    programs = {"update": Program(kind="update", reference=reference, old=old, lora=recipe.lora, **common, **rows)}
+    if reference or old or recipe.grpo.watch_kl:
         programs["logps"] = Program(kind="logps", **common)
     if rollout.engine == "tunix":
         programs |= _sampler_programs(recipe, common)

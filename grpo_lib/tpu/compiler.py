@@ -163,7 +163,7 @@ def maxtext_config(program: Program) -> Any:
     """MaxText's config of the actor on the program's devices."""
     from maxtext.configs import pyconfig
 
-    from grpo_lib.engines import maxtext_model
+    from grpo_lib.engines import lora, maxtext_model
     from grpo_lib.losses import hidden_states
 
     length = program.prompt_length + program.completion_length
@@ -176,6 +176,7 @@ def maxtext_config(program: Program) -> Any:
         "hardware": "tpu",
         "jax_cache_dir": "",
         **hidden_states.maxtext_settings(program.loss, length),
+        **lora.maxtext_settings(program.lora),
     }
     if program.layers:
         settings |= {"base_num_decoder_layers": program.layers, "override_model_config": True}
@@ -186,6 +187,7 @@ def maxtext_config(program: Program) -> Any:
 
 def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]:
     """(MaxText's config, the mesh, the actor with shapes in place of weights), as load_actor makes them."""
+    from flax.linen import partitioning
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
     from maxtext.utils import maxtext_utils, model_creation_utils
 
@@ -200,9 +202,23 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
             f"split so ({str(error).splitlines()[0]}); take another number"
         ) from None
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
+    if program.lora.rank:
+        with mesh, partitioning.axis_rules(config.logical_axis_rules):
+            base = _with_adapters(base, config)
     model = hidden_states.adapter_for(program.loss, TunixMaxTextAdapter(base_model=base, pad_id=0))
     graph, state = nnx.split(model)
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
+
+
+def _with_adapters(base: nnx.Module, config: Any) -> nnx.Module:
+    """The abstract model with adapters, as `lora.with_adapters` adds them; its other shapes keep their shardings."""
+    from maxtext.utils import lora_utils
+
+    # Without a mesh MaxText places nothing: there are no arrays to place.
+    adapted = nnx.eval_shape(lambda model: lora_utils.apply_lora_to_model(model, None, config), base)
+    graph, state = nnx.split(adapted)
+    whole, known = dict(state.flat_state()), dict(nnx.state(base).flat_state())
+    return nnx.merge(graph, nnx.State.from_flat_path({path: known.get(path, leaf) for path, leaf in whole.items()}))
 
 
 def _lower_update(program, recipe, mesh, model):
@@ -219,7 +235,8 @@ def _lower_update(program, recipe, mesh, model):
         packing.share_prompts(model)
     # The accumulation's length is a constant in the program, and 1 accumulates too.
     chain = optax.MultiSteps(make_optimizer(recipe), 2)
-    optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=nnx.Param), model)
+    trained = nnx.LoRAParam if program.lora.rank else nnx.Param
+    optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=trained), model)
     graph, state = nnx.split(optimizer)
     specs = nnx.get_partition_spec(state)
     state = jax.tree.map(lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh), state, specs)
@@ -235,7 +252,7 @@ def _lower_update(program, recipe, mesh, model):
         return policy_loss(model, train_example, algo_config=algorithm, pad_id=0, eos_id=1)
 
     trainer = SimpleNamespace(
-        _lora_enabled=False,
+        _lora_enabled=program.lora.rank is not None,
         _has_aux=True,
         loss_fn=loss,
         gen_model_input_fn=lambda example: {"train_example": example, "algo_config": algorithm},

@@ -106,6 +106,9 @@ def chips(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[list[ChipMe
         sampling, kv_cache = _vllm_sampler(recipe, update, before if colocated else 0)
         how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
     reserve = _line("reserve", RESERVE * usable, "estimate", how)
+    if recipe.lora.rank:
+        how = "the weights with their adapters' products, which the sampler gets"
+        training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
     if colocated:
         lines = (*training, reserve, *sampling)
         return [ChipMemory(role="trains and samples", usable=usable, lines=lines)], kv_cache
@@ -129,7 +132,7 @@ def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> 
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
         _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),
     ]
-    if recipe.grpo.beta:
+    if recipe.grpo.beta and not recipe.lora.rank:  # else it is the actor without its adapters
         lines.append(_line("reference weights", weights, "arithmetic", "as the actor's; grpo.beta is above 0"))
     lines += [
         _line("batch of the step", update.batch * micro_batches, "arithmetic", f"{micro_batches} x the micro-batch"),
@@ -145,6 +148,9 @@ def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> 
         if recipe.grpo.iterations > 1:
             how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
             lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
+        if recipe.grpo.watch_kl and not recipe.lora.rank:
+            how = "the base, which otherwise waits in the host's memory; grpo.watch_kl"
+            lines.append(_line("log-probabilities: base weights", weights, "arithmetic", how, "log-probabilities"))
         how, size = "the same program for reference and old policy", logps.outputs - logps.aliased + logps.temporaries
         lines.append(_temporaries("log-probabilities", logps, size, how))
     return lines

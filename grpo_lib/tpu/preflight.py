@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
@@ -40,8 +41,10 @@ Compile = Callable[[Program], Compilation]
 UNUSED = {
     "name", "seed", "problems", "prompts", "rewards", "evaluation", "tracking",
     "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k",
+    "rollout.final_temperature", "rollout.temperature_stages",
     "grpo.epsilon", "grpo.epsilon_high", "grpo.advantage", "grpo.aggregation", "grpo.ratio", "grpo.kl",
-    "grpo.overlong_buffer", "grpo.overlong_penalty",
+    "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.dynamic_sampling", "grpo.correction", "grpo.correction_cap",
+    "grpo.target_kl",
     "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
     "training.weight_decay", "training.max_grad_norm", "training.checkpoint_every", "training.max_to_keep",
     "training.validate_every", "training.checkpoints", "training.profile_steps",
@@ -200,6 +203,17 @@ def _notes(
         )
     elif update.devices < recipe.hardware.slice.devices:
         yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
+    if recipe.grpo.dynamic_sampling:
+        yield (
+            f"the lower bound is of a step that samples once; dynamic sampling does it up to "
+            f"{recipe.grpo.dynamic_sampling} times"
+        )
+    if recipe.grpo.watch_kl and not recipe.lora.rank:
+        hosts = recipe.plan.processes
+        yield (
+            f"grpo.watch_kl keeps the base model in the hosts' memory: {compilation.parameter_bytes / hosts / GIB:.1f} "
+            "GiB on each"
+        )
     updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
     missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
     if updates > 1 and trainer.margin >= 0 and missing > 0:
@@ -351,6 +365,15 @@ def digest(recipe: Recipe) -> str:
     data["training"]["layout"] = plan.layout  # the one that `auto` means
     data["rollout"]["micro_batch_size"] = plan.rollout_micro_batch_size
     data["grpo"]["beta"] = data["grpo"]["beta"] > 0
+    # Left out where they are not set: results from before there were these keys stay what they are.
+    if data["lora"]["rank"] is None:
+        data.pop("lora")
+    if not data["grpo"].pop("watch_kl"):
+        return _hash(data)
+    return _hash(data | {"watch_kl": True})
+
+
+def _hash(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
