@@ -203,6 +203,22 @@ EXPERIMENTS = {
         ["rewards=[correct_answer, short_answer]", "grpo.group_size=4", "training.prompts_per_step=32",
          "training.steps=40"],
     ),
+    "std-hard": Experiment(  # written after `std` had failed: there only few groups were all wrong
+        "The same on problems that the base hardly ever gets right.",
+        {"std": [], "no-std": ["grpo.advantage=mean"], "std-left-out": ["grpo.dynamic_sampling=1"]},
+        [
+            Claim("dividing by it costs 10 points", "no-std", "std", "accuracy", "above", 0.10),
+            Claim(
+                "without groups that are all right or all wrong it costs none of them", "std-left-out", "std",
+                "accuracy", "above", 0.10,
+            ),
+        ],
+        [
+            "problems.difficulty=hard", "rollout.max_completion_length=30",
+            "rewards=[correct_answer, short_answer]", "grpo.group_size=4", "training.prompts_per_step=32",
+            "training.steps=40",
+        ],
+    ),
     "dynamic": Experiment(
         "Is dynamic sampling faster?",
         {"off": [], "on": ["grpo.dynamic_sampling=4"]},

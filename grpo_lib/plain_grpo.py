@@ -197,8 +197,10 @@ def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: in
     rollout, grpo, G, config = recipe.rollout, recipe.grpo, recipe.grpo.group_size, policy.config
     if grpo.beta or grpo.iterations > 1 or rollout.top_p < 1 or rollout.top_k or recipe.training.schedule != "constant":
         raise ValueError("plain_grpo has no KL penalty, one update per batch, no top-p or top-k, and a constant rate")
-    if grpo.ratio != "token" or grpo.overlong_buffer:
-        raise ValueError("plain_grpo has the ratio of a token, not that of a sequence, and no penalty for length")
+    if grpo.ratio != "token" or grpo.correction != "none" or grpo.watch_kl or grpo.overlong_buffer:
+        raise ValueError("plain_grpo has the ratio of a token, without correction, no KL, and no penalty for length")
+    if grpo.dynamic_sampling or recipe.lora.rank or rollout.final_temperature:
+        raise ValueError("plain_grpo has one pass of sampling, at one temperature, and trains all weights")
     if recipe.tasks or any(problem.kind != "tagged" for problem in problems) or recipe.prompts.user != "question":
         raise ValueError("plain_grpo has one task, asks the question alone, and grades one number in tags")
     to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(recipe.prompts.system))

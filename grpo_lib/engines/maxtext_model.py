@@ -61,7 +61,7 @@ class Actor:
     config: Any  # MaxText HyperParameters
     mesh: jax.sharding.Mesh
     loss: str = "jax"  # the recipe's loss.implementation, by which log-probabilities are computed
-    lora: LoRARecipe = LoRARecipe()
+    lora: LoRARecipe | None = None
     base: Any = None  # with adapters: the model without them, which shares its arrays
 
     @contextlib.contextmanager
@@ -72,7 +72,7 @@ class Actor:
 
     def weights(self) -> nnx.State:
         """The policy's weights; those of adapters are added to the matrices that they belong to."""
-        if not self.lora.rank:
+        if not (self.lora and self.lora.rank):
             return nnx.state(self.module, nnx.Param)
         from grpo_lib.engines import lora  # here, because it imports MaxText
 
