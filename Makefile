@@ -22,7 +22,7 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it when ne
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
-course: setup ## run all nine notebooks into runs/course/ and print the result (RECIPE=, RUN=)
+course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
 
 test: setup ## run the tests except the long ones, two at a time

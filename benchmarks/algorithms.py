@@ -302,6 +302,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "experiments", help="where finished runs wait")
     parser.add_argument("--json", action="store_true", help="write assets/experiments/NAME.json")
     arguments = parser.parse_args()
+    if arguments.seeds < 3:
+        parser.error(f"--seeds: an interval needs at least 3, got {arguments.seeds}")
     if not arguments.name:
         for name, experiment in EXPERIMENTS.items():
             print(f"{name}: {experiment.question}")
@@ -422,9 +424,11 @@ def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
     scale, unit = (100, " points") if fraction else (1, "" if ratio else " nats per token")
     shown = f"{scale * mean:+.3g}{unit} (95 % interval {scale * low:+.3g} to {scale * high:+.3g})"
     what = f"{claim.measure} of {claim.one} {'over' if ratio else 'minus'} {claim.other}"
-    sentence = f"{claim.text}: {what} is {shown}; predicted: {bar_of(claim)}; {'held' if held else 'FAILED'}"
+    measured = f"{what} is {shown}"
+    sentence = f"{claim.text}: {measured}; predicted: {bar_of(claim)}; {'held' if held else 'FAILED'}"
     found = dataclasses.asdict(claim) | {
         "values": {claim.one: ones, claim.other: others}, "mean": mean, "low": low, "high": high, "held": held,
+        "measured": measured, "predicted": bar_of(claim),
     }  # fmt: skip
     if claim.kind == "zero":
         found["smallest"] = smallest_mean(each)

@@ -328,7 +328,8 @@ def test_beta_and_the_sampler_s_probabilities_of_rows_of_several(layout):
     assert float(rows) == pytest.approx(float(loss(padded, padded.old_per_token_logps)), rel=1e-5)
 
 
-@given(st.floats(0.01, 2), st.integers(0, 99))
+@settings(max_examples=10)
+@given(st.sampled_from([0.01, 0.3, 2.0]), st.integers(0, 99))
 def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
     padded = batch([4] * B, [3, 4], seed, old=False)
     one, each = (gradient(drawn(seed), padded, beta=value) for value in (beta, jnp.full(B, beta)))

@@ -207,3 +207,70 @@ def test_conversion_memory_states_the_32b_by_a_line(benchmark, tmp_path) -> None
     # 64 layers of an eighth of the width: a 64th of the 32B, but for the biases and norms
     whole = sum(2 * math.prod(shape) for shard in memory.tensors(64) for shape in shard.values())
     assert whole * 64 == pytest.approx(memory.BYTES_32B, rel=0.01)
+
+
+# --- the experiments ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def experiments(benchmark):
+    return benchmark("algorithms")
+
+
+def test_every_arm_of_every_experiment_is_a_recipe_of_its_own(experiments):
+    for name, experiment in experiments.EXPERIMENTS.items():
+        recipes = [
+            load_recipe(experiments.RECIPE, [*experiments.COMMON, *experiment.changes, *changes])
+            for changes in experiment.arms.values()
+        ]
+        assert len({recipe.plan.completions_per_step for recipe in recipes}) == 1, name
+        for claim in experiment.claims:
+            assert {claim.one, claim.other} <= experiment.arms.keys(), claim.text
+
+
+def test_a_claim_is_judged_by_pairs_of_seeds(experiments):
+    def runs(one, other):
+        return [{"seed": s, "arm": arm, "accuracy": v} for arm, vs in (("a", one), ("b", other))
+                for s, v in reversed(list(enumerate(vs)))]  # fmt: skip
+
+    def judged(kind, bar, one, other):
+        return experiments.judge(experiments.Claim("it", "a", "b", "accuracy", kind, bar), runs(one, other))
+
+    # Seeds differ by far more than the arms do: only pairs can tell.
+    clear = judged("above", 0.05, [0.16, 0.57, 0.96], [0.1, 0.5, 0.9])
+    assert clear["held"] and clear["mean"] == pytest.approx(0.19 / 3) and clear["low"] > 0
+    assert not judged("above", 0.07, [0.16, 0.57, 0.96], [0.1, 0.5, 0.9])["held"]
+    assert not judged("above", 0.0, [0.2, 0.4, 0.9], [0.1, 0.5, 0.8])["held"]  # an interval with 0 in it
+    null = judged("zero", 0.0, [0.2, 0.4, 0.9], [0.1, 0.5, 0.8])
+    assert null["held"] and null["smallest"] > 0.1 and "a difference of" in null["sentence"]
+    assert judged("within", 0.02, [0.5, 0.52], [0.51, 0.5])["held"]
+    assert (
+        judged("half", 0.5, [0.1, 0.2], [0.2, 0.5])["held"] and not judged("half", 0.4, [0.1, 0.2], [0.2, 0.4])["held"]
+    )
+
+
+def test_equal_completions_are_read_off_the_curves(experiments):
+    def run(arm, passes, validation):
+        return {"seed": 0, "arm": arm, "completions_per_step": 10, "validation": validation,
+                "curves": {"sampling_passes": passes}}  # fmt: skip
+
+    steps = range(1, 25)
+    on = run("on", [2] * 24, [step / 24 if step % 3 == 0 else None for step in steps])
+    off = run("off", [1] * 24, [step / 48 if step % 3 == 0 else None for step in steps])
+    experiments.dynamic_measures([on, off])
+    assert (on["at_updates"], off["at_updates"]) == (0.5, 0.25)
+    assert on["at_completions"] == off["at_completions"] == pytest.approx(0.5)  # 240 each: 12 steps, or 24
+
+
+def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
+    records = sorted((root / "assets" / "experiments").glob("*.json"))
+    assert records
+    for path in records:
+        kept, experiment = json.loads(path.read_text(encoding="utf-8")), experiments.EXPERIMENTS[path.stem]
+        assert kept["arms"] == experiment.arms and kept["changes"] == experiment.changes
+        expected = [(c.text, c.one, c.other, c.measure, c.kind, c.bar) for c in experiment.claims]
+        names = ("text", "one", "other", "measure", "kind", "bar")
+        assert [tuple(claim[name] for name in names) for claim in kept["claims"]] == expected
+        assert {run["seed"] for run in kept["runs"]} == set(range(5))
+        for claim, again in zip(kept["claims"], experiments.judged(experiment, kept["runs"]), strict=True):
+            assert claim["held"] == again["held"] and claim["mean"] == pytest.approx(again["mean"])

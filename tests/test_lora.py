@@ -1,5 +1,6 @@
 """Adapters: the policy has them, the sampler and the export have their products, the reference has none of it."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from tunix.rl import rl_cluster
 
 from grpo_lib import training
 from grpo_lib.common.errors import CourseError
-from grpo_lib.engines import cluster, conversion, lora, maxtext_model, tunix_sampler, weight_sync
+from grpo_lib.engines import cluster, conversion, kl_watch, lora, maxtext_model, tunix_sampler, weight_sync
 from grpo_lib.problems import load_problems
 from grpo_lib.recipes import load_recipe
 from grpo_lib.recipes.schema import LoRARecipe
@@ -44,6 +45,7 @@ def load(tiny_recipe, converted_base):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [1, LAYERS])
 def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, converted_base, rank):
     untrained = load(rank, trained=False)
@@ -58,6 +60,7 @@ def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, conver
     assert plain.parameter_count() == actor.parameter_count()
 
 
+@pytest.mark.long
 def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
     actor = load(2)
     own, base = (weight_sync.by_name(nnx.state(module, nnx.Param)) for module in (actor.module, actor.base))
@@ -67,6 +70,7 @@ def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
     np.testing.assert_allclose(logps(reference), logps(tiny_actor), atol=2e-5)
 
 
+@pytest.mark.long
 def test_only_adapters_are_trained_and_all_of_them(load):
     actor = load(2)
 
@@ -82,10 +86,12 @@ def test_only_adapters_are_trained_and_all_of_them(load):
         assert np.abs(variable.get_value()).max() > 0, path
 
 
+@pytest.mark.long
 def test_a_loss_from_hidden_states_sees_the_adapters(load):
     np.testing.assert_allclose(logps(load(3, "chunked")), logps(load(3)), atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
     from tunix.rl import common
 
@@ -95,6 +101,28 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
     exported = tunix_sampler.load_hugging_face(directory)
     theirs = common.compute_per_token_logps(*nnx.split(exported), PROMPTS, COMPLETIONS, pad_id=0, eos_id=1)
     assert np.abs(np.asarray(theirs) - logps(actor)).mean() < weight_sync.MAX_MEAN_GAP["float32"]
+
+
+@pytest.mark.long
+def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler, rollout_config):
+    sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
+    actor, kept = load(LAYERS), kl_watch.on_host(tiny_actor)
+    rollout = SimpleNamespace(max_completion_length=rollout_config.max_tokens_to_generate)
+    assert kl_watch.kl_from_base(sampler, tiny_actor, kept, 8, rollout) == pytest.approx(0, abs=1e-9)
+    scored = sampler.last_scored(8, 12)
+    policy, base = (
+        np.asarray(maxtext_model.per_token_logps(model, scored.prompt_ids, scored.completion_ids, 0, 1))
+        for model in (actor, tiny_actor)
+    )
+    d = np.concatenate([(b - a)[: len(ids)] for a, b, ids in zip(policy, base, scored.logps, strict=True)])
+    shared = dataclasses.replace(actor, module=nnx.split(actor.base))
+    for reference in (kept, shared):
+        found = kl_watch.kl_from_base(sampler, actor, reference, 8, rollout)
+        assert found == pytest.approx(np.mean(np.exp(d) - d - 1), rel=1e-4) and found > 0.01
+    measured = [
+        kl_watch.every(3, SimpleNamespace(global_steps=step), lambda: 0.5)(prompts=[]) != {} for step in range(7)
+    ]
+    assert measured == [True, False, False, True, False, False, True]
 
 
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):

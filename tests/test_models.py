@@ -264,12 +264,13 @@ def test_an_address_that_cannot_be_read_is_one_line(root, tmp_path, address, sta
     assert f"error: {address} cannot be read" in done.stderr and reason in done.stderr and "--base" in done.stderr
 
 
-def test_the_export_of_qwen25_knows_its_biases(model_copy):
+def test_the_export_of_qwen25_knows_its_biases(model_copy, monkeypatch):
     """MaxText's converter asks config.json for them, and Qwen2.5's does not say: without this every export failed."""
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
     from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
 
     set_in_config(model_copy, model_type="qwen2", architectures=["Qwen2ForCausalLM"], attention_bias=None)
+    monkeypatch.setitem(HF_MODEL_CONFIGS, "qwen2.5-7b", HF_MODEL_CONFIGS["qwen2.5-7b"])  # the next test's, again
     maxtext_model.register_architecture(model_in(model_copy, "qwen2.5-7b"))
     shapes = HF_SHAPE["qwen2.5-7b"](HF_MODEL_CONFIGS["qwen2.5-7b"].to_dict())
     assert "model.layers.0.self_attn.q_proj.bias" in shapes

@@ -465,7 +465,7 @@ def test_it_lifts_the_tiny_model_as_far_as_the_course_does(root, tiny_recipe):
 def test_what_the_page_leaves_out_is_refused(root, policy, change):
 
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [change])
-    with pytest.raises(ValueError, match="^plain_grpo has (no KL penalty|the ratio of a token|one pass)"):
+    with pytest.raises(ValueError, match=r"^plain_grpo has (no KL penalty|the ratio of a token|one pass)"):
         next(plain_grpo.train(recipe, [], policy))
 
 

@@ -231,11 +231,12 @@ def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch)
     assert "--processes 2 --process 1 --xla_force_host_platform_device_count=2" in second
     lost, _ = outcome(tmp_path, monkeypatch, code + "; os.kill(os.getpid(), 9 * (sys.argv[-1] == '1'))", changes=hosts)
     assert lost.exit_code == 128 + 9
-    recipe = smoke(*hosts)
+    recipe = smoke(*hosts, "grpo.dynamic_sampling=3")
     scaled = smoke_test.scaled_recipe(recipe)
     assert (scaled.hardware.processes, scaled.hardware.sampler_tensor) == (2, 2)
     random = smoke_test.random_recipe(recipe, scaled, tmp_path / "model")
     assert random.hardware == scaled.hardware and random.model.maxtext_name == recipe.model.maxtext_name
+    assert scaled.grpo.dynamic_sampling == 3 and random.grpo.dynamic_sampling is None
 
 
 def test_passing_needs_a_summary_a_report_and_the_architectures_result(tmp_path, monkeypatch):

@@ -81,6 +81,26 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
         assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
 
 
+@pytest.mark.long
+def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
+    from grpo_lib import training
+    from grpo_lib.runs.metric_glossary import metric
+
+    changes = ["grpo.correction=tis", "grpo.watch_kl=2", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
+    changes += ["rollout.final_temperature=0.8", "rollout.temperature_stages=2", "training.learning_rate=1e-3"]
+    said, recipe = [], load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])
+    rows = training.train(build(tmp_path, recipe, log=said.append))
+    assert [row["temperature"] for row in rows] == [1.0, 1.0, 0.8, 0.8]
+    assert said == ["step 3: temperature 0.8; sampler and update are compiled again"]
+    assert ["kl_from_base" in row for row in rows] == [True, False, True, False]
+    assert abs(rows[0]["kl_from_base"]) < 1e-6 < rows[2]["kl_from_base"]
+    for row in rows:
+        # The sampler's probabilities are the trainer's, also at another temperature.
+        assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
+        assert 1 <= row["sampling_passes"] <= 3 and row["groups_left_out"] >= 0
+        assert all(metric(name) for name in row)
+
+
 def test_tensorboard_holds_the_same_numbers(whole_run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -467,6 +487,8 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     # From the timer, the reference model's, the recorder and pipeline.validation.
     written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
+    # From the learner and kl_watch, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
+    written |= {"beta", "temperature", "sampling_passes", "groups_left_out", "kl_from_base"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}

@@ -40,6 +40,7 @@ PRELOADED = {
     "06_on_a_tpu": "grpo_lib.tpu.smoke_test",
     "07_policy_loss_kernel": "grpo_lib.losses.pallas_kernel",
     "08_competition_math": "grpo_lib.pipeline",
+    "09_algorithms": "grpo_lib.losses.packing",
 }
 NOTEBOOKS = tuple(PRELOADED)
 # By a kernel, or by cells.

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,15 +33,47 @@ def maxtext_settings(lora: LoRARecipe) -> dict[str, str]:
 
 
 def with_adapters(adapter: TunixMaxTextAdapter, mesh: jax.sharding.Mesh, config: Any) -> TunixMaxTextAdapter:
-    """A copy of the model that has adapters, B = 0, on the matrices that MaxText recommends for the architecture.
+    """The model with adapters, B = 0, on the matrices that MaxText recommends for the architecture.
 
     Its other weights are those of `adapter`, the same arrays.  Call it before anything changes how the model's layers
     compute: qwix finds a matrix where it is multiplied by.
     """
-    base = lora_utils.apply_lora_to_model(adapter.base, mesh, config)
-    nnx.pop(base, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
-    nnx.update(base, nnx.state(adapter.base, nnx.Param))  # qwix has copied them
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def drawn(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        key = jax.random.PRNGKey(zlib.crc32(".".join(map(str, path)).encode()))
+        return jax.jit(_initial, static_argnums=(1, 2, 3), out_shardings=everywhere)(
+            key, shape.shape, shape.dtype, path[-1].endswith(B)
+        )
+
+    base = shapes_with_adapters(adapter.base, config, drawn)
     return TunixMaxTextAdapter(base_model=base, use_no_op_mappings=adapter.use_no_op_mappings, pad_id=adapter._pad_id)
+
+
+def shapes_with_adapters(
+    base: nnx.Module, config: Any, value: Callable[[tuple, jax.ShapeDtypeStruct], Any] = lambda _, shape: shape
+) -> nnx.Module:
+    """MaxText's own function on shapes alone, with what `base` has in their places; `value` fills those of adapters.
+
+    On arrays it would copy the whole model, and fails where several processes hold them (MaxText 0.2.5 puts a sharded
+    adapter on single devices).
+    """
+    # Without a mesh it places nothing.
+    adapted = nnx.eval_shape(lambda model: lora_utils.apply_lora_to_model(model, None, config), base)
+    nnx.pop(adapted, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
+    graph, state = nnx.split(adapted)
+    known, filled = dict(nnx.state(base).flat_state()), {}
+    for path, variable in state.flat_state():
+        filled[path] = known[path] if path in known else variable.replace(value(path, variable.get_value()))
+    return nnx.merge(graph, nnx.State.from_flat_path(filled))
+
+
+def _initial(key: jax.Array, shape: tuple[int, ...], dtype: Any, zero: bool) -> jax.Array:
+    """A: uniform, by He's rule for as many inputs as its first axis has, as qwix draws it; B: 0."""
+    if zero:
+        return jnp.zeros(shape, dtype)
+    bound = math.sqrt(6 / shape[0])
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def merged(module: nnx.Module, lora: LoRARecipe) -> nnx.State:

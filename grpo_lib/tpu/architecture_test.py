@@ -81,7 +81,7 @@ def run(
         log("MaxText's computation was not compared with another: PyTorch is not installed here")
     del actor
 
-    # 2. Training: every weight changes, and arrives in the sampler.
+    # 2. Training: every weight that is trained changes, and all of them arrive in the sampler.
     if trains:
         if recipe.model.dtype != exact.dtype:
             base = conversion.convert_to_maxtext(recipe.model, checkpoints / "base")
@@ -89,7 +89,8 @@ def run(
         first = training.check_first_sync(session)
 
         def weights() -> dict[str, np.ndarray]:
-            named = by_name(nnx.state(session.actor.module, nnx.Param))
+            trained = nnx.LoRAParam if recipe.lora.rank else nnx.Param
+            named = by_name(nnx.state(session.actor.module, trained))
             return {name: multihost.to_numpy(value) for name, value in named.items()}
 
         before = weights()

@@ -191,6 +191,7 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
     from maxtext.utils import maxtext_utils, model_creation_utils
 
+    from grpo_lib.engines import lora
     from grpo_lib.losses import hidden_states
 
     config = maxtext_config(program)
@@ -204,21 +205,10 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
     if program.lora.rank:
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
-            base = _with_adapters(base, config)
+            base = lora.shapes_with_adapters(base, config)
     model = hidden_states.adapter_for(program.loss, TunixMaxTextAdapter(base_model=base, pad_id=0))
     graph, state = nnx.split(model)
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
-
-
-def _with_adapters(base: nnx.Module, config: Any) -> nnx.Module:
-    """The abstract model with adapters, as `lora.with_adapters` adds them; its other shapes keep their shardings."""
-    from maxtext.utils import lora_utils
-
-    # Without a mesh MaxText places nothing: there are no arrays to place.
-    adapted = nnx.eval_shape(lambda model: lora_utils.apply_lora_to_model(model, None, config), base)
-    graph, state = nnx.split(adapted)
-    whole, known = dict(state.flat_state()), dict(nnx.state(base).flat_state())
-    return nnx.merge(graph, nnx.State.from_flat_path({path: known.get(path, leaf) for path, leaf in whole.items()}))
 
 
 def _lower_update(program, recipe, mesh, model):

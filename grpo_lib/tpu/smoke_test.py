@@ -153,6 +153,7 @@ def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
     data["name"] += "-random"
     data["model"] |= {"path": str(folder), "maxtext_name": recipe.model.maxtext_name}
     data["rewards"].append(distinct_characters.__name__)
+    data["grpo"]["dynamic_sampling"] = None  # random text is never right, and every group would be left out
     # Large enough for bfloat16, which rounds smaller steps away.  At 0.004 a random Llama writes one letter for ever
     # after one step: its sampler and trainer agree whatever they compute, and its logits are too large to compare.
     rate = {"learning_rate": 0.001, "warmup_steps": 0, "validate_every": 0}
