@@ -1,7 +1,7 @@
 """Which parts of the algorithm make a difference: experiments on the tiny model whose predictions were written first.
 
     python benchmarks/algorithms.py                     # what there is, with the predictions
-    python benchmarks/algorithms.py kl                  # five seeds of each arm; 15 to 30 minutes on two cores
+    python benchmarks/algorithms.py kl                  # five seeds of each arm; `seconds` of its record says how long
     python benchmarks/algorithms.py kl --json           # and write assets/experiments/kl.json
 
 Each arm trains from the same base with the same seeds: seed s of every arm sees the same problems.  The arms of a seed
