@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from maxtext.checkpoint_conversion import to_huggingface
 from tunix.rl import rl_cluster
 
 from grpo_lib import training
@@ -164,3 +165,14 @@ def test_tunix_still_sends_the_adapters_alone(load):
     cluster.sync_whole_weights(synced, actor)
     rl_cluster.RLCluster.sync_weights(synced)
     assert {type(variable) for _, variable in sent[1].flat_state()} == {nnx.Param}
+
+
+def test_maxtext_s_converter_still_guesses_the_layers_axis_from_the_rank():
+    """With as many layers as ranks it merges along the wrong axis, without a word; conversion.py merges before it."""
+    rng = np.random.default_rng(0)
+    key, found = "params-decoder-layers-mlp-wi_0-kernel", {}
+    for rank in (2, LAYERS):
+        a, b = rng.normal(size=(LAYERS, LAYERS, rank)), rng.normal(size=(rank, LAYERS, 6))  # as qwix makes them
+        delta = to_huggingface._get_lora_delta(key, {f"{key}{lora.A}": a, f"{key}{lora.B}": b}, 1.0)
+        found[rank] = np.abs(delta - np.einsum("ilr,rlo->ilo", a, b)).max()
+    assert found[2] < 1e-5 and found[LAYERS] > 1
