@@ -189,7 +189,7 @@ def build_session(
         load = functools.partial(
             maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
             devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
-            lora=recipe.lora,
+            lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None

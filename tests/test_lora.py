@@ -46,6 +46,12 @@ def load(tiny_recipe, converted_base):
     return make
 
 
+def assert_shared(actor):
+    own, base = (weight_sync.by_name(nnx.state(module, nnx.Param)) for module in (actor.module, actor.base))
+    assert not any(name.endswith((lora.A, lora.B)) for name in base)
+    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in base.items())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [1, LAYERS])
 def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, converted_base, rank):
@@ -64,9 +70,7 @@ def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, conver
 @pytest.mark.long
 def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
     actor = load(2)
-    own, base = (weight_sync.by_name(nnx.state(module, nnx.Param)) for module in (actor.module, actor.base))
-    assert not any(name.endswith((lora.A, lora.B)) for name in base)
-    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in base.items())
+    assert_shared(actor)
     reference = maxtext_model.Actor(actor.base, actor.config, actor.mesh)
     np.testing.assert_allclose(logps(reference), logps(tiny_actor), atol=2e-5)
 
@@ -134,6 +138,7 @@ def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, 
     assert session.cluster.inference_worker.get_model("reference") is not None
     (row,) = training.train(session)
     assert abs(row["kl"]) < 1e-5  # of the first step: the reference is the base
+    assert_shared(session.actor)  # the update has made new arrays, of the weights that it does not train, too
     sampler = session.sampler
     weight_sync.check_weights(sampler, weight_sync.by_name(session.actor.weights()))
     scored = sampler.last_scored(8, 24)

@@ -242,13 +242,14 @@ def load_actor(
     tensor: int = 1,
     loss: str = "jax",
     lora: LoRARecipe | None = None,
+    seed: int = 0,
 ) -> Actor:
     """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens; all processes together.
 
     Args:
       devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
         on the axis `fsdp` and `tensor` on the axis `tensor`.
-      lora: the adapters, if it has a rank.
+      lora: the adapters, if it has a rank; `seed` draws them.
 
     Raises CourseError when the checkpoint is missing, cut short or of another shape.
     """
@@ -292,7 +293,7 @@ def load_actor(
     modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
         with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
-            modules.insert(0, adapters.with_adapters(modules[0], mesh, config))
+            modules.insert(0, adapters.with_adapters(modules[0], mesh, config, seed))
     for module in modules:
         compat.make_keys_plain(module)
         if len(devices) == 1 and devices[0].platform == "cpu":
