@@ -4,9 +4,10 @@
     python benchmarks/algorithms.py kl                  # five seeds of each arm; `seconds` of its record says how long
     python benchmarks/algorithms.py kl --json           # and write assets/experiments/kl.json
 
-Each arm trains from the same base with the same seeds: seed s of every arm sees the same problems.  The arms of a seed
-follow each other, so a machine that slows down slows all of them.  A claim is about differences of two arms, one for
-each seed, with the 95 % interval of their mean (Student's t).  An interrupted experiment goes on where it stopped.
+Each arm trains from the same base with the same seeds: seed s of every arm takes its problems from the same sequence.
+The arms of a seed follow each other, so a machine that slows down slows all of them.  A claim is about differences of
+two arms, one for each seed, with the 95 % interval of their mean (Student's t).  An interrupted experiment goes on
+where it stopped.
 
 A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.
 """
@@ -21,6 +22,7 @@ import json
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,7 @@ from tqdm import tqdm
 from grpo_lib import evaluation, rewards, training
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.engines import conversion, maxtext_model
+from grpo_lib.engines.weight_sync import padded
 from grpo_lib.problems import load_problems
 from grpo_lib.recipes import load_recipe
 from grpo_lib.statistics import mean_interval, pass_at_k, smallest_mean
@@ -96,9 +99,7 @@ def exact_kl(session: training.Session) -> Run:
     output = session.sampler.generate(prompts, session.rollout_config)
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
     width = session.rollout_config.max_tokens_to_generate
-    ids = np.full((len(prompts), width), pad, np.int32)
-    for row, tokens in zip(ids, output.tokens, strict=True):
-        row[: len(tokens)] = tokens
+    ids = padded(output.tokens, width, pad)
     tokens, positions, mask, _ = common.process_ids(output.left_padded_prompt_tokens, ids, pad, eos)
     base = maxtext_model.load_actor(
         session.recipe.model, base_checkpoint(), session.rollout_config.kv_cache_size, pad_id=pad
@@ -179,7 +180,6 @@ def dynamic_measures(runs: list[Run]) -> None:
             run["at_completions"] = at_completions(run, budget)
 
 
-ONE_STEP = ["grpo.iterations=1"]
 EXPERIMENTS = {
     "kl": Experiment(
         "Does the estimator of the KL penalty matter, as a loss?",
@@ -304,6 +304,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seeds < 3:
         parser.error(f"--seeds: an interval needs at least 3, got {arguments.seeds}")
+    if arguments.json and arguments.steps:
+        parser.error("--json: a record is of whole runs; leave out --steps")
     if not arguments.name:
         for name, experiment in EXPERIMENTS.items():
             print(f"{name}: {experiment.question}")
@@ -312,7 +314,9 @@ def main() -> None:
         return
     experiment = EXPERIMENTS[arguments.name]
     started = time.perf_counter()
-    file = arguments.folder / f"{arguments.name}-{arguments.steps or 'whole'}.json"
+    settings = json.dumps([COMMON, experiment.changes, experiment.arms])  # finished runs of other settings stay apart
+    name = f"{arguments.name}-{arguments.steps or 'whole'}-{zlib.crc32(settings.encode()):08x}"
+    file = arguments.folder / f"{name}.json"
     runs = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     done = {(run["seed"], run["arm"]) for run in runs}
     todo = [(seed, arm) for seed in range(arguments.seeds) for arm in experiment.arms]
@@ -321,12 +325,13 @@ def main() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(file, runs)
         tqdm.write(f"seed {seed}, {arm}: {runs[-1]['accuracy']:.1%}, {runs[-1]['seconds']:.0f} s", file=sys.stderr)
+    runs = [run for run in runs if run["seed"] < arguments.seeds]
     result = {
         "command": f"python benchmarks/algorithms.py {arguments.name} --seeds {arguments.seeds} --json",
         "question": experiment.question,
         "changes": experiment.changes,
         "arms": experiment.arms,
-        "claims": judged(experiment, [run for run in runs if run["seed"] < arguments.seeds]),
+        "claims": judged(experiment, runs),
         "runs": runs,
         "seconds": sum(run["seconds"] for run in runs),
         "machine": machine(),
@@ -406,6 +411,10 @@ def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
     return [judge(claim, runs) for claim in experiment.claims]
 
 
+def is_share(claim: Claim) -> bool:
+    return claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
+
+
 def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
     def values(arm: str) -> list[float]:
         return [run[claim.measure] for run in sorted(runs, key=lambda run: run["seed"]) if run["arm"] == arm]
@@ -420,8 +429,7 @@ def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
         "within": abs(mean) <= claim.bar,
         "half": mean <= claim.bar,
     }[claim.kind]
-    fraction = claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
-    scale, unit = (100, " points") if fraction else (1, "" if ratio else " nats per token")
+    scale, unit = (100, " points") if is_share(claim) else (1, "" if ratio else " nats per token")
     shown = f"{scale * mean:+.3g}{unit} (95 % interval {scale * low:+.3g} to {scale * high:+.3g})"
     what = f"{claim.measure} of {claim.one} {'over' if ratio else 'minus'} {claim.other}"
     measured = f"{what} is {shown}"
@@ -437,8 +445,7 @@ def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def bar_of(claim: Claim) -> str:
-    fraction = claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
-    amount = f"{100 * claim.bar:g} points" if fraction else f"{claim.bar:g}"
+    amount = f"{100 * claim.bar:g} points" if is_share(claim) else f"{claim.bar:g}"
     return {
         "above": f"at least {amount}, and an interval above 0",
         "zero": "an interval that covers 0",

@@ -217,7 +217,8 @@ def build_session(
         batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe))
         learner = _make_learner(
             recipe, plan, actor, cluster, watched,
-            batch_of_step=batches, kl_by_step=lambda: [row.get("kl") for row in recorder.rows], log=log,
+            batch_of_step=batches, log=log,
+            kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
         )  # fmt: skip
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
@@ -286,7 +287,8 @@ def _make_learner(
     metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
     if watched and grpo.watch_kl:
         rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)  # a shape that fits beside the training
-        kl = functools.partial(kl_watch.kl_from_base, sampler, actor, watched, rows, recipe.rollout)
+        config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)  # the learner changes its temperature
+        kl = functools.partial(kl_watch.kl_from_base, sampler, actor, watched, rows, config)
         metrics.append(kl_watch.every(grpo.watch_kl, cluster, kl))
     learner = Learner(
         recipe=recipe,

@@ -273,7 +273,10 @@ def test_a_recipe_s_names_are_tunix_s(root):
         ("grpo.overlong_buffer=24", r"grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"),
         ("grpo.overlong_penalty=0", r"grpo.overlong_penalty=0: "),
         ("grpo.target_kl=0.1", r"target_kl=0.1 adapts beta"),
+        ("grpo.target_kl=0.1 grpo.beta=0.1 grpo.kl=k1", r"target_kl=0.1 needs .* kl to k2 or k3"),
         ("grpo.dynamic_sampling=0", r"grpo.dynamic_sampling=0: .*1"),
+        ("grpo.dynamic_sampling=2 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*dynamic_sampling"),
+        ("grpo.overlong_buffer=4 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*overlong_buffer"),
         ("grpo.correction=tis rollout.top_p=0.9", r"correction=tis needs the prob.* rollout.top_p=0.9 .*=tunix"),
         ("grpo.correction=tis rollout.top_k=5", r"correction=tis needs the prob.* rollout.top_k=5 "),
         (
@@ -342,11 +345,13 @@ def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
 def test_temperature_and_beta_by_hand(root):
     changes = ["rollout.temperature=0.9", "rollout.final_temperature=0.7", "grpo.beta=0.1", "grpo.target_kl=0.02"]
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
-    temperatures = [round(learner.temperature_of_step(recipe.rollout, step, 9), 6) for step in range(10)]
-    assert temperatures == [0.9] * 3 + [0.8] * 3 + [0.7] * 4  # a run that is made longer stays at the last
+    temperatures = [round(learner.temperature_of_step(recipe.rollout, step, 9), 6) for step in range(9)]
+    assert temperatures == [0.9] * 3 + [0.8] * 3 + [0.7] * 3
     kls = [0.1, 0.1, 0.02, None, 0.03, 0.0301, 0.013]  # far above twice; in between; far below
     assert learner.adapted_beta(recipe.grpo, kls) == pytest.approx(0.1 * 1.5**3 / 1.5)
     assert learner.adapted_beta(recipe.grpo, []) == 0.1
+    assert learner.adapted_beta(recipe.grpo, [9.0] * 50) == pytest.approx(10)
+    assert learner.adapted_beta(recipe.grpo, [0.0] * 50) == pytest.approx(0.001)
 
 
 class Sampled(learner.Learner):

@@ -133,6 +133,13 @@ def test_rollout_micro_batches_stay_several_and_sizes_per_device_become_global()
     assert not [key for key in scaled.batch_given if "per_device" in key]
 
 
+def test_as_many_temperatures_as_steps():
+    recipe = smoke("rollout.final_temperature=0.7", "rollout.temperature_stages=4")
+    stages = [smoke_test.scaled_recipe(recipe, steps=steps).rollout.temperature_stages for steps in (2, 3, 9)]
+    assert stages == [2, 3, 4]
+    assert smoke_test.scaled_recipe(recipe, steps=1).rollout.final_temperature is None
+
+
 def test_one_step_leaves_a_cosine_no_warm_up():
     recipe = smoke("training.schedule=cosine", "training.warmup_steps=5")
     assert smoke_test.scaled_recipe(recipe, steps=1).training.warmup_steps == 0

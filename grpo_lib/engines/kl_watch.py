@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from flax import nnx
 from tunix.rl import utils
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_lib.engines import maxtext_model
 from grpo_lib.engines.weight_sync import padded
-from grpo_lib.recipes.schema import RolloutRecipe
 from grpo_lib.runs import multihost
 
 
@@ -26,20 +26,25 @@ def on_host(model: maxtext_model.Actor) -> maxtext_model.Actor:
 
 
 def kl_from_base(
-    sampler: Any, actor: maxtext_model.Actor, base: maxtext_model.Actor, rows: int, rollout: RolloutRecipe
+    sampler: Any, actor: maxtext_model.Actor, base: maxtext_model.Actor, rows: int, config: RolloutConfig
 ) -> float:
     """Mean of k3 over the tokens of the first `rows` completions just sampled, nats per token.
 
-    `base`: of `on_host`.  In a multi-process run all processes call it together.
+    `base`: of `on_host`; `config`: by which they were sampled: both models are taken at its temperature.  In a
+    multi-process run all processes call it together.
     """
     tokens = sampler.last.tokens[:rows]
     prompt_ids = sampler.last.left_padded_prompt_tokens[:rows]
-    ids = padded(tokens, rollout.max_completion_length, sampler.pad_id())
+    ids = padded(tokens, config.max_tokens_to_generate, sampler.pad_id())
     graphdef, state = base.module
     placed = utils.put_params_on_memory_kind(state, "device")
     models = (actor, dataclasses.replace(base, module=nnx.merge(graphdef, placed)))
     policy, reference = (
-        multihost.to_numpy(maxtext_model.per_token_logps(model, prompt_ids, ids, sampler.pad_id(), sampler.eos_id()))
+        multihost.to_numpy(
+            maxtext_model.per_token_logps(
+                model, prompt_ids, ids, sampler.pad_id(), sampler.eos_id(), config.temperature
+            )
+        )
         for model in models
     )
     mask = np.arange(ids.shape[1]) < np.array([len(row) for row in tokens])[:, None]
@@ -48,9 +53,15 @@ def kl_from_base(
 
 
 def every(steps: int, cluster: Any, kl: Callable[[], float]) -> Callable[..., dict[str, tuple[float, Callable]]]:
-    """As a metric function of Tunix's learner: in the first step, and in every `steps`-th after it."""
+    """As a metric function of Tunix's learner: once in the first step, and in every `steps`-th after it."""
+    last = None
 
     def measured(**_: Any) -> dict[str, tuple[float, Callable]]:
-        return {} if cluster.global_steps % steps else {"step/kl_from_base": (kl(), np.mean)}
+        nonlocal last
+        step = cluster.global_steps
+        if step % steps or step == last:  # a step samples in several calls
+            return {}
+        last = step
+        return {"step/kl_from_base": (kl(), np.mean)}
 
     return measured

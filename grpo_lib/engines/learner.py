@@ -34,8 +34,10 @@ AGGREGATIONS = {
     "completion": "sequence-mean-token-mean", "constant": "sequence-mean-token-scale", "step": "token-mean",
 }  # fmt: skip
 
-# By how much beta changes in a step, and how far the KL may be from its target before it does.
+# By how much beta changes in a step, and how far the KL may be from its target before it does; and its range, times and
+# divided by that of the recipe.
 BETA_STEP = 1.5
+BETA_RANGE = 100
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def temperature_of_step(rollout: RolloutRecipe, step: int, steps: int) -> float:
     if rollout.final_temperature is None:
         return rollout.temperature
     part = step * rollout.temperature_stages // steps / (rollout.temperature_stages - 1)
-    return rollout.temperature + min(part, 1.0) * (rollout.final_temperature - rollout.temperature)
+    return rollout.temperature + part * (rollout.final_temperature - rollout.temperature)
 
 
 def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
@@ -95,6 +97,7 @@ def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
             beta *= BETA_STEP
         elif grpo.target_kl and kl is not None and kl < grpo.target_kl / BETA_STEP:
             beta /= BETA_STEP
+        beta = min(max(beta, grpo.beta / BETA_RANGE), grpo.beta * BETA_RANGE)
     return beta
 
 

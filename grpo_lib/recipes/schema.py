@@ -255,7 +255,7 @@ class GRPORecipe(_Section):
     dynamic_sampling: Positive | None = Field(
         default=None,
         description="times that a step samples at most, until every group has right and wrong completions (DAPO); "
-        "groups without both are left out; 1: only leave out; null: off",
+        "groups without both get advantages of 0; 1: sample once, and do only that; null: off",
     )
     correction: Literal["none", "tis", "ratio"] = Field(
         default="none",
@@ -266,7 +266,7 @@ class GRPORecipe(_Section):
     target_kl: PositiveFloat | None = Field(
         default=None,
         description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
-        "target_kl / 1.5; null: beta stays",
+        "target_kl / 1.5, between a hundredth of the recipe's beta and 100 times it; null: beta stays",
     )
     watch_kl: Positive | None = Field(
         default=None,
@@ -277,6 +277,8 @@ class GRPORecipe(_Section):
     def _kl_has_a_penalty_or_not(self) -> GRPORecipe:
         if self.target_kl and not self.beta:
             raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
+        if self.target_kl and self.kl == "k1":
+            raise ValueError(f"target_kl={self.target_kl} needs a penalty that lowers the KL: set kl to k2 or k3")
         if self.watch_kl and self.beta:
             raise ValueError(f"watch_kl={self.watch_kl}: with beta above 0 every step has its KL; set watch_kl to null")
         return self
@@ -528,7 +530,7 @@ class Recipe(_Section):
             whole = trainer if hardware.colocated else trainer + sampler
             devices = hardware.slice.devices if hardware.slice else found or whole
         prompt = rollout.max_prompt_length
-        return batch_plan.make_plan(
+        plan = batch_plan.make_plan(
             self.batch_given,
             group_size=self.grpo.group_size,
             processes=processes or hardware.process_count(),
@@ -540,6 +542,17 @@ class Recipe(_Section):
             layout=self.training.layout,
             accelerator=bool(hardware.accelerator),
         )
+        # Tunix's learner would grade several rollouts together, and the sampler knows its last one.
+        asks = next((name for name in ("dynamic_sampling", "correction", "overlong_buffer") if self._asks(name)), None)
+        if asks and plan.rollout_micro_batch_size % plan.micro_batch_prompts:
+            raise ValueError(
+                f"rollout.micro_batch_size={plan.rollout_micro_batch_size} must be a multiple of the "
+                f"{plan.micro_batch_prompts} prompts of a training micro-batch, because of grpo.{asks}"
+            )
+        return plan
+
+    def _asks(self, name: str) -> bool:
+        return getattr(self.grpo, name) != GRPORecipe.model_fields[name].default
 
     @property
     def evaluation_sampling(self) -> dict[str, float]:

@@ -142,7 +142,7 @@ METRICS: dict[str, Metric] = {
         "0 without a penalty, because it is not computed then; otherwise it grows slowly",
     ),
     "kl_from_base": Metric(
-        "the same k3 estimate from the base model, on a few completions of every grpo.watch_kl-th step of a recipe "
+        "the same k3 estimate, from the base model, on a few completions of every grpo.watch_kl-th step of a recipe "
         "with β = 0",
         "nats per token",
         "grows as the policy learns, and flattens; without a penalty nothing bounds it",
@@ -150,7 +150,7 @@ METRICS: dict[str, Metric] = {
     "beta": Metric(
         "β of the step, where the recipe has a grpo.target_kl",
         "none",
-        "moves at first, then stays within a factor of 2",
+        "falls while the KL is below its target, then rises and falls by a factor of 1.5 at a time",
     ),
     "temperature": Metric("sampling temperature of the step, where it changes", "none", "as the recipe says"),
     "sampling/importance_sampling_ratio/mean": Metric(
@@ -162,7 +162,7 @@ METRICS: dict[str, Metric] = {
         "times that the step sampled, of the grpo.dynamic_sampling that it may; reward, accuracy and the like are of "
         "all that was sampled",
         "passes",
-        "1 or 2; it grows as the problems are solved",
+        "grows as the problems are solved, up to the limit",
     ),
     "groups_left_out": Metric(
         "groups without both right and wrong completions after the last pass of dynamic sampling, whose advantages are "
