@@ -161,21 +161,25 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         return self.last
 
     def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
-        """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them."""
+        """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them.
+
+        In a multi-process run all processes call it together; each scores its slice.
+        """
         graphdef, state = self._sampler.model_def_and_state()
         prompt_ids = self.last.left_padded_prompt_tokens[:rows]
         tokens = self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
-        logps: list[np.ndarray] = []  # [C] each
+        own, logps = multihost.process_slice(len(tokens)), []  # [C] each
         with NO_MESH:
-            for first in range(0, len(tokens), SCORED_ROWS):
-                part = slice(first, first + SCORED_ROWS)
+            for first in range(own.start, own.stop, SCORED_ROWS):
+                part = slice(first, min(first + SCORED_ROWS, own.stop))
                 scored = common.compute_per_token_logps(
                     graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
                     pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
                 )  # fmt: skip
-                logps.extend(np.asarray(scored))
-        return Scored(prompt_ids, completion_ids, [row[: len(ids)] for row, ids in zip(logps, tokens, strict=True)])
+                logps.extend(np.asarray(scored).tolist())
+        rows_of_all = zip(multihost.gather(logps), tokens, strict=True)
+        return Scored(prompt_ids, completion_ids, [np.array(row[: len(ids)], np.float32) for row, ids in rows_of_all])
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
