@@ -89,9 +89,14 @@ def links(text: str) -> list[str]:
     return sorted(set(re.findall(r"\]\(((?!README|https?:)[^)#\s]+)[^)]*\)", text)))
 
 
+def figures(text: str) -> list[list[str]]:
+    """The numbers of each row of a table."""
+    return [re.findall(r"\d[\d.,e-]*", row) for row in re.findall(r"^\|.*", text, re.MULTILINE)]
+
+
 def test_the_two_readmes_are_in_step(root: Path) -> None:
     english, chinese = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
-    for part in (commands, links, lambda text: re.findall(r"^(#+) ", text, re.MULTILINE)):
+    for part in (commands, links, figures, lambda text: re.findall(r"^(#+) ", text, re.MULTILINE)):
         assert part(english) == part(chinese)
     assert commands(english)[1:3] == ["make course", "make test"]
 
