@@ -23,22 +23,23 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
 course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
-	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN)
+	@$(PY) tools/run_notebooks.py --recipe $(RECIPE) --run $(RUN)
 
 test: setup ## run the tests except the long ones, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile
 
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
-	@.venv-tpu/bin/python -m pytest tests/tpu_stack -n 2 --dist loadfile
+	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadfile
 
 lab: setup ## open the notebooks in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
-	@$(PY) -m grpo_lib.course --recipe $(RECIPE) --run $(RUN) --in-place
+	@$(PY) tools/run_notebooks.py --recipe $(RECIPE) --run $(RUN) --in-place
 
-lint: setup ## check style, import directions and types
+lint: setup ## check style, import directions, sizes and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(PY) tools/count_statements.py
 	@$(VENV)/bin/pyright
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import nbformat
+import run_notebooks  # .ci/run sets PYTHONPATH
 
-from grpo_lib.course import run_notebooks
 from grpo_lib.evaluation import EvalRun
-from grpo_lib.report import comparison
+from grpo_train.report import comparison
 
 run_dir = Path("runs/course")
 summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))

@@ -32,13 +32,14 @@ import numpy as np
 from job import ROOT, machine
 from tqdm import tqdm
 
-from grpo_lib import evaluation, rewards, training
+from grpo_lib import evaluation, rewards
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.engines import conversion, maxtext_model
-from grpo_lib.engines.weight_sync import padded
 from grpo_lib.problems import load_problems
-from grpo_lib.recipes import load_recipe
 from grpo_lib.statistics import mean_interval, pass_at_k, smallest_mean
+from grpo_train import training
+from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.weight_sync import padded
+from grpo_train.recipes import load_recipe
 
 RECIPE = ROOT / "recipes/tiny-cpu.yaml"
 FOLDER = ROOT / "assets/experiments"

@@ -126,8 +126,8 @@ def write_model(folder: Path, layers: int) -> int:
 
 def convert(direction: str, folder: Path) -> dict[str, float]:
     """Peak memory of the converter's process, and the seconds that it took; the only child of this one."""
-    from grpo_lib.engines import conversion
-    from grpo_lib.recipes import ModelRecipe
+    from grpo_train.engines import conversion
+    from grpo_train.recipes import ModelRecipe
 
     # As the recipe of the 32B does: MaxText has no file of its own for it.
     model = ModelRecipe(path=str(folder / "model"), maxtext_name="qwen2.5-14b", dtype="bfloat16")

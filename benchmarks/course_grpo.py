@@ -14,9 +14,9 @@ from job import Job, result, worker_main
 
 
 def train(job: Job) -> dict[str, Any]:
-    from grpo_lib import training
     from grpo_lib.problems import load_problems
-    from grpo_lib.recipes import parse_recipe
+    from grpo_train import training
+    from grpo_train.recipes import parse_recipe
 
     recipe = parse_recipe(job.recipe)
     with tempfile.TemporaryDirectory(prefix="step-time-") as directory:

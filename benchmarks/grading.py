@@ -11,7 +11,7 @@ Three measurements, all in CPU seconds of this one process (time.process_time):
    text of the answer block, which is the same question, and for comparison the whole completion.  Its golds are
    parsed before the clock starts; ours keeps its golds in a cache.  The completions are those of the reference run,
    and GSM8K's own solutions in the course's template: real sentences, but all of them right and tidy.
-2. Accuracy on tests/spellings.jsonl, hard spellings with a verdict by hand.  Ours finds the text in an answer block,
+2. Accuracy on tests/lib/spellings.jsonl, hard spellings judged by hand.  Ours finds the text in an answer block,
    the others are given it bare.  The table is this library's own test, so ours was written to pass it, and what
    counts as one answer is this course's rule: the table shows where the others differ, no more.
 3. Worst case.  Each public function of answers and of rewards on texts of a megabyte that were built to hurt: bare,
@@ -44,7 +44,7 @@ from grpo_lib.evaluation import grade
 from grpo_lib.problems import gsm8k
 from grpo_lib.prompts import template_completion
 
-SPELLINGS = ROOT / "tests" / "spellings.jsonl"
+SPELLINGS = ROOT / "tests" / "lib" / "spellings.jsonl"
 OURS = "is_correct"
 LABELS = {
     "is_correct": "strict grader (is_correct)",

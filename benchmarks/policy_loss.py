@@ -29,9 +29,9 @@ from typing import Any
 from job import only_result_on_stdout
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.recipes.slices import parse_slice
-from grpo_lib.tpu import compiler
-from grpo_lib.tpu.roofline import Work
+from grpo_tpu import compiler
+from grpo_tpu.roofline import Work
+from grpo_train.recipes.slices import parse_slice
 
 compiler.prepare()
 
@@ -40,7 +40,7 @@ import jax.extend  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from grpo_lib import losses  # noqa: E402
+from grpo_train import losses  # noqa: E402
 
 GIB = 2**30
 WAYS = (("logits", "jax"), ("logits", "pallas"), ("hidden", "jax"), ("hidden", "chunked"), ("hidden", "pallas"))

@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--base", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
-    from grpo_lib.engines import conversion
-    from grpo_lib.recipes import load_recipe
+    from grpo_train.engines import conversion
+    from grpo_train.recipes import load_recipe
 
     recipe = load_recipe(ROOT / arguments.recipe)
     block = recipe.training.checkpoint_every
@@ -96,10 +96,10 @@ def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> tuple[f
 
 def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, dict[str, list[float]]]:
     """{"with" or "without": {"seconds" or "cpu_seconds": of each block}}, from one run of twice `steps` and some."""
-    from grpo_lib import training
     from grpo_lib.problems import load_problems
-    from grpo_lib.recipes import load_recipe
-    from grpo_lib.runs import metrics_logger
+    from grpo_train import training
+    from grpo_train.recipes import load_recipe
+    from grpo_train.runs import metrics_logger
 
     turn = block + 1  # Tunix logs a step when the next one is under way: the first step of a turn counts for neither
     warm_up = 2 * turn - turn // 2  # so that checkpoints fall into the middle of the turns with

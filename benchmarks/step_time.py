@@ -48,11 +48,11 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     """
     from itertools import islice
 
-    from grpo_lib import training
     from grpo_lib.common import environment
-    from grpo_lib.engines import conversion, maxtext_model
     from grpo_lib.problems import load_problems, training_batches
-    from grpo_lib.recipes import load_recipe
+    from grpo_train import training
+    from grpo_train.engines import conversion, maxtext_model
+    from grpo_train.recipes import load_recipe
 
     settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}"]
     recipe = load_recipe(recipe_path, [*overrides, *settings])

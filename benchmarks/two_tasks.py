@@ -20,8 +20,8 @@ from job import ROOT, machine
 
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.evaluation import EvalRun
-from grpo_lib.recipes import load_recipe
-from grpo_lib.runs.metric_glossary import read_metrics
+from grpo_train.recipes import load_recipe
+from grpo_train.runs.metric_glossary import read_metrics
 
 RECIPE = ROOT / "recipes/tiny-tasks.yaml"
 ARMS = {"both": "", "small-numbers": "@small", "large-numbers": "@large"}
@@ -71,7 +71,7 @@ def main() -> None:
 def grpo(*arguments: str) -> None:
     """A command of the course; what it prints is shown only if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_lib.cli", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-m", "grpo_tpu.cli", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
     )
     if done.returncode:
         sys.exit(f"error: grpo {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")

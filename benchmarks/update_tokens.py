@@ -27,8 +27,8 @@ from job import only_result_on_stdout
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
-from grpo_lib.recipes import Recipe, load_recipe
-from grpo_lib.recipes.layouts import choose_layout, row_shapes
+from grpo_train.recipes import Recipe, load_recipe
+from grpo_train.recipes.layouts import choose_layout, row_shapes
 
 RECIPES = (
     "recipes/qwen3-1.7b-gsm8k-smoke.yaml",
@@ -56,7 +56,7 @@ def lengths(recipe: Recipe, mean: float) -> tuple[np.ndarray, np.ndarray]:
 
 def shapes_used(recipe: Recipe, layout: str, prompts: np.ndarray, completions: np.ndarray) -> Counter:
     """How many micro-batches have which shape [rows, tokens]."""
-    from grpo_lib.losses.packing import first_fit
+    from grpo_train.losses.packing import first_fit
 
     plan, rollout = recipe.plan, recipe.rollout
     shapes = row_shapes(
@@ -103,9 +103,9 @@ def counted(recipe: Recipe, mean: float) -> dict[str, Any]:
 
 def compile_layouts(recipe: Recipe, result: dict[str, Any]) -> None:
     """Add the TPU compiler's counts to each layout: of one micro-batch, on one chip."""
-    from grpo_lib.tpu import roofline
-    from grpo_lib.tpu.compile_jobs import few_layers, programs_of
-    from grpo_lib.tpu.compiler import Compiler
+    from grpo_tpu import roofline
+    from grpo_tpu.compile_jobs import few_layers, programs_of
+    from grpo_tpu.compiler import Compiler
 
     compiler = Compiler(recipe, lambda text: print(text, file=sys.stderr, flush=True))
     for layout, row in result["layouts"].items():

@@ -29,9 +29,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.eval_cache import Batch, EvalCache, Task, digest
 from grpo_lib.problems.types import Problem
 from grpo_lib.records import CLOSE, VERDICTS, EvalRun, Generation, Record, grade, summarize, wrong
-from grpo_lib.runs.eval_cache import Batch, EvalCache, Task, digest
 
 __all__ = ["CLOSE", "VERDICTS", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
 

@@ -26,10 +26,10 @@ from transformers import AutoTokenizer
 
 from grpo_lib.problems import Problem, training_batches
 from grpo_lib.prompts import render, system_prompt
-from grpo_lib.recipes import Recipe
-from grpo_lib.recipes.schema import GRPORecipe
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.schema import GRPORecipe
 
 
 class Config(NamedTuple):  # model settings that the shapes of the weights do not show

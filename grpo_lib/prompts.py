@@ -5,7 +5,7 @@ The tags are ordinary text, not special tokens: a decoder that skips special tok
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from grpo_lib.common.errors import CourseError
 
@@ -46,6 +46,13 @@ USER_PROMPTS = {
     "dapo": DAPO_PREFIX + "{question}" + DAPO_SUFFIX,
     "boxed": "{question}\n\nReason step by step, and put the final answer in \\boxed{}.",
 }
+
+
+class PromptSettings(Protocol):
+    """What a recipe's section `prompts` says."""
+
+    system: str  # "default", or a text of its own; empty: no system message
+    user: str  # a name in USER_PROMPTS
 
 
 def user_prompt(setting: str, question: str) -> str:

@@ -74,7 +74,7 @@ def gsm8k_dir(root: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_recipe(root: Path):
     """The course's own recipe."""
-    from grpo_lib.recipes import load_recipe
+    from grpo_train.recipes import load_recipe
 
     return load_recipe(root / "recipes" / "tiny-cpu.yaml")
 
@@ -82,7 +82,7 @@ def tiny_recipe(root: Path):
 @pytest.fixture(scope="session")
 def tokenizer(tiny_recipe):
     """The tiny model's tokenizer."""
-    from grpo_lib.engines import maxtext_model
+    from grpo_train.engines import maxtext_model
 
     return maxtext_model.load_tokenizer(tiny_recipe.model)
 
@@ -90,7 +90,7 @@ def tokenizer(tiny_recipe):
 @pytest.fixture(scope="session")
 def converted_base(tiny_recipe, tmp_path_factory) -> Path:
     """The tiny model as a MaxText checkpoint; converted once, also where several workers of pytest-xdist want it."""
-    from grpo_lib.engines import conversion
+    from grpo_train.engines import conversion
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -102,7 +102,7 @@ def converted_base(tiny_recipe, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_actor(tiny_recipe, converted_base):
     """The tiny model in MaxText."""
-    from grpo_lib.engines import maxtext_model
+    from grpo_train.engines import maxtext_model
 
     return maxtext_model.load_actor(tiny_recipe.model, converted_base, max_length=64)
 
@@ -120,7 +120,7 @@ def rollout_config():
 @pytest.fixture
 def sampler(tiny_actor, tokenizer, rollout_config):
     """Tunix's sampler with the tiny model."""
-    from grpo_lib.engines.tunix_sampler import TunixSampler
+    from grpo_train.engines.tunix_sampler import TunixSampler
 
     return TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
 

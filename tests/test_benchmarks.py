@@ -17,7 +17,7 @@ import pytest
 from grpo_lib import answers, plain_grpo, rewards
 from grpo_lib.problems import load_problems
 from grpo_lib.prompts import render, template_completion
-from grpo_lib.recipes import load_recipe
+from grpo_train.recipes import load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import run_notebooks
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.course import run_notebooks
 
 
 def notebook(*sources: str) -> nbformat.NotebookNode:

@@ -102,7 +102,7 @@ def test_the_two_readmes_are_in_step(root: Path) -> None:
 
 
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
-    from grpo_lib import cli
+    from grpo_tpu import cli
 
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known = {one.name or one.callback.__name__.replace("_", "-") for one in cli.app.registered_commands}
@@ -126,7 +126,7 @@ def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) ->
 
 
 def test_hardware_table_is_that_of_the_preflights(root: Path) -> None:
-    from grpo_lib.tpu import preflight
+    from grpo_tpu import preflight
 
     rows = preflight.hardware_table(preflight.saved_results()).splitlines()[2:]
     assert "\n".join(rows) in (root / "docs" / "tpu.md").read_text(encoding="utf-8")

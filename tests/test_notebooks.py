@@ -6,8 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-
-from grpo_lib.course import run_notebooks
+import run_notebooks
 
 
 @pytest.fixture(scope="module", params=run_notebooks.NOTEBOOKS)

@@ -1,4 +1,4 @@
-"""tpu/grpo.sky.yaml: SkyPilot itself reads it, and its commands are what each host of a slice has to run."""
+"""tools/grpo.sky.yaml: SkyPilot itself reads it, and its commands are what each host of a slice has to run."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from grpo_lib import cli
+from grpo_tpu import cli
 
 # Run in SkyPilot's own environment: tasks as JSON on stdin, what became of each on the last line of stdout.
 READER = """
@@ -30,7 +30,7 @@ print("\\n" + json.dumps({name: read(task) for name, task in json.load(sys.stdin
 
 @pytest.fixture(scope="module")
 def task(root: Path) -> dict:
-    return yaml.safe_load((root / "tpu" / "grpo.sky.yaml").read_text())
+    return yaml.safe_load((root / "tools" / "grpo.sky.yaml").read_text())
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grpo_lib.recipes import Recipe
-from grpo_lib.recipes.loading import OLD_KEYS, OLD_VALUES
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.loading import OLD_KEYS, OLD_VALUES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 
@@ -14,7 +14,7 @@ INTRO = """\
 # Recipe keys
 
 A recipe is one YAML file with everything about a run. It states what differs from the defaults below; unknown keys and
-wrong types are refused. This page is generated from the schema (`grpo_lib/recipes/schema.py`) by
+wrong types are refused. This page is generated from the schema (`grpo_train/recipes/schema.py`) by
 `python tools/make_recipe_docs.py`.
 
 - `grpo config RECIPE` prints the resolved recipe with every default, and the sizes of a step that follow from it.

@@ -16,13 +16,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from grpo_lib import report
-from grpo_lib.common import palette
 from grpo_lib.common.files import write_text_atomic
-from grpo_lib.recipes import Recipe
-from grpo_lib.report import comparison
-from grpo_lib.runs import run_directory
-from grpo_lib.runs.metric_glossary import Row, read_metrics
+from grpo_train import report
+from grpo_train.recipes import Recipe
+from grpo_train.report import comparison, palette
+from grpo_train.runs import run_directory
+from grpo_train.runs.metric_glossary import Row, read_metrics
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 KEPT = ("recipe.yaml", "environment.json", "metrics.jsonl", "summary.json")

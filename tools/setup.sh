@@ -55,7 +55,7 @@ install=("$venv/bin/uv" pip sync --python "$venv/bin/python" --require-hashes "$
 "$venv/bin/python" tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
 # Python compiles a library when it is first imported, and keeps that only where it may; 4,500 files take 15 s.
 if [ "$venv" = .venv ]; then
-  env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c 'from grpo_lib.course.run_notebooks import import_libraries as go; go()' \
+  env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=tools "$venv/bin/python" -c 'import run_notebooks; run_notebooks.import_libraries()' \
     >> $log 2>&1 || fail "the libraries could not be imported"
 fi
 printf '%s\n%s\n' "$PWD" "$content" > "$stamp"

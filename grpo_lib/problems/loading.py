@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from grpo_lib.common.errors import CourseError
 
 from . import competition, gsm8k, words
-from .types import SPLITS, Problem
-
-if TYPE_CHECKING:
-    from grpo_lib.recipes import ProblemsRecipe, TaskRecipe
+from .types import SPLITS, Problem, ProblemSettings, TaskSettings
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 HELD_OUT = 500  # validation problems of GSM8K and DAPO-Math-17k, taken out of their train split
 
 
-def load_problems(problems: ProblemsRecipe | list[TaskRecipe], split: str, n: int | None = None) -> list[Problem]:
+def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n: int | None = None) -> list[Problem]:
     """The problems of a split: "train", "validation" or "test".
 
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
@@ -45,7 +41,7 @@ def load_problems(problems: ProblemsRecipe | list[TaskRecipe], split: str, n: in
     return _load_competition(problems, split)[:limit]
 
 
-def what_became_of_the_rows(problems: ProblemsRecipe | list[TaskRecipe]) -> str | None:
+def what_became_of_the_rows(problems: ProblemSettings | list[TaskSettings]) -> str | None:
     """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
     if isinstance(problems, list):
         return "; ".join(filter(None, map(what_became_of_the_rows, problems))) or None
@@ -71,7 +67,7 @@ def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]
     return train, [problem for problem in problems if problem.question in held_out]
 
 
-def _load_task(task: TaskRecipe, split: str, n: int | None) -> list[Problem]:
+def _load_task(task: TaskSettings, split: str, n: int | None) -> list[Problem]:
     try:
         problems = load_problems(task, split, n)
     except CourseError as error:
@@ -86,7 +82,7 @@ def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
     return problems if split == "test" else _part(problems, split, path)
 
 
-def _load_competition(problems: ProblemsRecipe, split: str) -> list[Problem]:
+def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
     source = problems.source
     if source == "dapo-math":
         return _judged_on(problems) if split == "test" else _part(_not_in_test(problems), split, problems.path)
@@ -98,7 +94,7 @@ def _load_competition(problems: ProblemsRecipe, split: str) -> list[Problem]:
     return competition.load(source, problems.path, problems.conflicts)[0]
 
 
-def _judged_on(problems: ProblemsRecipe) -> list[Problem]:
+def _judged_on(problems: ProblemSettings) -> list[Problem]:
     """The test problems of a source that has none, from `test_source`."""
     if problems.test_source is None:
         raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
@@ -110,7 +106,7 @@ def _judged_on(problems: ProblemsRecipe) -> list[Problem]:
     return competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")[0]
 
 
-def _not_in_test(problems: ProblemsRecipe) -> list[Problem]:
+def _not_in_test(problems: ProblemSettings) -> list[Problem]:
     """The problems to train on, without those that are judged on; spaces around a text make no difference."""
     found, _ = competition.load(problems.source, problems.path, problems.conflicts)
     if problems.source != "dapo-math" or problems.test_source is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from grpo_lib.recipes import PromptsRecipe
+from grpo_lib.prompts import PromptSettings
 
 SPLITS = ("train", "validation", "test")
 
@@ -24,8 +23,30 @@ class Problem:
     steps: int | None = None  # calculations in the worked solution, where that is known
     kind: str = "tagged"  # "tagged": one number in <answer> tags; "integer": an integer stated last; "latex"
     task: str | None = None  # its name, where a recipe has several tasks
-    prompts: PromptsRecipe | None = None  # of its task, where they are not those of the recipe
+    prompts: PromptSettings | None = None  # of its task, where they are not those of the recipe
 
     def prompt(self, render: Callable[..., str]) -> str:
         """What the model is sent, by a `render` that takes a question, and prompts that are not the recipe's."""
         return render(self.question) if self.prompts is None else render(self.question, self.prompts)
+
+
+class ProblemSettings(Protocol):
+    """A recipe's section `problems`; docs/recipes.md says what each key means."""
+
+    source: str
+    difficulty: str
+    path: str | None
+    conflicts: str
+    test_source: str | None
+    test_path: str | None
+    train: int | None
+    validation: int | None
+    test: int | None
+    seed: int
+
+
+class TaskSettings(ProblemSettings, Protocol):
+    """One of several tasks: an entry of `problems`, where that is a list."""
+
+    name: str
+    prompts: PromptSettings | None

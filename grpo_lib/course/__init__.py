@@ -1,1 +1,0 @@
-"""The course: execute the notebooks, and choose the model that they examine."""

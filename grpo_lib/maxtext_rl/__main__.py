@@ -1,3 +1,0 @@
-from grpo_lib.maxtext_rl import main
-
-main()

@@ -1,0 +1,1 @@
+"""Checks before a TPU is rented: preflight with the TPU compiler, memory and roofline estimates, the smoke test."""

@@ -1,0 +1,248 @@
+"""HBM budget per chip of one step of GRPO: a sum of lines, each with its origin.
+
+A step has four phases, one after the other: sampling, log-probabilities, update, sync.  Persistent lines count in all,
+transient lines in their own; the largest phase decides whether the recipe fits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from grpo_tpu.compile_jobs import GIB, Compilation, Frozen
+from grpo_train.recipes import Recipe
+
+PHASES = ("sampling", "log-probabilities", "update", "sync")
+
+# engines.vllm_sampler.FULL: the fraction of a device's memory that vLLM and everything allocated before it may take.
+ENGINE_LIMIT = 0.98
+
+# vLLM 0.31's largest default of max_num_batched_tokens, and how many buffers as wide as the widest layer are alive at
+# once in a forward pass (the two inputs of the gated MLP, their product, and the hidden state).
+ENGINE_TOKENS, ENGINE_BUFFERS = 8192, 4
+# Copies of the sampled positions' logits, in float32: logits, probabilities, and one more for sampling.
+LOGITS_COPIES = 3
+
+# Fraction of a chip's usable memory left for what is not listed: the sampler's own programs, and fragmentation.
+RESERVE = 0.02
+
+# tpu-inference 0.31 pads a head to a multiple of this many numbers.
+HEAD_MULTIPLE = 128
+ITEMSIZE = {"bfloat16": 2, "float32": 4}
+
+# Reported by the compiler; arithmetic on sizes that it reported or that the recipe sets; or an estimate, which errs on
+# the large side.
+Origin = Literal["compiler", "arithmetic", "estimate"]
+
+
+class Line(Frozen):
+    """Some bytes on one chip."""
+
+    name: str
+    bytes: int
+    phases: tuple[str, ...] = PHASES
+    origin: Origin
+    how: str
+
+    @property
+    def persistent(self) -> bool:
+        return self.phases == PHASES
+
+
+class ChipMemory(Frozen):
+    """The memory of one kind of chip of the slice."""
+
+    role: str  # what the chip does
+    usable: int  # bytes that programs may take
+    lines: tuple[Line, ...]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases in which this chip does something."""
+        return tuple(phase for phase in PHASES if any(line.phases == (phase,) for line in self.lines))
+
+    def total(self, phase: str) -> int:
+        return sum(line.bytes for line in self.lines if phase in line.phases)
+
+    @property
+    def phase(self) -> str:
+        """The phase that needs most."""
+        return max(self.phases, key=self.total)
+
+    @property
+    def largest(self) -> int:
+        return self.total(self.phase)
+
+    @property
+    def margin(self) -> int:
+        """Bytes left over; below zero, bytes missing."""
+        return self.usable - self.largest
+
+
+class KVCache(Frozen):
+    """The sampler's KV cache on one chip."""
+
+    bytes: int
+    tokens: int  # that fit the cache of one replica
+    max_concurrency: int  # sequences of full length that fit it, as vLLM counts
+    requested: int  # sequences that a replica is given at once
+
+
+def chips(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[list[ChipMemory], KVCache]:
+    """The memory of a chip that trains and of one that samples (the same chip, when colocated), and the KV cache.
+
+    Args:
+      compiled: the compiler's reports, by the names of compile_jobs.programs_of.
+    """
+    usable, colocated = int(recipe.hardware.slice.chip.usable_gib * GIB), recipe.hardware.colocated
+    update = compiled["update"]
+    training = _trainer(recipe, update, compiled.get("logps"))
+    if recipe.rollout.engine == "tunix":
+        (leaving, sampling), kv_cache = _tunix_sampler(recipe, compiled)
+        training += leaving
+        how = f"{RESERVE:.0%} for small programs and for fragmentation"
+    else:
+        training.append(_unstacked(update))
+        before = sum(line.bytes for line in training if line.name in ("actor weights", "reference weights"))
+        sampling, kv_cache = _vllm_sampler(recipe, update, before if colocated else 0)
+        how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
+    reserve = _line("reserve", RESERVE * usable, "estimate", how)
+    if recipe.lora.rank:
+        how = "the weights with their adapters' products, which the sampler gets"
+        training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
+    if colocated:
+        lines = (*training, reserve, *sampling)
+        return [ChipMemory(role="trains and samples", usable=usable, lines=lines)], kv_cache
+    return [
+        ChipMemory(role="trains", usable=usable, lines=(*training, reserve)),
+        ChipMemory(role="samples", usable=usable, lines=(*sampling, reserve)),
+    ], kv_cache
+
+
+def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> Line:
+    """A transient line of these phases; without any, a persistent one."""
+    return Line(name=name, bytes=int(size), origin=origin, how=how, phases=phases or PHASES)
+
+
+def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> list[Line]:
+    """Lines of a chip that trains."""
+    weights, micro_batches = update.parameter_shard, recipe.plan.accumulation_steps
+    code = update.code + (logps.code if logps else 0)
+    how = "AdamW's two moments and the accumulated gradients, an argument of the update"
+    lines = [
+        _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
+        _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),
+    ]
+    if recipe.grpo.beta and not recipe.lora.rank:  # else it is the actor without its adapters
+        lines.append(_line("reference weights", weights, "arithmetic", "as the actor's; grpo.beta is above 0"))
+    lines += [
+        _line("batch of the step", update.batch * micro_batches, "arithmetic", f"{micro_batches} x the micro-batch"),
+        _line("programs", code, "compiler", "generated code"),
+    ]
+    if update.oom_message is None:
+        new = update.outputs - update.aliased
+        how = "Tunix donates the optimizer's state, not the weights: both exist until the step ends"
+        lines.append(_line("update: new weights", new, "compiler", how, "update"))
+    how = "activations, logits, gradients, gathered weights"
+    lines.append(_temporaries("update", update, update.temporaries, how))
+    if logps:
+        if recipe.grpo.iterations > 1:
+            how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
+            lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
+        if recipe.grpo.watch_kl and not recipe.lora.rank:
+            how = "the base, which otherwise waits in the host's memory; grpo.watch_kl"
+            lines.append(_line("log-probabilities: base weights", weights, "arithmetic", how, "log-probabilities"))
+        how, size = "the same program for reference and old policy", logps.outputs - logps.aliased + logps.temporaries
+        lines.append(_temporaries("log-probabilities", logps, size, how))
+    return lines
+
+
+def _unstacked(update: Compilation) -> Line:
+    """Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's."""
+    how = "Tunix slices the scanned layers before it moves them"
+    return _line("sync: actor weights, unstacked", update.parameter_shard, "estimate", how, "sync")
+
+
+def _temporaries(phase: str, program: Compilation, size: int, how: str) -> Line:
+    if program.oom_message is None:
+        return _line(f"{phase}: temporaries", size, "compiler", how, phase)
+    how = "from the compiler's out-of-memory message: needed in addition to the arguments"
+    return _line(f"{phase}: out of memory", program.bytes_needed or 0, "compiler", how, phase)
+
+
+def _tunix_sampler(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[tuple[list[Line], list[Line]], KVCache]:
+    """Lines of a chip that samples with Tunix's engine, and its KV cache.
+
+    The lines are in two lists: what the sync needs where the actor is, and what is on the sampler's chip.
+    """
+    prefill, decode, sync = (compiled[name] for name in ("prefill", "decode", "sync"))
+    tensor, plan = recipe.sampler_tensor, recipe.plan
+    replicas = recipe.hardware.sampler_count() // tensor
+    rows = -(-plan.rollout_micro_batch_completions // replicas)
+    length = int(recipe.rollout.max_prompt_length) + recipe.rollout.max_completion_length
+    held = f"{rows} sequences of {length} tokens in each replica of {tensor} chips"
+    if decode.oom_message is None:
+        size = decode.arguments - decode.sampler_shard - decode.batch
+        cache = _line("KV cache", size, "compiler", f"{held}; an argument of decoding, as it is laid out", "sampling")
+    else:
+        cache = _line("KV cache", decode.cache_shard, "arithmetic", held, "sampling")
+    sampling = [
+        _line("sampler weights", decode.sampler_shard, "compiler", f"over {tensor} chips, an argument of decoding"),
+        cache,
+        _line("sampler's programs", prefill.code + decode.code, "compiler", "generated code"),
+    ]
+    programs = {"prefill": prefill, "decoding": decode}
+    if failed := [(name, program) for name, program in programs.items() if program.oom_message]:
+        how = "from the compiler's out-of-memory message: needed in addition to the arguments"
+        for name, program in failed:
+            missing = program.bytes_needed or 0
+            sampling.append(_line(f"sampling: {name} out of memory", missing, "compiler", how, "sampling"))
+    else:
+        sizes = {name: made.outputs - made.aliased + made.temporaries for name, made in programs.items()}
+        largest = max(sizes, key=lambda name: sizes[name])
+        how = f"of {largest}, which needs more"
+        sampling.append(_line("sampling: temporaries", sizes[largest], "compiler", how, "sampling"))
+    if sync.oom_message:
+        leaving = _temporaries("sync", sync, 0, "")
+    else:
+        how = "the largest weight on its way: taken from its stack, and placed as the sampler has it"
+        leaving = _line("sync: one weight", sync.outputs + sync.temporaries, "compiler", how, "sync")
+    if not recipe.hardware.colocated:
+        sampling.append(_line("sync: arriving weight", sync.arriving, "arithmetic", "the largest one", "sync"))
+    kv_cache = KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
+    return ([leaving], sampling), kv_cache
+
+
+def _vllm_sampler(recipe: Recipe, facts: Compilation, before: int) -> tuple[list[Line], KVCache]:
+    """Lines of a chip that samples with vLLM, and its KV cache; `before`: bytes on the chip when the engine starts."""
+    rollout, tensor, itemsize = recipe.rollout, recipe.sampler_tensor, ITEMSIZE[recipe.model.dtype]
+    replicas = recipe.hardware.sampler_count() // tensor
+    weights = -(-facts.parameter_bytes // tensor)
+    # Keys and values of a token; heads are repeated until each chip of a replica has one.
+    head = -(-facts.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    per_token = 2 * facts.num_layers * -(-facts.kv_heads // tensor) * head * itemsize
+    length = int(rollout.max_prompt_length) + rollout.max_completion_length
+    settings = rollout.vllm
+    requested = min(settings.max_sequences, -(-recipe.plan.rollout_micro_batch_completions // replicas))
+    phases = ("sampling", "log-probabilities", "update")  # the engine frees it for the sync
+    if settings.kv_blocks and settings.block_size:
+        size = settings.kv_blocks * settings.block_size * per_token
+        how = f"rollout.vllm.kv_blocks={settings.kv_blocks} of {settings.block_size} tokens"
+    else:
+        usable = recipe.hardware.slice.chip.usable_gib * GIB
+        engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
+        size = max(int(engine) - weights, 0)
+        how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"
+    tokens = size // per_token
+    kv_cache = KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)
+    buffers = ENGINE_TOKENS * ENGINE_BUFFERS * facts.width * itemsize // tensor
+    logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
+    total = f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}"
+    activations = f"{ENGINE_TOKENS} tokens in {ENGINE_BUFFERS} buffers of the widest layer, and "
+    activations += f"{LOGITS_COPIES} copies of the logits"
+    arriving = "the new weights in addition to the old ones, until all have arrived"
+    return [
+        _line("sampler weights", weights, "arithmetic", total),
+        _line("KV cache", size, "arithmetic", how, *phases),
+        _line("sampling: activations", buffers + logits, "estimate", activations, "sampling"),
+        _line("sync: arriving weights", weights, "estimate", arriving, "sync"),
+    ], kv_cache

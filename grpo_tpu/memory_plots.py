@@ -1,0 +1,70 @@
+"""Plots of a preflight: memory of a TPU chip by phase, and how full the chips of several recipes are.
+
+figure, axes = plt.subplots()
+draw_phases(axes, result.tightest)
+draw_recipes(axes, results)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from grpo_tpu.compile_jobs import GIB
+from grpo_tpu.memory import PHASES, ChipMemory
+from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from grpo_tpu.preflight import Result
+
+# Lines with a colour of their own, by name, in the order of the bars; the others are one group.
+COLOURS = {
+    "actor weights": BLUE,
+    "reference weights": SKY,
+    "optimizer state, gradients": ORANGE,
+    "sampler weights": GREEN,
+    "KV cache": PURPLE,
+}
+OTHER = "temporaries, other"
+
+
+def bytes_by_group(chip: ChipMemory, phase: str) -> dict[str, int]:
+    """Bytes of each group on the chip in one phase; they add up to `chip.total(phase)`."""
+    found = dict.fromkeys((*COLOURS, OTHER), 0)
+    for line in chip.lines:
+        if phase in line.phases:
+            found[line.name if line.name in COLOURS else OTHER] += line.bytes
+    return {name: count for name, count in found.items() if count}
+
+
+def draw_phases(axes: Axes, chip: ChipMemory) -> None:
+    """One stacked bar per phase of a step, in GiB, against the usable memory."""
+    _stack(axes, {phase: bytes_by_group(chip, phase) for phase in PHASES}, unit=[GIB] * len(PHASES))
+    axes.axvline(chip.usable / GIB, color=VERMILLION, linestyle="--")
+    axes.text(0.99 * chip.usable / GIB, -0.55, "usable", ha="right", va="center", color=VERMILLION)
+    axes.set(xlim=(0, 1.04 * max(chip.usable, chip.largest) / GIB), xlabel="GiB on a chip")
+
+
+def draw_recipes(axes: Axes, results: Sequence[Result]) -> None:
+    """One stacked bar per recipe: its tightest chip in its fullest phase, in percent of the usable memory."""
+    chips = {f"{result.name}\n{result.accelerator}, {result.tightest.phase}": result.tightest for result in results}
+    bars = {label: bytes_by_group(chip, chip.phase) for label, chip in chips.items()}
+    _stack(axes, bars, unit=[chip.usable / 100 for chip in chips.values()])
+    axes.axvline(100, color=VERMILLION, linestyle="--")
+    axes.set(xlim=(0, 104), xlabel="% of the chip's usable memory")
+
+
+def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:
+    starts = [0.0] * len(bars)
+    for name, colour in (COLOURS | {OTHER: GREY}).items():
+        lengths = [bar.get(name, 0) / one for bar, one in zip(bars.values(), unit, strict=True)]
+        if any(lengths):
+            axes.barh(range(len(bars)), lengths, left=starts, height=0.66, color=colour, label=name)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    axes.set_yticks(range(len(bars)), list(bars), color=INK, fontsize=8)
+    axes.set_ylim(len(bars) - 0.4, -0.9)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)

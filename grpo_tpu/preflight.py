@@ -1,0 +1,390 @@
+"""HBM fit and roofline estimate of a recipe, ahead of time: before anything is rented.
+
+    result = preflight(recipe, Compiler(recipe, print))     # grpo_tpu.compiler; minutes
+    print(table(result))
+    results = saved_results()                        # assets/preflight, of the shipped recipes
+    print(hardware_table(results))
+
+`compile` is any function from a Program to a Compilation; nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_tpu import memory, roofline
+from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Frozen, Program, at_mean_length, few_layers, programs_of
+from grpo_tpu.suggestions import MICRO_BATCH, Changes, Log, Trial, find_suggestion, format_changes
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.batch_plan import divisors
+from grpo_train.recipes.slices import parse_slice
+
+Compile = Callable[[Program], Compilation]
+
+# Values that a preflight does not read: they change neither memory, nor the programs, nor their number.
+UNUSED = {
+    "name", "seed", "problems", "prompts", "rewards", "evaluation", "tracking",
+    "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k",
+    "rollout.final_temperature", "rollout.temperature_stages",
+    "grpo.epsilon", "grpo.epsilon_high", "grpo.advantage", "grpo.aggregation", "grpo.ratio", "grpo.kl",
+    "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.dynamic_sampling", "grpo.correction", "grpo.correction_cap",
+    "grpo.target_kl",
+    "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
+    "training.weight_decay", "training.max_grad_norm", "training.checkpoint_every", "training.max_to_keep",
+    "training.validate_every", "training.checkpoints", "training.profile_steps",
+}  # fmt: skip
+
+# The keys of the batch sizes; a preflight reads the plan that is derived from them.
+BATCH = {
+    "hardware.processes", "rollout.micro_batch_size", "rollout.micro_batch_size_per_device",
+    "training.prompts_per_step", "training.prompts_per_step_per_device", *MICRO_BATCH,
+}  # fmt: skip
+
+SAVED = Path("assets") / "preflight"
+
+# engines.tunix_sampler.LONG_PROMPT: an evaluation takes fewer prompts at once when they are longer.
+EVALUATED_LENGTH = 128
+# The longest completion that is named is a multiple of so many tokens.
+ROUND = 64
+
+
+class Compiled(Frozen):
+    """A program, and the compiler's report."""
+
+    title: str
+    kind: str | None = None  # in results saved before the sampler was compiled: of the trainer
+    compilation: Compilation
+
+
+class Result(Frozen):
+    """The result of a preflight.  Bytes and work are per chip."""
+
+    name: str
+    command: str  # that gives the same result
+    digest: str  # of the recipe's values that matter here
+    versions: dict[str, str]  # of the packages that compile
+    accelerator: str
+    devices: int
+    trainer_devices: int
+    sampler_devices: int
+    colocated: bool
+    parameters: int
+    steps: int
+    fits: bool
+    problem: str | None  # why not
+    margin: int  # bytes left on the tightest chip
+    chips: tuple[memory.ChipMemory, ...]
+    kv_cache: memory.KVCache
+    programs: tuple[Compiled, ...]
+    lower_bound: roofline.LowerBound | None = None  # of a recipe that fits
+    lower_bound_at_mean: roofline.LowerBound | None = None  # of a layout whose update has fewer tokens then
+    trials: tuple[Trial, ...] = ()
+    suggestion: Changes | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tightest(self) -> memory.ChipMemory:
+        return min(self.chips, key=lambda chip: chip.margin)
+
+
+def preflight(
+    recipe: Recipe,
+    compile: Compile,
+    log: Log = lambda text: None,
+    *,
+    quick: bool = False,
+    command: str = "",
+    versions: dict[str, str] | None = None,
+) -> Result:
+    """Compile a recipe's programs, add up the memory, and find changes that fit when it does not.
+
+    `quick` compiles with low optimization effort; `command` and `versions` go into the result as they are.
+
+    Raises CourseError when the recipe does not fix what must be known, or cannot be compiled for another reason than
+    memory.
+    """
+    result = examine(recipe, compile, quick=quick)
+    result = result.model_copy(update={"command": command, "versions": versions or {}})
+    if result.fits:
+        facts, programs = result.programs[0].compilation, programs_of(recipe)
+
+        def work(program: Program) -> roofline.Work:
+            return roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
+
+        logps = work(programs["logps"]) if "logps" in programs else None
+        bounds = {"lower_bound": roofline.lower_bound(recipe, facts, work(programs["update"]), logps)}
+        at_mean = at_mean_length(programs["update"], recipe)
+        if at_mean != programs["update"]:
+            bounds["lower_bound_at_mean"] = roofline.lower_bound(recipe, facts, work(at_mean), logps)
+        return result.model_copy(update=bounds)
+    log(f"does not fit: {result.problem}; trying changes")
+    trials, suggestion = find_suggestion(recipe, result, functools.partial(examine, compile=compile, quick=quick), log)
+    return result.model_copy(update={"trials": tuple(trials), "suggestion": suggestion})
+
+
+def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
+    """Compile and add up, without suggestions and without the lower bound."""
+    programs = programs_of(recipe, quick)
+    compiled = {name: compile(program) for name, program in programs.items()}
+    update = compiled["update"]
+    chips, kv_cache = memory.chips(recipe, compiled)
+    problem = _problem(compiled, chips, kv_cache)
+    hardware = recipe.hardware
+    return Result(
+        name=recipe.name,
+        command="",
+        digest=digest(recipe),
+        versions={},
+        accelerator=hardware.accelerator,
+        devices=hardware.slice.devices,
+        trainer_devices=hardware.trainer_count(),
+        sampler_devices=hardware.sampler_count(),
+        colocated=hardware.colocated,
+        parameters=update.parameters,
+        steps=recipe.training.steps,
+        fits=problem is None,
+        problem=problem,
+        margin=min(chip.margin for chip in chips),
+        chips=tuple(chips),
+        kv_cache=kv_cache,
+        programs=tuple(
+            Compiled(title=programs[name].title, kind=name, compilation=found) for name, found in compiled.items()
+        ),
+        notes=(
+            *_notes(recipe, programs["update"], update, chips[0], kv_cache),
+            *(_sampler_notes(recipe, programs["decode"], chips[-1]) if "decode" in programs else ()),
+        ),
+    )
+
+
+def _problem(compiled: dict[str, Compilation], chips: list[memory.ChipMemory], kv_cache: memory.KVCache) -> str | None:
+    """Why a recipe does not fit, or None."""
+    for name, compilation in compiled.items():
+        if compilation.oom_message is not None:
+            return f"the compiler runs out of memory in the {KINDS[name]}: {compilation.oom_message}"
+    tightest = min(chips, key=lambda chip: chip.margin)
+    if tightest.margin < 0:
+        return (
+            f"a chip that {tightest.role} would need {tightest.largest / GIB:.2f} GiB during {tightest.phase} "
+            f"and has {tightest.usable / GIB:.2f}"
+        )
+    if kv_cache.max_concurrency < 1:
+        return f"the KV cache would hold {kv_cache.tokens} tokens, less than one sequence"
+    return None
+
+
+def _notes(
+    recipe: Recipe, update: Program, compilation: Compilation, trainer: memory.ChipMemory, kv_cache: memory.KVCache
+) -> Iterator[str]:
+    if update.quick:
+        yield "compiled with low optimization effort (--quick): temporaries can be a quarter off"
+    if update.loss != "jax":
+        yield "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel"
+    if update.accelerator != recipe.hardware.accelerator:
+        yield (
+            f"the trainer's {update.devices} of {recipe.hardware.slice.devices} chips were compiled as a "
+            f"{update.accelerator}: the same chips, without their neighbours"
+        )
+    elif update.devices < recipe.hardware.slice.devices:
+        yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
+    if recipe.grpo.dynamic_sampling:
+        yield (
+            f"the lower bound is of a step that samples once; dynamic sampling does it up to "
+            f"{recipe.grpo.dynamic_sampling} times"
+        )
+    if recipe.grpo.watch_kl and not recipe.lora.rank:
+        hosts = recipe.plan.processes
+        yield (
+            f"grpo.watch_kl keeps the base model in the hosts' memory: {compilation.parameter_bytes / hosts / GIB:.1f} "
+            "GiB on each"
+        )
+    updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
+    missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
+    if updates > 1 and trainer.margin >= 0 and missing > 0:
+        yield (
+            "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
+            f"would be {missing / GIB:.2f} GiB short"
+        )
+    if kv_cache.max_concurrency < kv_cache.requested:
+        yield (
+            f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
+            f"{kv_cache.requested} at once, so some may wait"
+        )
+
+
+def _sampler_notes(recipe: Recipe, decode: Program, sampler: memory.ChipMemory) -> Iterator[str]:
+    """What more Tunix's sampler has room for, by arithmetic; and what is not compiled."""
+    plan, rollout = recipe.plan, recipe.rollout
+    used = sum(line.bytes for line in sampler.lines if line.phases == ("sampling",))
+    left = sampler.usable - sampler.total("sampling")
+    if left >= 0:
+        # As if all that sampling needs grew with the rows, and with the length of a row: an overestimate of both.
+        times = (used + left) / used
+        length = decode.prompt_length + decode.completion_length
+        longest = int(length * times - decode.prompt_length) // ROUND * ROUND
+        sizes = [size for size in divisors(plan.prompts_per_step) if size % plan.processes == 0]
+        most = max(size for size in sizes if size <= plan.rollout_micro_batch_size * times)
+        whole = ", the whole step" if most == plan.prompts_per_step else ""
+        yield (
+            "what sampling leaves free is enough, by arithmetic, for rollout.max_completion_length="
+            f"{max(longest, rollout.max_completion_length)} (the policy update has a limit of its own), or else for "
+            f"rollout.micro_batch_size={most}{whole}"
+        )
+    rows = decode.sequences * decode.prompt_length // EVALUATED_LENGTH
+    if recipe.evaluation.batch_size > rows:
+        yield (
+            f"evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size={rows} "
+            "its prefill has no more tokens"
+        )
+
+
+def table(result: Result) -> str:
+    """The result as text."""
+    split = f"{result.trainer_devices} that train and sample"
+    if not result.colocated:
+        split = f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
+    lines = [
+        f"{result.name} on {result.accelerator}: {result.devices} chips, {split}; "
+        f"{result.parameters / 1e9:.2f} billion parameters"
+    ]
+    for chip in result.chips:
+        lines += ["", *_chip_table(chip)]
+    lines += ["", *_verdict(result)]
+    if result.lower_bound:
+        lines += ["", *_lower_bound_table(result, result.lower_bound)]
+    lines += [f"note: {note}" for note in result.notes]
+    return "\n".join(lines)
+
+
+def _chip_table(chip: memory.ChipMemory) -> Iterator[str]:
+    width = max(len(line.name) for line in chip.lines) + 2
+    yield f"A chip that {chip.role}, GiB:"
+    for title, persistent in (("persistent", True), ("transient", False)):
+        yield f"  {title}"
+        for line in chip.lines:
+            if line.persistent == persistent:
+                yield f"    {line.name:<{width}}{line.bytes / GIB:>7.2f}  {line.origin}: {line.how}"
+    yield "  total by phase"
+    for phase in chip.phases:
+        mark = "  <- peak" if phase == chip.phase else ""
+        yield f"    {phase:<{width}}{chip.total(phase) / GIB:>7.2f}{mark}"
+    yield f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit"
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    if result.fits:
+        yield f"FITS: {result.margin / GIB:.2f} GiB left on the tightest chip"
+        return
+    yield f"DOES NOT FIT: {result.problem}"
+    for trial in result.trials:
+        after = f"fits, {trial.margin / GIB:.2f} GiB left" if trial.fits else f"does not fit ({trial.problem})"
+        yield f"  {'change' if trial.fits else 'tried'} {format_changes(trial.changes)}: {after}"
+    if result.suggestion is None:
+        yield "  none of the changes that were tried fits; take a larger slice or a smaller model"
+
+
+def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[str]:
+    chip = parse_slice(result.accelerator).chip
+    yield (
+        f"Roofline lower bound on step time, in seconds, at {chip.flops / 1e12:.0f} TFLOP/s and "
+        f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):"
+    )
+    for part in bound.parts:
+        each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
+        yield f"    {part.name:<20}{part.seconds:>9.3f}  {each}"
+    yield f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length"
+    if at_mean := result.lower_bound_at_mean:
+        update = at_mean.parts[-1]
+        yield (
+            f"    {at_mean.seconds:>29.3f}  where a completion and its prompt have a third of it on average: "
+            f"{update.name} {update.seconds:.3f}"
+        )
+    yield (
+        "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
+        "of the longest completion; completions that end earlier decode faster."
+    )
+    yield (
+        f"The run at the lower bound: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
+        f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting."
+    )
+
+
+def hardware_table(results: list[Result]) -> str:
+    """Results as a Markdown table."""
+    rows = [
+        "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
+        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
+        "third of it, s |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for result in results:
+        chip, bound = result.tightest, result.lower_bound
+        split = f"{result.trainer_devices}, both"
+        if not result.colocated:
+            split = f"{result.trainer_devices} / {result.sampler_devices}"
+        times = f"{bound.seconds:.2f} | {_hours(bound.chip_hours)}" if bound else "- | -"
+        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
+        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
+        rows.append(
+            f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
+            f"{chip.margin / GIB:.1f} | {times} |"
+        )
+    return "\n".join(rows)
+
+
+def _hours(number: float) -> str:
+    """Two digits, and no exponent."""
+    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
+
+
+def digest(recipe: Recipe) -> str:
+    """Hash of the recipe's values that a preflight depends on."""
+    data = recipe.model_dump(mode="json")
+    for key in UNUSED | BATCH:
+        section, _, name = key.partition(".")
+        (data[section] if name else data).pop(name or section)
+    plan = recipe.plan
+    data["training"]["prompts_per_step"] = plan.prompts_per_step
+    data["training"]["micro_batch_size"] = plan.micro_batch_size
+    data["training"]["layout"] = plan.layout  # the one that `auto` means
+    data["rollout"]["micro_batch_size"] = plan.rollout_micro_batch_size
+    data["grpo"]["beta"] = data["grpo"]["beta"] > 0
+    # Left out where they are not set: results from before there were these keys stay what they are.
+    if data["lora"]["rank"] is None:
+        data.pop("lora")
+    if not data["grpo"].pop("watch_kl"):
+        return _hash(data)
+    return _hash(data | {"watch_kl": True})
+
+
+def _hash(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def saved_results() -> list[Result]:
+    """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
+    folder = environment.repo_root() / SAVED
+    return [read_result(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith("refused-")]
+
+
+def saved_result(recipe: Recipe) -> Result:
+    """The saved result of a shipped recipe.  Raises CourseError when there is none, or the recipe has changed since."""
+    path = environment.repo_root() / SAVED / f"{recipe.name}.json"
+    fix = f"run grpo preflight on it with --output {SAVED / path.name}"
+    if not path.is_file():
+        raise CourseError(f"{SAVED / path.name} does not exist; {fix}")
+    result = read_result(path)
+    if result.digest != digest(recipe):
+        raise CourseError(f"recipe {recipe.name} has changed since {SAVED / path.name} was made; {fix}")
+    return result
+
+
+def read_result(path: Path) -> Result:
+    return Result.model_validate_json(path.read_text(encoding="utf-8"))

@@ -1,0 +1,252 @@
+"""A small random model of a recipe's own architecture, and whether MaxText computes the same model from it.
+
+    write_random_model(recipe.model, folder)     # 2 layers; the published config.json's keys and constants
+    check_round_trip(folder, exported)           # Hugging Face -> MaxText -> Hugging Face, bit for bit
+    check_parity(actor, folder)                  # against transformers in PyTorch, or against Tunix's own loader
+
+The smoke test tries names, biases, heads, norms and the rotary embedding of Qwen2.5, Qwen3 and Llama 3.1 with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import ModelRecipe
+
+# The beginning of MaxText's name -> config.json's model_type, architecture, and keys that only this family has.
+FAMILIES = {
+    "qwen2.5": ("qwen2", "Qwen2ForCausalLM", ("use_sliding_window",)),  # no attention_bias: Qwen2.5's file has none
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", ("use_sliding_window", "attention_bias")),
+    "llama3.1": ("llama", "LlamaForCausalLM", ("attention_bias", "mlp_bias", "pretraining_tp")),
+}
+KEYS = (
+    "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "attention_dropout",
+    "initializer_range", "use_cache",
+)  # fmt: skip
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64, "torch_dtype": "float32"}
+KV_HEADS = (2, 4)  # the published number, between these
+QUERIES_PER_KV = 2  # the most
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+PADDING, END = 0, 1  # ids of the tiny tokenizer
+
+# Of check_parity: rows, tokens of a prompt (half of the rows have padding), tokens of a completion.
+ROWS, PROMPT, COMPLETION = 8, 96, 32
+# Mean gaps in nats.  MaxText multiplies by a tied embedding in bfloat16.
+LIMITS = {"float32": 1e-4, "tied": 0.02, "bfloat16": 0.1}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What `check_parity` found.  Gaps are absolute differences of log-probabilities, in nats."""
+
+    reference: str  # the other implementation
+    tokens: int
+    mean_gap: float
+    max_gap: float
+
+
+def family(model: ModelRecipe) -> str | None:
+    """config.json's model_type, where a random model can be made of it."""
+    names = [name for name in FAMILIES if model.maxtext_name.startswith(name)]
+    is_moe = "-a" in model.maxtext_name  # qwen3-30b-a3b: 3 billion active parameters
+    return FAMILIES[names[0]][0] if names and not is_moe else None
+
+
+def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0) -> Path:
+    """Write a Hugging Face directory; `seed` decides the weights.
+
+    Its config.json is that of the recipe's model where the model is on this machine, else the one that MaxText lists
+    for `maxtext_name`, with few layers and small sizes; the tokenizer is the tiny model's.
+
+    It never writes padding, as a trained model.  (Tunix takes every padding token for padding, also one that was
+    sampled, and the trainer would see another text than the sampler wrote.)  The first hidden value is the same for
+    all tokens, no layer adds to it, and only padding's output row reads it.
+    """
+    from safetensors.numpy import save_file
+
+    folder, tiny = Path(folder), environment.repo_root() / "assets" / "tiny-base"
+    config = small_config(model)
+    draw, weights = np.random.default_rng(seed), {}
+    for name, shape in weight_shapes(config).items():
+        if "norm" in name:  # small values among them, which a small step changes in bfloat16, too
+            weights[name] = draw.uniform(0.1, 1.9, shape).astype(np.float32)
+        else:
+            weights[name] = draw.normal(0, 0.1 if len(shape) == 2 else 0.2, shape).astype(np.float32)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name][0] = 0
+    embedding = weights["model.embed_tokens.weight"]
+    head = weights.get("lm_head.weight", embedding)
+    embedding[:, 0] = weights["model.norm.weight"][0] = 1
+    if head is not embedding:
+        head[:, 0] = 0
+    head[PADDING] = 0
+    head[PADDING, 0] = -100
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        shutil.copy(tiny / name, folder / name)
+    return folder
+
+
+def small_config(model: ModelRecipe) -> dict[str, Any]:
+    """config.json of the random model."""
+    kind = family(model)
+    if kind is None:
+        raise CourseError(f"model.maxtext_name={model.maxtext_name}: random models are of {', '.join(FAMILIES)} only")
+    _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
+    published = published_config(model, kind)
+    rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
+    theta = rope.pop("rope_theta", published.get("rope_theta"))
+    scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    kv_heads = min(max(published["num_key_value_heads"], KV_HEADS[0]), KV_HEADS[1])
+    group = published["num_attention_heads"] // published["num_key_value_heads"]
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        **{key: published[key] for key in (*KEYS, *own_keys) if key in published},
+        "rope_theta": theta,
+        **({"rope_scaling": rope} if scaled else {}),
+        **SIZES,
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": kv_heads * min(group, QUERIES_PER_KV),
+        "vocab_size": json.loads((environment.repo_root() / "assets/tiny-base/config.json").read_text())["vocab_size"],
+        "pad_token_id": PADDING,
+        "bos_token_id": None,
+        "eos_token_id": END,
+    }
+
+
+def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
+    """config.json of the recipe's model where it is on this machine, else what MaxText lists for `maxtext_name`."""
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+
+    from grpo_train.engines.maxtext_model import SIZES as maxtext_keys
+    from grpo_train.engines.maxtext_model import model_directory
+
+    try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
+        return json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
+    except CourseError:
+        if model.maxtext_name not in HF_MODEL_CONFIGS:
+            raise CourseError(f"MaxText has no {model.maxtext_name} in its table of Hugging Face models") from None
+        listed = HF_MODEL_CONFIGS[model.maxtext_name].to_dict()
+        return listed | {key: model.sizes[name] for key, name in maxtext_keys.items() if name in model.sizes}
+
+
+def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of such a model."""
+    width, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
+        "self_attn.q_proj.weight": (queries, width),
+        "self_attn.k_proj.weight": (keys, width),
+        "self_attn.v_proj.weight": (keys, width),
+        "self_attn.o_proj.weight": (width, queries),
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+    }
+    if config["model_type"] == "qwen2":
+        layer |= {f"self_attn.{name}_proj.bias": (n,) for name, n in (("q", queries), ("k", keys), ("v", keys))}
+    if config["model_type"] == "qwen3":
+        layer |= {f"self_attn.{name}_norm.weight": (size,) for name in "qk"}
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], width)
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def check_round_trip(folder: str | Path, exported: str | Path) -> int:
+    """How many weights came back as they were.  Raises CourseError, which names the first that did not."""
+    from grpo_train.engines import conversion
+
+    if differing := conversion.differing_weights(folder, exported):
+        more = f" (and {len(differing) - 1} more)" if differing[1:] else ""
+        raise CourseError(f"weight {differing[0]}{more} is not the same after conversion to MaxText and back")
+    return len(conversion.read_weights(folder))
+
+
+def check_parity(actor: Any, folder: str | Path, dtype: str = "float32") -> Parity | None:
+    """Compare the MaxText actor's log-probabilities of random tokens with another implementation's, in float32.
+
+    That is transformers in PyTorch where it is installed, else Tunix, by its own loader; None for a model that Tunix
+    does not know.  `dtype`: of the actor's weights.  All processes call it together.
+
+    Raises CourseError, which names the gap, when its mean is above the limit.
+    """
+    from grpo_train.engines import maxtext_model
+    from grpo_train.runs import multihost
+
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    compute = _reference(config)
+    if compute is None:
+        return None
+    draw = np.random.default_rng(0)
+    ids = draw.integers(END + 1, config["vocab_size"], (ROWS, PROMPT + COMPLETION), dtype=np.int32)
+    ids[: ROWS // 2, : PROMPT // 3] = PADDING
+    prompts, completions = ids[:, :PROMPT], ids[:, PROMPT:]
+    ours = multihost.to_numpy(maxtext_model.per_token_logps(actor, prompts, completions, PADDING, END))
+    gaps: list[float] = []
+    if multihost.is_main_process():  # Tunix's loader uses the first device of all
+        gap = np.abs(ours.astype(np.float32) - compute(Path(folder), prompts, completions))
+        gaps = [float(gap.mean()), float(gap.max())]
+    name = "Tunix" if compute is _tunix_logps else "transformers"
+    found = Parity(name, ours.size, *multihost.broadcast(gaps))
+    limit = LIMITS["tied" if dtype == "float32" and config["tie_word_embeddings"] else dtype]
+    if not found.mean_gap <= limit:  # also true for NaN
+        raise CourseError(
+            f"MaxText and {name} disagree on this {config['model_type']} model: log-probabilities of the same "
+            f"{found.tokens} tokens differ by {found.mean_gap:.3g} nats on average (limit {limit})"
+        )
+    return found
+
+
+def parity_reference(kind: str) -> str | None:
+    """With what the parity of a model_type can be checked here."""
+    if importlib.util.find_spec("torch"):
+        return "transformers"
+    return "Tunix" if kind in ("qwen2", "qwen3") else None
+
+
+def _reference(config: dict[str, Any]) -> Any:
+    return {"transformers": _torch_logps, "Tunix": _tunix_logps, None: None}[parity_reference(config["model_type"])]
+
+
+def _torch_logps(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    ids = torch.from_numpy(np.concatenate([prompts, completions], axis=1).astype(np.int64))
+    mask = ids != PADDING
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    logps = torch.log_softmax(logits[:, PROMPT - 1 : -1], dim=-1)
+    return logps.gather(2, ids[:, PROMPT:, None])[..., 0].numpy()  # [B, C]
+
+
+def _tunix_logps(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
+    import jax
+    from flax import nnx
+    from tunix.rl import common
+
+    from grpo_train.engines import tunix_sampler
+
+    compute = functools.partial(common.compute_per_token_logps, pad_id=PADDING, eos_id=END)
+    with jax.default_matmul_precision("highest"):
+        graph, state = nnx.split(tunix_sampler.load_hugging_face(folder))
+        return np.asarray(compute(graph, state, prompt_tokens=prompts, completion_tokens=completions))

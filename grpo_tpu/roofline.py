@@ -1,0 +1,79 @@
+"""Roofline lower bound on step time: the time of a step's programs on chips that run at their peaks and never wait.
+
+A program takes at least flops / peak FLOP/s and at least bytes / bandwidth seconds, so the larger of the two.  Both
+counts are the compiler's.  Not counted: traffic between chips, dispatch, rewards, the weight sync, reading the KV
+cache, and idle time.
+"""
+
+from __future__ import annotations
+
+from grpo_tpu.compile_jobs import FEW_LAYERS, Compilation, Frozen
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.slices import Chip
+
+
+class Work(Frozen):
+    """Work of one chip in one run of a program."""
+
+    flops: float
+    traffic: float  # bytes between the chip and its memory
+
+    def seconds(self, chip: Chip) -> float:
+        return max(self.flops / chip.flops, self.traffic / chip.bandwidth)
+
+
+class Part(Frozen):
+    """One part of a step."""
+
+    name: str
+    times: int  # in a step
+    work: Work
+    seconds: float  # in a step
+    bound: str  # compute or memory
+
+
+class LowerBound(Frozen):
+    """A lower bound on step time."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+    chip_hours: float  # of the whole run, on all chips of the slice
+
+
+def whole_model(few: list[Compilation], layers: int) -> Work:
+    """The work of the whole model from those of two and four layers: each layer adds the same."""
+    low, high = FEW_LAYERS
+
+    def line(a: float, b: float) -> float:
+        return a + (b - a) / (high - low) * (layers - low)
+
+    return Work(flops=line(few[0].flops, few[1].flops), traffic=line(few[0].traffic, few[1].traffic))
+
+
+def lower_bound(recipe: Recipe, facts: Compilation, update: Work, logps: Work | None) -> LowerBound:
+    """The bound for a step whose completions all have the maximum length.
+
+    Args:
+      facts: the model's sizes.
+      update, logps: the work of one micro-batch.
+    """
+    plan, tensor = recipe.plan, recipe.sampler_tensor
+    each = -(-plan.rollout_micro_batch_completions // (recipe.hardware.sampler_count() // tensor))
+    rounds = -(-each // recipe.rollout.vllm.max_sequences) if recipe.rollout.engine == "vllm" else 1
+    rounds *= plan.num_rollout_micro_batches
+    # A token for every sequence of a batch: each chip of a replica reads its shard of the weights once.
+    decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / tensor)
+    counted = [("decoding", rounds * recipe.rollout.max_completion_length, decoding)]
+    if logps:
+        scorings = (recipe.grpo.beta > 0) + (recipe.grpo.iterations > 1)
+        counted.append(("log-probabilities", plan.accumulation_steps * scorings, logps))
+    counted.append(("policy update", plan.accumulation_steps * recipe.grpo.iterations, update))
+    chip = recipe.hardware.slice.chip
+    parts = []
+    for name, times, work in counted:
+        bound = "compute" if work.flops / chip.flops >= work.traffic / chip.bandwidth else "memory"
+        parts.append(Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=bound))
+    seconds = sum(part.seconds for part in parts)
+    # All chips of the slice are paid for, also those that wait.
+    chip_hours = recipe.hardware.slice.devices * recipe.training.steps * seconds / 3600
+    return LowerBound(parts=tuple(parts), seconds=seconds, chip_hours=chip_hours)

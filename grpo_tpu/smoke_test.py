@@ -1,0 +1,422 @@
+"""Smoke-test a recipe on virtual CPU devices before a TPU is rented: small models, two steps, the same code path.
+
+    scaled = scaled_recipe(load_recipe("recipes/llama3.1-8b-gsm8k.yaml"), engine="vllm")
+    changes(recipe, scaled)                 # what was scaled down: "training.steps: 3738 -> 2", ...
+    run(recipe, scaled, "runs/smoke-test-llama3.1-8b-gsm8k")
+
+Two models go through it: a random one of the recipe's own architecture (architecture_test), then the tiny trained
+Qwen3, by `grpo train`, from the data to the report.  Each runs in a process of its own, because the number of virtual
+devices must be known before JAX is imported, and so that a TPU on this machine is not used; a recipe for several hosts
+runs as two processes.  What upstream prints goes to the log file only.  Not covered: speed and memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_text_atomic
+from grpo_tpu import random_model
+from grpo_tpu.stand_ins import write_stand_ins
+from grpo_train.recipes import HardwareRecipe, ProblemsRecipe, Recipe, differences, dump_recipe, parse_recipe
+
+STEPS = 2
+LARGEST_GROUP = 4  # more completions of a prompt take time and cover no more code
+COMPLETION = 24  # tokens: a whole solution of the tiny model, as in recipes/tiny-cpu.yaml
+PROMPT = 256  # tokens: a word problem with the system prompt takes up to 200 of the tiny tokenizer's
+TINY_MODEL = {"path": "assets/tiny-base", "maxtext_name": "qwen3-0.6b", "sizes": {}}
+# Of GSM8K's first 256 training problems about 30 fit PROMPT tokens of the tiny tokenizer.  Test problems are never
+# left out; the longest of the first 16 fits the 512 tokens that the tiny model reads.
+PROBLEMS = {"train": 256, "validation": 64, "test": 16}
+# Tokens of a KV cache block, sequences at once, and blocks for all of them at full length (512 tokens).
+VLLM = {"block_size": 16, "max_sequences": 16, "kv_blocks": 512}
+PROCESSES = 2  # of a smoke test, where the recipe has more
+# How a line of the log begins that says what went wrong: ours, else the last line of a traceback.
+ERRORS = (re.compile(r"error: "), re.compile(r"[\w.]*(Error|Exception|Interrupt)\b"), re.compile(r"\S"))
+VARIABLES = {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "WANDB_MODE": "offline"}
+
+
+@dataclass
+class SmokeTest:
+    """The outcome of a smoke test.  Gaps are in nats per token: between sampler and trainer, of the tiny model."""
+
+    recipe: str
+    engine: str
+    devices: int
+    passed: bool
+    exit_code: int
+    seconds: float
+    log_file: str
+    run: str
+    processes: int = 1
+    error: str | None = None  # the line that says what went wrong
+    architecture: dict[str, Any] | None = None  # architecture_test's result
+    report: str | None = None
+    weights: int | None = None
+    mean_gap: float | None = None
+    changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def scaled_recipe(
+    recipe: Recipe,
+    *,
+    steps: int = STEPS,
+    engine: str | None = None,
+    gsm8k: str | None = None,
+    stand_ins: dict[str, Path] | None = None,
+    wandb: bool = False,
+) -> Recipe:
+    """The recipe with everything that takes time scaled down, and everything that selects code paths kept.
+
+    Args:
+      engine: rollout.engine to use; None keeps the recipe's.
+      gsm8k: folder with GSM8K's jsonl files, for recipes that train on it; None uses the word problems instead.
+      stand_ins: files by source, in place of those on the hub (problems.stand_ins).
+      wandb: whether Weights & Biases is installed, so that a recipe that tracks can do so offline.
+    """
+    data = recipe.model_dump(mode="json")
+    data["name"] = f"smoke-test-{recipe.name}"
+    data["model"] |= TINY_MODEL
+    processes = _processes(recipe)
+    hardware = scaled_hardware(recipe.hardware, processes)
+    data["hardware"] = hardware.model_dump(mode="json")
+    problems = [_scaled_problems(source, gsm8k, stand_ins or {}) for source in recipe.sources]
+    data["problems"] = problems if recipe.tasks else problems[0]
+
+    rollout, real = data["rollout"], any(source["source"] != "words" for source in problems)
+    rollout["engine"] = engine or recipe.rollout.engine
+    rollout["max_completion_length"] = min(COMPLETION, recipe.rollout.max_completion_length)
+    if real or recipe.rollout.max_prompt_length != "auto":
+        rollout["max_prompt_length"] = PROMPT
+    if real:  # the tiny tokenizer needs about three times the tokens of a real one
+        rollout["overlong_prompts"] = "filter"
+    rollout["temperature_stages"] = max(2, min(rollout["temperature_stages"], steps))
+    if steps < 2:
+        rollout["final_temperature"] = None
+    if rollout["engine"] == "vllm":
+        rollout["vllm"] |= VLLM | {"max_sequences": min(VLLM["max_sequences"], recipe.rollout.vllm.max_sequences)}
+
+    group_size = data["grpo"]["group_size"] = min(LARGEST_GROUP, recipe.grpo.group_size)
+    if buffer := recipe.grpo.overlong_buffer:
+        data["grpo"]["overlong_buffer"] = min(buffer, rollout["max_completion_length"] // 3)
+    # As few prompts as fill the devices; in two micro-batches where the recipe has several, for the gradient and for
+    # the rollout.
+    plan, fsdp = recipe.plan, hardware.trainer_count() // hardware.trainer_tensor
+    # Prompts that spread evenly over the processes, and their completions over the devices.
+    unit = math.lcm(processes, fsdp // math.gcd(fsdp, group_size))
+    several = plan.accumulation_steps > 1 or (processes > 1 and plan.num_rollout_micro_batches > 1)
+    prompts = 2 * unit if several else unit * math.ceil(min(2, plan.prompts_per_step) / unit)
+    micro_batch = prompts * group_size // min(2, plan.accumulation_steps)
+    rollout |= {
+        "micro_batch_size": max(1, prompts // 2) if plan.num_rollout_micro_batches > 1 else None,
+        "micro_batch_size_per_device": None,
+    }
+    given = any(key.startswith("training.micro_batch") for key in recipe.batch_given)
+    data["training"] |= {
+        "prompts_per_step": prompts,
+        "prompts_per_step_per_device": None,
+        "micro_batch_size": micro_batch if given else None,
+        "micro_batch_size_per_device": None,
+        "steps": steps,
+        "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
+        "checkpoint_every": 1,
+        "validate_every": steps if recipe.training.validate_every else 0,
+    }
+    evaluation = data["evaluation"]
+    evaluation["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)
+    if evaluation["max_completion_length"]:
+        evaluation["max_completion_length"] = min(COMPLETION, evaluation["max_completion_length"])
+    if recipe.tracking.wandb == "online":
+        data["tracking"]["wandb"] = "offline" if wandb else "off"
+    return parse_recipe(data, origin=f"smoke test of {recipe.name}")
+
+
+def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
+    """`scaled`, with a random model of the recipe's architecture in `folder`, for architecture_test."""
+    from grpo_tpu.architecture_test import distinct_characters
+
+    data = scaled.model_dump(mode="json")
+    data["name"] += "-random"
+    data["model"] |= {"path": str(folder), "maxtext_name": recipe.model.maxtext_name}
+    data["rewards"].append(distinct_characters.__name__)
+    data["grpo"]["dynamic_sampling"] = None  # random text is never right, and every group would be left out
+    # Large enough for bfloat16, which rounds smaller steps away.  At 0.004 a random Llama writes one letter for ever
+    # after one step: its sampler and trainer agree whatever they compute, and its logits are too large to compare.
+    rate = {"learning_rate": 0.001, "warmup_steps": 0, "validate_every": 0}
+    data["training"] |= rate | {"steps": max(STEPS, scaled.training.steps)}
+    return parse_recipe(data, origin=f"smoke test of {recipe.name}")
+
+
+def trains_random_model(recipe: Recipe, scaled: Recipe) -> bool:
+    """Whether the engine of the smoke test knows the recipe's architecture."""
+    return scaled.rollout.engine == "vllm" or random_model.family(recipe.model) != "llama"
+
+
+def _processes(recipe: Recipe) -> int:
+    """Of the smoke test.  vLLM has all devices in one process, wherever it runs."""
+    return min(PROCESSES, recipe.hardware.process_count()) if recipe.rollout.engine == "tunix" else 1
+
+
+def scaled_hardware(hardware: HardwareRecipe, processes: int = 1) -> HardwareRecipe:
+    """The same mesh axes at size 2; axes of size 1 stay.
+
+    Where trainer and sampler share their devices and need different numbers of them, both get the larger number, and
+    the other side's outermost axis grows with it.  Each of several processes has a whole replica of the sampler.
+    """
+    trainer, sampler = hardware.trainer_count(), hardware.sampler_count()
+    fsdp, tensor = trainer // hardware.trainer_tensor, hardware.trainer_tensor
+    sampler_tensor = hardware.sampler_tensor or sampler
+    replicas = sampler // sampler_tensor
+    fsdp, tensor, replicas, sampler_tensor = (min(2, axis) for axis in (fsdp, tensor, replicas, sampler_tensor))
+    trainer, sampler = fsdp * tensor, replicas * sampler_tensor
+    if hardware.colocated:
+        together = max(trainer, sampler, processes * (sampler_tensor if hardware.sampler_tensor else 1))
+        tensor = tensor if fsdp > 1 else together
+        sampler_tensor = sampler_tensor if replicas > 1 else together
+        trainer = sampler = together
+    return HardwareRecipe(
+        trainer_devices=None if hardware.colocated and trainer == 1 else trainer,
+        trainer_tensor=tensor,
+        sampler_devices=None if hardware.colocated else sampler,
+        sampler_tensor=sampler_tensor if hardware.sampler_tensor else None,
+        processes=processes if processes > 1 else None,
+    )
+
+
+def device_count(scaled: Recipe) -> int:
+    """Virtual devices that a smoke test needs."""
+    hardware = scaled.hardware
+    return hardware.trainer_count() + (0 if hardware.colocated else hardware.sampler_count())
+
+
+def changes(recipe: Recipe, scaled: Recipe) -> list[str]:
+    """What was scaled down, as `section.key: before -> after`."""
+    return [line.replace(" != ", " -> ", 1) for line in differences(recipe, scaled)]
+
+
+def _scaled_problems(problems: ProblemsRecipe, gsm8k: str | None, stand_ins: dict[str, Path]) -> dict[str, Any]:
+    data = problems.model_dump(mode="json")
+    data |= {split: min(n, getattr(problems, split) or n) for split, n in PROBLEMS.items()}
+    if problems.source == "gsm8k":
+        path = problems.path or gsm8k
+        data |= {"path": path} if path else {"source": "words", "path": None}
+    for source, path in (("source", "path"), ("test_source", "test_path")):
+        if not data[path] and (file := stand_ins.get(data[source])):
+            data[path] = str(file)
+    return data
+
+
+def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
+    """What a smoke test that passes does not cover."""
+    kind, processes = random_model.family(recipe.model), recipe.hardware.process_count()
+    with_what = kind and random_model.parity_reference(kind)
+    pairs = list(zip(recipe.sources, scaled.sources, strict=True))
+    missing = {
+        "THE vLLM ENGINE WAS NOT TESTED: Tunix's sampler was used instead. "
+        "To test it: make setup-tpu; .venv-tpu/bin/grpo smoke-test RECIPE": (
+            recipe.rollout.engine == "vllm" and scaled.rollout.engine != "vllm"
+        ),
+        "loss.implementation=pallas: the kernel ran in interpret mode; make test-tpu compiles it with the TPU "
+        "compiler": recipe.loss.implementation == "pallas",
+        **{
+            f"problems.source={ours.source}: its files were not found (problems.path, or GSM8K_DIR); "
+            "word problems were used instead": ours.source != used.source
+            for ours, used in pairs
+        },
+        **{
+            f"problems.source={ours.source}: word problems in its columns stood in for them": (
+                ours.source == used.source != "gsm8k" and ours.path != used.path
+            )
+            for ours, used in pairs
+        },
+        f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested": (
+            kind is None
+        ),
+        "the conversion of Llama was not compared with another implementation, which needs PyTorch: "
+        "make setup-tpu; .venv-tpu/bin/grpo smoke-test RECIPE": bool(kind) and with_what is None,
+        "a random Llama is converted and not trained: Tunix's sampler does not know it": (
+            bool(kind) and not trains_random_model(recipe, scaled)
+        ),
+        f"the recipe is for {processes} processes; one was tested": processes > 1 == scaled.hardware.process_count(),
+    }
+    return [note for note, applies in missing.items() if applies]
+
+
+def choose_engine(recipe: Recipe, engine: str = "auto") -> str:
+    """The engine to use: the recipe's where it can run here.
+
+    Raises CourseError when vLLM is requested and not installed.
+    """
+    if engine not in ("auto", "tunix", "vllm"):
+        raise CourseError(f"--engine {engine}: choose auto, tunix or vllm")
+    if engine == "auto":
+        return "vllm" if recipe.rollout.engine == "vllm" and vllm_can_run() else "tunix"
+    if engine == "vllm" and not vllm_can_run():
+        raise CourseError("--engine vllm: vllm is not installed here; use make setup-tpu, then .venv-tpu/bin/grpo")
+    return engine
+
+
+def vllm_can_run() -> bool:
+    """Whether vLLM is installed; `vllm_on_cpu` makes vLLM-TPU run on a CPU."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def wandb_can_run() -> bool:
+    return importlib.util.find_spec("wandb") is not None
+
+
+def gsm8k_folder(recipe: Recipe) -> str | None:
+    """Where GSM8K's files are: problems.path, else the folder in GSM8K_DIR if it holds them."""
+    folder = os.environ.get("GSM8K_DIR")
+    here = folder and (Path(folder) / "train.jsonl").is_file() and (Path(folder) / "test.jsonl").is_file()
+    own = next((source.path for source in recipe.sources if source.source == "gsm8k"), None)
+    return own or (str(Path(folder).resolve()) if here else None)
+
+
+def stand_ins(recipe: Recipe) -> dict[str, Path] | None:
+    """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
+    if all(source.source in ("words", "gsm8k") for source in recipe.sources):
+        return None
+    return write_stand_ins(environment.repo_root() / ".cache" / "stand-ins")
+
+
+def run(
+    recipe: Recipe,
+    scaled: Recipe,
+    directory: str | Path,
+    *,
+    overwrite: bool = False,
+    base: str | Path | None = None,
+    log: Callable[[str], None] = print,
+) -> SmokeTest:
+    """Test the random model, then train the tiny one by the scaled recipe, and report the outcome.
+
+    Args:
+      directory: the run directory of the tiny model; the other's is NAME-random.  All output is next to it, in
+        NAME.log; `log` gets the lines that are our own.
+      base: the tiny model as a MaxText checkpoint in the recipe's dtype, from an earlier smoke test; None converts it.
+
+    Raises CourseError when the directory is in use and `overwrite` is not set.
+    """
+    directory = Path(directory).resolve()
+    aside = directory.with_name(f"{directory.name}-random")
+    if directory.exists() and any(directory.iterdir()) and not overwrite:
+        raise CourseError(f"run {directory} exists; add --overwrite to replace it, or --run NAME for another name")
+    shutil.rmtree(aside, ignore_errors=True)  # no run that somebody wants to keep
+    log_file = directory.with_name(f"{directory.name}.log")
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file.unlink(missing_ok=True)
+    started = time.monotonic()
+    exit_code, random = 0, random_recipe(recipe, scaled, aside / "model")
+    if random_model.family(recipe.model):
+        published = ["--model", recipe.model.model_dump_json(), *["--train"] * trains_random_model(recipe, scaled)]
+        exit_code = _run_logged("test-architecture", random, aside, published, log_file, log)
+    if not exit_code:
+        log(f"the tiny trained model, {scaled.training.steps} steps:")
+        more = ["--overwrite"] * overwrite + (["--base", str(base)] if base else [])
+        exit_code = _run_logged("train", scaled, directory, more, log_file, log)
+    result = SmokeTest(
+        recipe=recipe.name, engine=scaled.rollout.engine, devices=device_count(scaled), passed=False,
+        exit_code=exit_code, seconds=time.monotonic() - started, log_file=str(log_file), run=str(directory),
+        processes=scaled.hardware.process_count(), changes=changes(recipe, scaled), notes=notes(recipe, scaled),
+    )  # fmt: skip
+    # Exit code 0 alone is not enough: a run that passed has written these.
+    summary, sync, report = (directory / name for name in ("summary.json", "sync.json", "report.html"))
+    if (aside / "architecture.json").is_file():
+        result.architecture = json.loads((aside / "architecture.json").read_text(encoding="utf-8"))
+    tested = result.architecture or random_model.family(recipe.model) is None
+    if exit_code == 0 and tested and summary.is_file() and sync.is_file() and report.is_file():
+        check = json.loads(sync.read_text(encoding="utf-8"))
+        result.weights, result.mean_gap = check["weights"], check["mean_gap"]
+        result.passed, result.report = True, str(report)
+    else:
+        result.error = _last_error(log_file)
+    return result
+
+
+def verdict(result: SmokeTest) -> str:
+    """The outcome in one line; a failure in two."""
+    start = f"smoke test of {result.recipe}:"
+    if not result.passed:
+        failure = f"{start} FAILED (exit code {result.exit_code}); its output is in {result.log_file}"
+        return f"{result.error}\n{failure}" if result.error else failure
+    kind = f", architecture {result.architecture['architecture']}" if result.architecture else ""
+    return (
+        f"{start} passed ({result.seconds:.0f} s, engine {result.engine}{kind}): {result.weights} weights arrived, "
+        f"gap {result.mean_gap:.1e} nats, report {result.report}"
+    )
+
+
+def _run_logged(
+    command: str, recipe: Recipe, directory: Path, more: list[str], log_file: Path, log: Callable[[str], None]
+) -> int:
+    """Run a `grpo` command on a recipe, in as many processes as it has; returns the first exit code that is not 0.
+
+    All output goes to the log file, and what the commands say, their stdout, to `log`.  Ctrl-C reaches all processes,
+    SIGTERM is passed on.  A process ended by a signal returns 128 + the signal's number, as in a shell.
+    """
+    file = environment.repo_root() / ".cache" / "smoke-tests" / f"{directory.name}.yaml"
+    write_text_atomic(file, dump_recipe(recipe))
+    count = recipe.hardware.process_count()
+    devices = f"--xla_force_host_platform_device_count={device_count(recipe) // count}"
+    variables = VARIABLES | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}"}
+    coordinator, processes, readers = f"127.0.0.1:{_free_port()}", [], []
+    for number in range(count):
+        place = ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)] * (count > 1)
+        with open(log_file, "a", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                [*_command(command, recipe, file, directory), *more, *place],
+                env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
+                text=True, errors="replace",
+            )  # fmt: skip
+        processes.append(process)
+        readers.append(threading.Thread(target=_show, args=(process.stdout, log_file, log), daemon=True))
+        readers[-1].start()
+    before = signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
+    codes = [process.wait() for process in processes]
+    for reader in readers:
+        reader.join()
+    signal.signal(signal.SIGTERM, before)
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _show(lines: Any, log_file: Path, log: Callable[[str], None]) -> None:
+    with open(log_file, "a", encoding="utf-8", buffering=1) as file:
+        for line in lines:
+            file.write(line)
+            log(line.rstrip("\n"))
+
+
+def _last_error(log_file: Path) -> str | None:
+    lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = ([line for line in lines if sign.match(line)] for sign in ERRORS)
+    return next((line for matching in found for line in matching[-1:]), None)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _command(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:
+    starter = ["-m", "grpo_tpu.vllm_on_cpu"] if recipe.rollout.engine == "vllm" else []
+    options = [command, str(file), "--run", directory.name, "--runs", str(directory.parent)]
+    return [sys.executable, *starter, "-m", "grpo_tpu.cli", *options]

@@ -1,0 +1,44 @@
+"""Files with problems of our own in the columns of the published ones, where those cannot be had: tests, smoke tests.
+
+The problems are generated word problems, so a model of the tiny tier can answer them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common.files import write_text_atomic
+from grpo_lib.problems import words
+from grpo_lib.problems.competition import published_prompt
+from grpo_lib.problems.types import Problem
+
+COPIES = 3  # of each row of dapo-math, which is published a hundred times over
+
+
+def write_stand_ins(folder: str | Path, train: int = 300, test: int = 60) -> dict[str, Path]:
+    """Write dapo-math.jsonl, aime.jsonl and math500.jsonl with so many problems; returns their paths by source."""
+    folder = Path(folder)
+    judged = [problem for problem in words.generate("test", 2 * test) if int(problem.answer) < 1000][:test]
+    rows = {
+        "dapo-math": [_dapo(problem) for problem in words.generate("train", train)] * COPIES,
+        "aime": [_plain(problem) | {"id": problem.id, "answer": f"{int(problem.answer):03}"} for problem in judged],
+        "math500": [_plain(problem) | {"unique_id": problem.id, "answer": problem.answer} for problem in judged],
+    }
+    files = {source: folder / f"{source}.jsonl" for source in rows}
+    for source, file in files.items():
+        write_text_atomic(file, "".join(json.dumps(row) + "\n" for row in rows[source]))
+    return files
+
+
+def _dapo(problem: Problem) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": published_prompt(problem.question)}],
+        "reward_model": {"ground_truth": problem.answer},
+        "extra_info": {"index": problem.id},
+    }
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    return {"problem": problem.question, "solution": problem.solution}

@@ -1,0 +1,1 @@
+"""What runs the course: recipes, engines (MaxText, Tunix, vLLM), losses, runs, report, training, command line."""

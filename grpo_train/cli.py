@@ -1,0 +1,434 @@
+"""`grpo …`: what the notebooks do, without a notebook.  grpo_tpu.cli adds the commands for a TPU.
+
+Every command prints errors on one line and leaves with 2; `--json` puts one JSON object on the last line.
+Heavy modules are imported inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import Recipe, dump_recipe, load_recipe, plan_table
+from grpo_train.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
+
+app = typer.Typer(
+    help="GRPO on grade-school maths, from a recipe.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as training.steps=2.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the recipe's name.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert anew."
+    ),
+]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+@app.command()
+def config(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    form: Annotated[
+        str, typer.Option("--as", help="yaml; plan: the batch plan alone; maxtext: arguments for MaxText's train_rl.")
+    ] = "yaml",
+    problems: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Show the resolved recipe, every field with defaults included, and its batch plan: given and derived sizes.
+
+    The plan comes in comments, so that what is printed is a recipe.
+
+    With --as maxtext, the arguments of maxtext.trainers.post_train.rl.train_rl, one to a line; what they cannot say
+    goes to stderr.  To run it:
+    grpo config RECIPE --as maxtext --problems FOLDER | xargs python -m grpo_train.maxtext_rl
+    """
+    if form not in ("yaml", "plan", "maxtext"):
+        raise CourseError(f"--as {form}: choose yaml, plan or maxtext")
+    if problems and form != "maxtext":
+        raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
+    resolved = load_recipe(recipe, overrides or ())
+    if form == "maxtext":
+        result = _for_maxtext(resolved, problems, runs)
+        finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
+    elif form == "plan":
+        result = {"given": resolved.batch_given, "derived": dataclasses.asdict(resolved.plan)}
+        finish(result, as_json, "\n".join(plan_table(resolved)))
+    elif as_json:
+        print(json.dumps(resolved.model_dump(mode="json")))
+    else:
+        print(dump_recipe(resolved))
+        print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved)))
+
+
+@app.command()
+def convert(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="A folder, or gs://BUCKET/FOLDER; default: runs/NAME/checkpoints/base."),
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Convert the recipe's Hugging Face model to a MaxText checkpoint."""
+    from grpo_train.engines import conversion
+
+    resolved = load_recipe(recipe, overrides or ())
+    checkpoint = conversion.convert_to_maxtext(resolved.model, output or runs / resolved.name / "checkpoints" / "base")
+    finish({"checkpoint": str(checkpoint)}, as_json, f"MaxText checkpoint: {checkpoint}")
+
+
+@app.command()
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    run: RunName = None,
+    runs: RunsFolder = Path("runs"),
+    overwrite: Overwrite = False,
+    base: Base = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of a multi-process run: process 0, with a free port; default: JAX's."),
+    ] = None,
+    process: Annotated[
+        int | None, typer.Option(min=0, help="With --coordinator: the number of this process, from 0.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; default: hardware.processes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """End-to-end run: convert, evaluate, train, evaluate again, export and report.
+
+    The same command continues a run that was interrupted.  On SIGTERM the current step is saved, and the exit code is
+    75.
+
+    A multi-process run, such as one process per host of a TPU slice: the same command on each, on a folder that all
+    share.  Where JAX does not find the others by itself, as it does on a TPU slice, on GKE and under SLURM, each gets
+    --coordinator and its own --process.  When a process is lost, the others exit within a minute.
+    """
+    resolved = load_recipe(recipe, overrides or ())
+    count = process_count(resolved, coordinator, process, processes)
+    directory = runs / (run or resolved.name)
+    connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
+    if count > 1:
+        from grpo_train.runs import multihost
+
+        connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
+    # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
+    with connected as number, PreemptionHandler() as preemption:
+        if number:  # process 0 does all file I/O and logging
+            _worker_main(resolved, directory, preemption)
+        else:
+            _train(resolved, directory, overwrite, base, as_json, preemption)
+
+
+def process_count(recipe: Recipe, coordinator: str | None, process: int | None, processes: int | None) -> int:
+    """How many processes the run has.  Raises CourseError where options and recipe disagree."""
+    configured = recipe.hardware.processes
+    if processes and configured and processes != configured:
+        raise CourseError(f"--processes {processes} and hardware.processes={configured} differ; leave one out")
+    count = processes or recipe.hardware.process_count()
+    if environment.uses_pathways() and (count > 1 or coordinator or process is not None):
+        raise CourseError(
+            "JAX_PLATFORMS names proxy: with Pathways one process drives the devices of all hosts; set "
+            "hardware.processes=1, and leave out --processes, --coordinator and --process"
+        )
+    if count > 1 and (coordinator is None) != (process is None):
+        raise CourseError("--coordinator and --process go together; leave both out where JAX finds the processes")
+    if count == 1 and (coordinator or process is not None):
+        raise CourseError("--coordinator and --process are for multi-process runs: add --processes N")
+    return count
+
+
+def _train(
+    recipe: Recipe, directory: Path, overwrite: bool, base: str | None, as_json: bool, preemption: PreemptionHandler
+) -> None:
+    from grpo_lib.problems import load_problems
+    from grpo_lib.rewards import get_rewards
+    from grpo_train.runs.run_directory import check_base, check_run, link_base, open_run
+
+    # Whatever can be wrong is found before the directory is made.
+    continued = check_run(directory, recipe, overwrite=overwrite)
+    if base:
+        check_base(base)
+    train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
+    get_rewards(recipe.rewards, {problem.kind for problem in train})
+
+    from grpo_train import pipeline, report, training
+    from grpo_train.engines import maxtext_model
+
+    training.require_supported(recipe)
+    maxtext_model.model_directory(recipe.model)
+    log = log_for(as_json)
+    directory = open_run(directory, recipe, overwrite=overwrite)
+    if continued:
+        log(f"continuing {directory}")
+    if base:
+        link_base(directory, base)
+
+    def on_step(row: dict[str, Any]) -> None:
+        log(
+            f"step {row['step']}/{recipe.training.steps}  reward {row['reward']:.3f}  accuracy {row['accuracy']:.1%}  "
+            f"length {row['completions/mean_length']:.1f}  {row['seconds']:.2f} s"
+        )
+
+    summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
+    page = report.write_report(directory)
+    finish(summary, as_json, f"{report.headline(summary)}\nreport: {page}")
+
+
+def _worker_main(recipe: Recipe, directory: Path, preemption: PreemptionHandler) -> None:
+    """The other processes of a run: they compute with process 0, without files and messages."""
+    from grpo_train import pipeline, training
+
+    training.require_supported(recipe)
+    pipeline.run(recipe, directory, progress=False, preemption=preemption)
+
+
+@app.command()
+def evaluate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(help="test or validation")] = "test",
+    output: Annotated[Path | None, typer.Option(help="Write one JSON line per completion to this file.")] = None,
+    overwrite: Overwrite = False,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
+    ] = None,
+    completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask a server with OpenAI's API; its key: OPENAI_API_KEY."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on that server.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate the recipe's model (another with model.path=…) on all problems of a split: greedy completions.
+
+    With --output, an interrupted evaluation goes on where it stopped: run the same command again.
+    """
+    resolved = load_recipe(recipe, overrides or ())
+    if completions and endpoint:
+        raise CourseError("--completions and --endpoint: choose one, a file or a server")
+    if bool(endpoint) != bool(model):
+        raise CourseError(
+            "--endpoint URL and --model NAME, the model's name on that server, go together; without a server, choose "
+            "the model with model.path=…"
+        )
+    if output and output.exists() and not overwrite:
+        raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
+
+    from grpo_lib import evaluation
+    from grpo_lib.problems import load_problems
+
+    problems = load_problems(resolved.problems, split)
+    samples = samples or resolved.evaluation.samples or None
+    if completions:
+        source = _from_file(completions, problems, samples)
+    else:
+        source = _from_model(resolved, samples, endpoint, model)
+    result = evaluation.evaluate(
+        problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
+        progress=sys.stderr.isatty(), samples=samples or 1, overwrite=overwrite, **source,
+    )  # fmt: skip
+    failures = [record["error"] for record in result.records if record["error"]]
+    summary = result.summary() | {"failures": len(failures)}
+    finish(summary, as_json, _verdict(summary, result.records, failures))
+
+
+@app.command()
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")],
+    tables: Annotated[bool, typer.Option("--tables", help="Write evals/answers.csv and answers.parquet, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html of a run: headline, curves, and every answer before and after training."""
+    from grpo_train import report
+    from grpo_train.runs.run_directory import load_run
+
+    directory, _ = load_run(run_directory)
+    page = report.write_report(directory)
+    written = {"report": str(page)}
+    if tables:
+        written |= dict(zip(("csv", "parquet"), map(str, report.export_table(directory)), strict=True))
+    finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
+
+
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A folder in runs/, or its name.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another run; differences are B - A.")],
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: recipes, last metrics, early warnings, and a paired test on their evaluations.
+
+    For curves of several runs in one plot: tensorboard --logdir runs.
+    """
+    from grpo_train.report import compare_runs
+
+    compared = compare_runs.compare(compare_runs.find_run(run_a, runs), compare_runs.find_run(run_b, runs))
+    finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
+
+
+RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
+
+
+def main() -> None:
+    """Entry point: a CourseError is one line on stderr and exit code 2; after a SIGTERM it is 75."""
+    try:
+        environment.prepare()
+        app()
+    except CourseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        _exit(2)
+    except Interrupted:
+        print(f"stopped by SIGTERM; {RESUMABLE}", file=sys.stderr)
+        _exit(EXIT_CODE)
+    except SystemExit as end:
+        if end.code == 130:  # typer's, after Ctrl-C
+            print(f"interrupted; {RESUMABLE}", file=sys.stderr)
+        _exit(end.code)
+    except Exception:
+        traceback.print_exc()
+        _exit(1)
+
+
+def _exit(code: Any) -> NoReturn:
+    """Exit; without cleaning up while other processes are connected: at exit JAX would wait for those that are lost."""
+    multihost = sys.modules.get("grpo_train.runs.multihost")
+    if code and multihost and multihost.is_distributed():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:
+    """The arguments of train_rl.  What they cannot express, and what is still to be done, goes to stderr."""
+    from grpo_train import maxtext_rl
+    from grpo_train.maxtext_rl import problem_files
+
+    run = runs / recipe.name
+    folder, checkpoint = problems or run / "upstream" / "problems", run / "checkpoints" / "base" / "0" / "items"
+    written = problem_files.write_problems(recipe, folder) if problems else None
+    tests = written.test if written else None
+    arguments = maxtext_rl.arguments(recipe, folder, checkpoint, run / "upstream", tests)
+    lost = maxtext_rl.not_expressible(recipe, tests)
+    for sentence in written.filtered if written else []:
+        print(f"problems: {sentence}", file=sys.stderr)
+    for sentence in lost:
+        print(f"not expressible: {sentence}", file=sys.stderr)
+    if not problems:
+        print(f"to be written before it runs: {folder} (--problems {folder})", file=sys.stderr)
+    if not checkpoint.is_dir():
+        print(f"to be made before it runs: {checkpoint} (grpo convert)", file=sys.stderr)
+    return {"arguments": arguments, "not_expressible": lost}
+
+
+def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_model: str | None) -> dict[str, Any]:
+    """Arguments of evaluation.evaluate for the recipe's own model, or for a model on a server."""
+    limit, render, sampling = recipe.evaluation_completion_length, None, recipe.evaluation_sampling
+    settings: dict[str, Any]
+    if url:
+        from grpo_lib import prompts
+        from grpo_train.engines.endpoint import Endpoint
+
+        # The address is not a setting: it may change after an interrupt.
+        settings = {"system": prompts.system_prompt(recipe.prompts.system), "max_tokens": limit}
+        generate = Endpoint(url, served_model or "", **settings)
+        sampled: Any = dataclasses.replace(generate, **sampling)
+        render = functools.partial(prompts.user_prompt, recipe.prompts.user)
+    else:
+        from grpo_train import pipeline
+        from grpo_train.engines import maxtext_model
+
+        # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
+        kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
+        files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
+        weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+        settings = {"max_completion_length": limit, "weights": weights}
+        generate, render = pipeline.standalone_generate(recipe)
+        sampled = functools.partial(generate, **sampling)
+    return {
+        "generate": generate,
+        "sampled": sampled if samples else None,
+        "render": render,
+        "model": served_model or recipe.model.path,
+        "settings": settings | (sampling if samples else {}),
+    }
+
+
+def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any]:
+    """The same for saved completions.  Raises CourseError unless the file has as many per problem as are graded."""
+    from grpo_lib import completions_file
+
+    saved = completions_file.saved_completions(path, problems)
+    if saved.most != (samples or 1) + bool(samples and saved.greedy):
+        fitting = "leave out --samples" if saved.most == 1 else f"add --samples {saved.most - saved.greedy}"
+        raise CourseError(f"{path} has up to {saved.most} completions per problem; {fitting}, so that all are graded")
+    sampled = saved if samples and saved.greedy else None
+    settings = {"completions": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"generate": saved, "sampled": sampled, "settings": settings}
+
+
+def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: list[str]) -> str:
+    """What `evaluate` prints."""
+    low, high = summary["interval"]
+    solved = "solved" if any(record["greedy"] for record in records) else "solved, averaged over samples"
+    lines = [
+        f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved} (95 % interval {low:.1%} to {high:.1%}); "
+        f"last number right {summary['lenient_accuracy']:.1%}, format {summary['format_accuracy']:.1%}, "
+        f"truncated {summary['truncated']:.1%}"
+    ]
+    if "samples" in summary:
+        at = "".join(f", pass@{k} {rate:.1%}" for k, rate in summary["pass_at_k"].items())
+        lines.append(
+            f"sampled {summary['samples']} times: {summary['sampled_accuracy']:.1%} right{at}, "
+            f"maj@{summary['samples']} {summary['maj_at_k']:.1%}"
+        )
+    if failures:
+        lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
+    return "\n".join(lines)
+
+
+def log_for(as_json: bool):
+    """Progress goes to stderr when stdout is for JSON."""
+    return lambda text: print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def finish(result: dict[str, Any], as_json: bool, text: str) -> None:
+    print(json.dumps(result) if as_json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Which devices train and which sample, and Tunix's RLCluster on them: actor, reference model, sampler, optimizer."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from tunix.rl import rl_cluster as rl
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from tunix.sft import metrics_logger
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import load_problems
+from grpo_train.engines import maxtext_model, tunix_sampler
+from grpo_train.engines.optimizer import make_optimizer
+from grpo_train.engines.prompt_lengths import longest_prompt
+from grpo_train.losses import packing
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.runs import multihost
+
+
+def require_engine(recipe: Recipe) -> None:
+    """Refuse an engine that is not installed."""
+    if recipe.rollout.engine == "vllm" and not importlib.util.find_spec("vllm"):
+        raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
+
+
+def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The devices that train and those that sample, of all that JAX finds in all processes: the first ones train; the
+    same or the next ones sample.  With several processes all devices train, and each process samples on its own.
+
+    Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
+    processes and the recipe wants them to do different things.
+    """
+    hardware, found = recipe.hardware, len(devices)
+    count = len({device.process_index for device in devices})
+    if count > 1:
+        _require_same_roles(recipe, found, count)
+    trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
+    needed = trainer if hardware.colocated else trainer + sampler
+    if needed > found:
+        roles = f"{trainer} that train" + ("" if hardware.colocated else f", {sampler} that sample")
+        raise CourseError(
+            f"hardware needs {needed} devices ({roles}) and JAX finds {found} here; run it on "
+            f"{hardware.accelerator or 'such a machine'}, or change hardware.trainer_devices and sampler_devices"
+        )
+    for name, parts, whole in (
+        ("trainer_tensor", hardware.trainer_tensor, trainer),
+        ("sampler_tensor", recipe.sampler_tensor_on(found), sampler // count),  # each process samples on its own
+    ):
+        if whole % parts:
+            where = f"its {whole} devices" if count == 1 else f"the {whole} devices of a process"
+            raise CourseError(f"hardware.{name}={parts} must divide {where}")
+    recipe.plan_on(found, count)  # refuses a batch that does not divide
+    if count > 1:
+        return list(devices), [device for device in devices if device.process_index == jax.process_index()]
+    first = 0 if hardware.colocated else trainer
+    return list(devices[:trainer]), list(devices[first : first + sampler])
+
+
+def _require_same_roles(recipe: Recipe, found: int, count: int) -> None:
+    """Refuse a recipe whose processes would not all do the same."""
+    hardware, reason = recipe.hardware, f"{count} processes train and sample on all their devices: "
+    if recipe.rollout.engine != "tunix":
+        raise CourseError(
+            f"rollout.engine={recipe.rollout.engine} needs all devices in one process (tpu-inference 0.31.0), and "
+            f"there are {count}; use a slice of one host, or rollout.engine=tunix"
+        )
+    if not hardware.colocated:
+        raise CourseError(f"{reason}set hardware.sampler_devices to null")
+    if hardware.trainer_count(found) != found:
+        raise CourseError(f"{reason}set hardware.trainer_devices to {found}, or to null")
+
+
+def sampler_class(recipe: Recipe, plan: BatchPlan, tokenizer: Any, max_length: int) -> Callable:
+    """The class from which Tunix makes the sampler.  `max_length`: tokens of a training prompt and its completion."""
+    if recipe.rollout.engine == "tunix":
+        return functools.partial(
+            tunix_sampler.TunixSampler,
+            seed=recipe.seed,
+            num_rollout_micro_batches=plan.num_rollout_micro_batches,
+            tensor=recipe.sampler_tensor,
+            group_size=plan.group_size,
+        )
+    from grpo_train.engines.vllm_sampler import VllmSampler
+
+    evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
+    longest = longest_prompt(recipe, tokenizer, evaluated) + recipe.evaluation_completion_length
+    return functools.partial(VllmSampler, recipe=recipe, max_length=max(max_length, longest))
+
+
+def make_cluster(
+    recipe: Recipe,
+    plan: BatchPlan,
+    actor: maxtext_model.Actor,
+    reference: Any,
+    tokenizer: Any,
+    rollout_config: RolloutConfig,
+    *,
+    sampler_devices: list[Any],
+    checkpoints: Path,
+    checkpoint_options: Any,
+    log_directory: Path,
+    metric_backends: list[Callable],
+) -> rl.RLCluster:
+    """Tunix's RLCluster for a recipe; it restores the newest checkpoint in `checkpoints`, if there is one.
+
+    Args:
+      reference: the model of the KL penalty, or None without one.
+      checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
+      metric_backends: factories for Tunix's MetricsLogger.
+    """
+    training, roles = recipe.training, (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
+    iterations = recipe.grpo.iterations
+    shares_devices = recipe.hardware.colocated and not multihost.is_distributed()
+    sampler_mesh = actor.mesh if shares_devices else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
+    return rl.RLCluster(
+        actor=actor.module,
+        reference=reference,
+        tokenizer=tokenizer,
+        cluster_config=rl.ClusterConfig(
+            role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
+            role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
+            rollout_engine=sampler_class(recipe, plan, tokenizer, rollout_config.kv_cache_size),
+            rollout_config=rollout_config,
+            training_config=rl.RLTrainingConfig(
+                actor_optimizer=make_optimizer(recipe),
+                # Tunix counts updates; a step here is a batch, with all its updates.
+                max_steps=training.steps * iterations,
+                eval_every_n_steps=training.steps * iterations + 1,
+                # Of all processes together: each sees the whole batch.
+                mini_batch_size=plan.prompts_per_step,
+                train_micro_batch_size=plan.micro_batch_prompts,
+                rollout_micro_batch_size=plan.rollout_micro_batch_size,
+                compute_logps_micro_batch_size=plan.micro_batch_prompts,
+                # Tunix's default is 2; several processes run one program at a time (see multihost).
+                max_inflight_computations=1 if multihost.is_distributed() else 2,
+                checkpoint_root_directory=str(checkpoints),
+                checkpointing_options=checkpoint_options,
+                metrics_logging_options=metrics_logger.MetricsLoggerOptions(
+                    log_dir=str(log_directory), backend_kwargs={"custom_backend": metric_backends}
+                ),
+                pbar_description=recipe.name,
+            ),
+        ),
+    )
+
+
+def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig, aggregation: str) -> None:
+    """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update.
+
+    `aggregation` is one of Tunix's aggregate_loss; rows of several completions keep it as weights of their tokens.
+    """
+    trainer = cluster.actor_trainer
+    prepare = trainer._prepare_inputs
+    shapes = plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate)
+    if plan.layout == "groups":
+        packing.share_prompts(trainer.model)
+
+    def packed(input_data: Any) -> Any:
+        rows = {"layout": plan.layout, "shapes": shapes, "group_size": plan.group_size}
+        return prepare(packing.pack(input_data, **rows, aggregation=aggregation))
+
+    trainer._prepare_inputs = packed
+
+
+def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:
+    """Let each sync send the sampler all weights, where google-tunix 0.1.7 sends the adapters of an actor alone."""
+    update = cluster.rollout.update_params
+
+    def update_params(params: Any, filter_types: Any = None) -> None:
+        update(actor.weights(), (nnx.Param,))
+
+    cluster.rollout.update_params = update_params
+
+
+def time_the_reference(cluster: rl.RLCluster) -> None:
+    """Log the seconds that the reference model's log-probabilities take."""
+    reference_logps = cluster.get_ref_per_token_logps
+
+    def timed(*args, **kwargs):
+        started = time.perf_counter()
+        logps = jax.block_until_ready(reference_logps(*args, **kwargs))
+        cluster.buffer_metrics({"step/seconds_reference": (time.perf_counter() - started, np.sum)})
+        return logps
+
+    cluster.get_ref_per_token_logps = timed

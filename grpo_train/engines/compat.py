@@ -1,0 +1,341 @@
+"""Workarounds of faults in the released versions of Tunix, MaxText, vLLM-TPU and JAX.
+
+Each function says which version, what goes wrong without it, and the test that fails on the day it is no longer needed
+(of tests/test_compat.py, where no file is named). Nothing heavy is imported before a function is called.
+
+TunixSampler itself works around one more fault of google-tunix 0.1.7: without a seed, every call draws the same noise
+(test_tunix_still_samples_the_same_noise_without_a_seed).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from grpo_lib.common.errors import CourseError
+
+UNROLLED = 8  # layers; more in one program would be slow to compile
+
+# ------------------------------------------------------------------------------------------------------------- Tunix
+
+
+def keep_end_tokens(output: Any, limit: int, eos_id: int) -> tuple[Any, list[bool]]:
+    """(a RolloutOutput whose completions keep their end token, which of them were truncated).
+
+    google-tunix 0.1.7, VanillaRollout: a completion is cut before its end token, so the policy never learns to stop.
+    One that fills the `limit` of tokens never had one.
+    Test: test_tunix_still_cuts_off_the_end_token.
+    """
+    import numpy as np
+
+    truncated = [len(ids) >= limit for ids in output.tokens]
+    tokens = [
+        ids if cut else np.append(ids, np.int32(eos_id)) for ids, cut in zip(output.tokens, truncated, strict=True)
+    ]
+    return dataclasses.replace(output, tokens=tokens), truncated
+
+
+def require_rope_theta(rope_theta: float | None) -> None:
+    """Refuse a Qwen3 model with a rotary base of its own.
+
+    google-tunix 0.1.7, models/qwen3: rope_theta is accepted and ignored, so another value would be silently wrong.
+    Test: test_tunix_still_ignores_rope_theta.
+    """
+    if rope_theta != 1_000_000:
+        raise CourseError(f"rollout.engine=tunix needs rope_theta 1000000, and this model has {rope_theta}")
+
+
+def old_logps_from_actor(cluster: Any, actor: Any) -> None:
+    """Take the old log-probabilities of several updates per batch from the actor's snapshot of the last sync.
+
+    google-tunix 0.1.7 asks the rollout engine for them. Its vLLM engine answers with lists of different lengths
+    (TypeError in RLCluster.get_old_per_token_logps); its own sampler forgets the temperature that the loss divides by.
+    The snapshot is what the ratio means by the old policy: at the first update the ratio is 1.
+    Tests: test_tunix_still_forgets_the_temperature_of_old_logps, tests/tpu/stack/test_vllm.py.
+    """
+    import jax.numpy as jnp
+    from flax import nnx
+    from tunix.rl import rl_cluster as rl
+    from tunix.rl import utils
+    from tunix.sft import sharding_utils
+
+    from grpo_train import losses
+
+    pad, eos = cluster.rollout.pad_id(), cluster.rollout.eos_id()
+
+    def with_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
+        return cluster.get_actor_per_token_logps(prompt_tokens, completion_tokens, pad, eos, micro_batch_size)
+
+    def without_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
+        snapshot = utils.put_params_on_memory_kind(cluster._anchor_policy_state, cluster._default_memory_kind)
+        graphdef, _ = nnx.split(actor.module)
+        temperature = cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
+        parts = []
+        with actor.scope():
+            for rows in utils.chunk_slices_by_size(len(prompt_tokens), micro_batch_size or len(prompt_tokens)):
+                batch = sharding_utils.shard_input((prompt_tokens[rows], completion_tokens[rows]), ("fsdp",))
+                parts.append(losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss))
+        return jnp.concatenate(parts)  # [B, C]
+
+    cluster.get_old_per_token_logps = with_logits if actor.loss == "jax" else without_logits
+
+
+def shard_whole_batches(cluster: Any, mesh: Any) -> None:
+    """Multi-process runs: let trainer and reference model take batches that each process has whole.
+
+    google-tunix 0.1.7, sharding_utils.shard_input: a batch is taken for this process's part of it, and copied to every
+    device where it does not divide by the devices of all processes; RLCluster slices global arrays by local sizes.
+    Test: test_tunix_still_takes_a_batch_for_this_process_s_part (and test_several_processes.py trains with two).
+    """
+    import jax.numpy as jnp
+
+    from grpo_train.runs import multihost
+
+    def sharded(logps: Callable) -> Callable:
+        def compute(*, prompt_tokens, completion_tokens, micro_batch_size, **more):
+            parts = []
+            for first in range(0, len(prompt_tokens), micro_batch_size):
+                rows = slice(first, first + micro_batch_size)
+                batch = multihost.shard_batch((prompt_tokens[rows], completion_tokens[rows]), mesh)
+                parts.append(multihost.to_numpy(logps(prompt_tokens=batch[0], completion_tokens=batch[1], **more)))
+            return jnp.concatenate(parts)  # [B, C]
+
+        return compute
+
+    cluster.actor_trainer._prepare_inputs = functools.partial(multihost.shard_batch, mesh=mesh)
+    cluster.get_ref_per_token_logps = sharded(cluster.get_ref_per_token_logps)
+    cluster.get_old_per_token_logps = sharded(cluster.get_old_per_token_logps)
+
+
+# --------------------------------------------------------------------------------------------------------------- JAX
+
+
+def make_keys_plain(module: Any) -> None:
+    """Keep the module's random keys as the numbers that they are made of, which JAX takes as keys, too.
+
+    JAX 0.11: between several processes arrays can be moved to other memory, as Tunix does with the policy after each
+    sync, but typed keys cannot ("device_put's second argument must be … addressable devices").
+    Test: test_jax_still_refuses_typed_keys (tests/test_multihost.py).
+    """
+    import jax
+    from flax import nnx
+
+    keys = nnx.state(module, nnx.RngKey)
+    nnx.update(module, jax.tree.map(jax.random.key_data, keys))
+
+
+def multiply_in_two_dimensions(module: Any) -> None:
+    """CPU: let a MaxText model's dense layers fold batch and position into one dimension, [B, T, D] -> [B T, D].
+
+    JAX 0.11, XLA's CPU compiler: a weight's gradient is the product dy^T x, summed over batch and position.  Summed
+    over two dimensions, its first operand is copied transposed, and all that computes it is fused into that copy, which
+    then reads memory in strides.  Of one dimension there is no copy.  The numbers are the same.
+    MaxText calls a layer's `quant_dot_general` in place of its product where a model is quantized; it is used here.
+    Test: test_xla_still_copies_the_operand_of_a_weight_gradient.
+    """
+    import math
+
+    import jax
+    from flax import nnx
+    from maxtext.layers.linears import DenseGeneral
+
+    class TwoDimensions(DenseGeneral):
+        @property
+        def quant_dot_general(self):
+            def product(x, weight, dimensions, **_):
+                (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
+                rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
+                size = math.prod(weight.shape[: len(inner)])
+                precision = jax.lax.Precision(self.matmul_precision)
+                flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
+                return flat.reshape(*rows, *outer)
+
+            return product
+
+    for _, part in nnx.iter_graph(module):
+        if type(part) is DenseGeneral and part.quant is None:
+            part.__class__ = TwoDimensions
+
+
+def unroll_layers(module: Any) -> None:
+    """CPU: let a MaxText model compute its scanned layers as straight code, up to UNROLLED of them at a time.
+
+    A scan stacks what each layer keeps for the gradient and slices it again, and XLA fuses nothing across its border.
+    Weights and checkpoints stay stacked.  Where model.remat is `minimal` nothing is computed twice: the layers of a
+    model that trains on a CPU are small.
+    MaxText's decoder has the argument and MaxText 0.2.5 no setting for it.
+    Test: test_maxtext_still_has_no_setting_for_unrolled_layers.
+    """
+    from flax import nnx
+    from maxtext.layers.nnx_decoders import NNXDecoder
+
+    class Unrolled(NNXDecoder):
+        def _apply_layers_sequentially(self, *arguments, length: int, **named):
+            named["unroll"] = min(length, UNROLLED)
+            named["skip_block_remat"] = self.config.remat_policy == "minimal"
+            return super()._apply_layers_sequentially(*arguments, length=length, **named)
+
+    for _, part in nnx.iter_graph(module):
+        if type(part) is NNXDecoder:
+            part.__class__ = Unrolled
+
+
+# ------------------------------------------------------------------------------------------------- MaxText and Orbax
+
+
+def save_lazy_tensors() -> None:
+    """Let MaxText's converter save its lazy tensors, each read, written and dropped before the next one is read.
+
+    MaxText 0.2.5 has a handler for them, but of Orbax's old interface, and saves by the new one, which refuses them.
+    With several simulated devices it makes arrays of all of them instead, and Orbax holds each once more while it
+    writes: twice the model in memory. Registered for this process, under the name that MaxText saves weights by.
+    Test: test_maxtext_still_cannot_save_lazy_tensors.
+    """
+    import numpy as np
+    from maxtext.checkpoint_conversion.to_maxtext import LazyTensor
+    from orbax.checkpoint import v1 as ocp
+    from orbax.checkpoint.experimental.v1._src.serialization import numpy_leaf_handler, registry
+
+    class OneAfterAnother(numpy_leaf_handler.NumpyLeafHandler):
+        async def serialize(self, params, serialization_context):
+            save = super().serialize
+
+            async def write() -> None:
+                for param in params:
+                    loaded = dataclasses.replace(param, value=np.asarray(param.value))
+                    await (await save([loaded], serialization_context))
+
+            return write()
+
+    class Handler(ocp.handlers.PyTreeHandler):  # pyright: ignore[reportGeneralTypeIssues]  # final; it cannot be told this otherwise
+        def __init__(self, **settings: Any):
+            leaves = registry.StandardLeafHandlerRegistry()
+            leaves.add(LazyTensor, LazyTensor, OneAfterAnother, secondary_typestrs=["np.ndarray"])
+            super().__init__(leaf_handler_registry=leaves, **settings)
+
+    # The checkpoint names its handler, and is to be read by Orbax's own, where this one is not known.
+    Handler.__module__, Handler.__qualname__ = ocp.handlers.PyTreeHandler.__module__, "PyTreeHandler"
+    ocp.handlers.register_handler(Handler, checkpointable_name="items")
+
+
+# ------------------------------------------------------------------------------------------- MaxText and vLLM on TPU
+
+# MaxText's name of the output layer of an untied model, and tpu-inference's of Qwen2.5's and Qwen3's.
+ACTOR_HEAD = "base.decoder.logits_dense.kernel"
+QWEN_HEAD = "lm_head.weight"
+# Options of MaxTextVllmRollout that google-tunix 0.1.7 does not have.
+MISSING_OPTIONS = ("server_mode_submission_threshold", "server_mode_submission_timeout_s")
+
+
+def complete_converter_tables(name: str, config: Any) -> None:
+    """Enter what the tables of MaxText's converters lack for this model.
+
+    MaxText 0.2.5: qwen3-1.7b and the -base names are in some of the tables only, and the converter refuses them
+    ("Unsupported model name").  Whether Qwen2.5 has biases is read from attention_bias, which its published config.json
+    has not: the export ends with "q_proj.bias not found in hf_shape_map".
+    Tests: test_maxtext_still_lacks_qwen3_1_7b, test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not.
+    """
+    from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+    from maxtext.utils.globals import HF_IDS
+
+    HF_IDS.setdefault(name, config.name_or_path)
+    if config.model_type == "qwen3":
+        HF_SHAPE.setdefault(name, HF_SHAPE["qwen3-0.6b"])
+    if config.model_type == "qwen2":
+        config.attention_bias = True
+
+
+def untied_lm_head_mapping(mapping: dict[str, tuple], model_name: str) -> dict[str, tuple]:
+    """MaxText's weight mapping, with the name that the engine has for the output layer of untied Qwen2.5 and Qwen3.
+
+    MaxText 0.2.5 sends it to `model.lm_head`; tpu-inference 0.31.0 calls it `lm_head.weight` in these two families
+    (in Llama's, `model.lm_head` is right); google-tunix 0.1.7 only logs that there is no such key.  The engine then
+    samples from a random output layer.
+    Test: tests/tpu/stack/test_vllm.py.
+    """
+    if not model_name.startswith(("qwen2.5", "qwen3")) or ACTOR_HEAD not in mapping:
+        return mapping
+    _, axes = mapping[ACTOR_HEAD]
+    return mapping | {ACTOR_HEAD: (QWEN_HEAD, axes)}
+
+
+def untied_qwen2_config(config: Any) -> Any:
+    """A Hugging Face config from which tpu-inference can build an untied Qwen2.5; for vLLM's `hf_overrides`.
+
+    tpu-inference 0.31.0 (models/jax/qwen2.py) evaluates `hf_config.text_config.hidden_size` as the default of a
+    getattr, even when it is not needed, and a text model has no text_config: AttributeError.
+    Test: tests/tpu/stack/test_vllm.py.
+    """
+    if config.model_type == "qwen2" and not config.tie_word_embeddings and not hasattr(config, "text_config"):
+        config.text_config = copy.deepcopy(config)
+    return config
+
+
+def set_noise(llm: Any, key: Any) -> None:
+    """Set the random key of the engine's next call.
+
+    tpu-inference 0.31.0 takes no seed with a request; its runner splits one key from step to step, made from the
+    engine's own seed. Without this a resumed run would sample the noise of its first steps again.
+    Test: test_upstream_still_takes_no_seed_with_a_request (tests/tpu/stack/test_compat.py).
+    """
+    import jax
+
+    runner = llm.llm_engine.model_executor.driver_worker.model_runner
+    replicated = jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
+    runner.rng_params_for_sampling = jax.device_put(key, replicated)
+
+
+# ------------------------------------------------------------------------------------------- MaxText's own train_rl
+
+
+def add_missing_options() -> None:
+    """Let MaxText 0.2.5 make its rollout with google-tunix 0.1.7, which is older than what it was written against.
+
+    `MaxTextVllmRollout` reads two options of agentic rollouts from Tunix's RolloutConfig and hands them to VllmConfig.
+    Neither class has them: AttributeError, then TypeError. Here the first gets them as None and the second drops them.
+    Test: tests/tpu/stack/test_maxtext_rl.py.
+    """
+    from maxtext.integration.vllm import maxtext_vllm_rollout
+    from tunix.rl.rollout.base_rollout import RolloutConfig
+
+    given = maxtext_vllm_rollout.VllmConfig
+
+    @functools.wraps(given, updated=())
+    def without_missing(**options: Any) -> Any:
+        return given(**{name: value for name, value in options.items() if name not in MISSING_OPTIONS})
+
+    for name in MISSING_OPTIONS:
+        setattr(RolloutConfig, f"rollout_vllm_{name}", None)
+    maxtext_vllm_rollout.VllmConfig = without_missing
+
+
+def send_untied_head() -> None:
+    """Sync the output layer of untied Qwen models to the sampler: see untied_lm_head_mapping.
+
+    In train_rl Tunix asks MaxText's adapter for the mapping, so it is changed there.
+    Test: tests/tpu/stack/test_maxtext_rl.py.
+    """
+    from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
+
+    given = TunixMaxTextAdapter.to_hf_mappings
+
+    @functools.wraps(given)
+    def to_hf_mappings(self) -> dict[str, tuple]:
+        return untied_lm_head_mapping(given(self), self.base.config.model_name)
+
+    TunixMaxTextAdapter.to_hf_mappings = to_hf_mappings
+
+
+def hide_wandb() -> None:
+    """Hide W&B from Tunix, which then does without it.
+
+    google-tunix 0.1.7 logs to W&B wherever the package is installed, asks for a key, and closes it when training ends;
+    JAX's own measurements still go there, and the first program that is compiled after that, in the evaluation, stops
+    the run with "You must call wandb.init() before wandb.log()", even in the mode disabled.
+    Test: test_tunix_still_logs_to_wandb_unasked.
+    """
+    sys.modules["wandb"] = None

@@ -1,0 +1,203 @@
+"""A Hugging Face directory to a MaxText checkpoint and back, by MaxText's own converters.
+
+The converters run in a process of their own, on the CPU: they read the whole model onto every device that they see,
+which must not be chips that hold a training, and their memory is free again afterwards.  Where JAX has nothing but one
+CPU, a small model is converted in this process: a new one would import for ten times as long as it converts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+from flax import nnx
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import is_address, location
+from grpo_train.engines import compat
+from grpo_train.engines.maxtext_model import Actor, maxtext_arguments, model_directory, quiet, register_architecture
+from grpo_train.recipes import ModelRecipe
+from grpo_train.runs import multihost
+from grpo_train.runs.run_directory import has_base
+
+SMALL = 2**26  # bytes of weights that are converted in this process
+
+
+def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
+    """Convert the recipe's Hugging Face directory to a MaxText checkpoint; returns its `0/items` folder.
+
+    A finished conversion is kept: calling again returns it.  The folder appears only when it is complete; in a bucket
+    (gs://BUCKET/FOLDER, to which Orbax writes directly) it is complete when Orbax's mark of success is there.
+    In a multi-process run process 0 converts, and the others wait.
+    """
+    base = location(output)
+    if multihost.is_main_process() and not has_base(base):
+        source = model_directory(model)
+        if is_address(base):
+            if (base / "0").exists():  # an interrupted conversion; nothing else under the address is touched
+                (base / "0").rmtree()
+            log = Path(tempfile.mkdtemp(prefix="conversion-")) / "conversion.log"
+            _run_converter(_to_maxtext, log, model, source, base, "0/items")
+        else:
+            partial = base.with_name(base.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            _run_converter(_to_maxtext, partial / "conversion.log", model, source, partial, "0/items")
+            shutil.rmtree(base, ignore_errors=True)  # a folder without a checkpoint in it
+            partial.rename(base)
+    multihost.barrier("conversion")
+    return base / "0" / "items"
+
+
+def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path) -> Path:
+    """Write the actor's weights as a Hugging Face directory with tokenizer; returns the directory.
+
+    MaxText's converter reads a checkpoint, so all processes write one first, and process 0 converts it.
+    An existing directory is replaced only when the new one is complete.
+    """
+    import orbax.checkpoint as ocp
+
+    output = Path(output).resolve()
+    partial = output.with_name(output.name + ".partial")
+    if multihost.is_main_process():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    multihost.barrier("the folder of the export")
+    weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
+    with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
+        parameters = nnx.to_pure_dict(actor.weights())["base"]
+        checkpointer.save(weights, {"params": {"params": parameters}})
+    if multihost.is_main_process():
+        export_checkpoint(model, weights, result, log)
+        shutil.rmtree(output, ignore_errors=True)
+        result.rename(output)
+        shutil.rmtree(partial)
+    multihost.barrier("the export")
+    return output
+
+
+def export_checkpoint(model: ModelRecipe, weights: Path, output: Path, log: Path) -> None:
+    """Write a MaxText checkpoint (`0/items`) as a Hugging Face directory with the tokenizer of the recipe's model."""
+    _run_converter(_to_hugging_face, log, model, weights, output, "*.safetensors")
+
+
+def read_weights(directory: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of a Hugging Face directory by name."""
+    from safetensors.numpy import load_file
+
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        raise CourseError(f"{directory} has no *.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def differing_weights(one: str | Path, other: str | Path) -> list[str]:
+    """Names of tensors that are missing on one side or not equal bit for bit."""
+    a, b = read_weights(one), read_weights(other)
+    return sorted(
+        name
+        for name in a.keys() | b.keys()
+        if name not in a or name not in b or a[name].dtype != b[name].dtype or not np.array_equal(a[name], b[name])
+    )
+
+
+def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Path, output: Any, made: str) -> None:
+    """Run one of the two functions below, `convert`, here or in a process of its own.
+
+    Raises CourseError, which names the log, when it fails, or leaves nothing that matches `made` in `output`.
+    """
+    run = _run_here if _is_small(source) and _has_one_cpu() else _run_in_process
+    with open(log, "w", encoding="utf-8") as file:
+        done = run(convert, file, model, str(source), str(output))
+    if not done or not list(output.glob(made)):
+        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
+        raise CourseError(f"MaxText could not convert {source} ({' '.join(last)[:200]}); the whole log is {log}")
+
+
+def _is_small(source: Path) -> bool:
+    return sum(path.stat().st_size for path in source.rglob("*") if path.is_file()) <= SMALL
+
+
+def _has_one_cpu() -> bool:
+    """True where one CPU is all that JAX computes on.  Chips, which another process may hold, are not asked."""
+    return not environment.has_accelerator() and [device.platform for device in jax.devices()] == ["cpu"]
+
+
+def _run_here(convert: Callable, log: TextIO, *arguments: Any) -> bool:
+    logging.disable(logging.WARNING)  # `quiet` is not enough: the module itself turns information logs on
+    with quiet():
+        importlib.import_module("maxtext.checkpoint_conversion.to_maxtext")
+    logging.disable(logging.NOTSET)
+    gc.freeze()  # the converter collects garbage after each weight, and would look through all libraries each time
+    with quiet(), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        try:
+            convert(*arguments)
+        except Exception:
+            traceback.print_exc()  # its last line is the error, as where a process ends with it
+            return False
+        finally:
+            gc.unfreeze()
+    return True
+
+
+def _run_in_process(convert: Callable, log: TextIO, model: ModelRecipe, *folders: str) -> bool:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_train.engines.conversion", convert.__name__, model.model_dump_json(), *folders],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+    return done.returncode == 0
+
+
+@functools.cache  # Orbax takes a handler once
+def _save_lazy_tensors() -> None:
+    compat.save_lazy_tensors()
+
+
+def _to_maxtext(model: ModelRecipe, directory: str, output: str) -> None:
+    from maxtext.checkpoint_conversion import to_maxtext
+
+    register_architecture(model)
+    _save_lazy_tensors()
+    to_maxtext.main(
+        maxtext_arguments(model, base_output_directory=output, scan_layers=True),
+        lazy_load_tensors=True,
+        hf_model_path=directory,
+        save_dtype=model.dtype,
+        simulated_cpu_devices_count=1,  # with more, all tensors become arrays before the first is written
+    )
+
+
+def _to_hugging_face(model: ModelRecipe, checkpoint: str, output: str) -> None:
+    from absl import flags
+    from maxtext.checkpoint_conversion import to_huggingface
+
+    register_architecture(model)
+    flags.FLAGS(["grpo"])
+    flags.FLAGS.hf_model_path = str(model_directory(model))
+    to_huggingface.main(
+        maxtext_arguments(model, load_parameters_path=checkpoint, base_output_directory=output, scan_layers=True)
+    )
+
+
+if __name__ == "__main__":  # the process that _run_converter starts
+    _task = {function.__name__: function for function in (_to_maxtext, _to_hugging_face)}[sys.argv[1]]
+    _task(ModelRecipe.model_validate_json(sys.argv[2]), *sys.argv[3:])

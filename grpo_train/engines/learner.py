@@ -1,0 +1,261 @@
+"""Tunix's GRPO learner, and what a recipe's `grpo` section adds to it through methods that Tunix leaves to subclasses.
+
+Upstream's names for the values of a recipe are here, too: ADVANTAGES are in Tunix's registry, AGGREGATIONS are modes of
+its aggregate_loss, which it takes of a micro-batch.
+
+Nothing here keeps a state of its own: what a step does follows from its number and from metrics.jsonl, so a run that
+goes on after a kill does the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tunix.rl import common
+from tunix.rl import rl_cluster as rl
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.queue import data_queue as queues
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.records import grade
+from grpo_train import losses
+from grpo_train.engines.weight_sync import padded
+from grpo_train.losses.packing import Example
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.schema import GRPORecipe, RolloutRecipe
+
+ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo"}
+AGGREGATIONS = {
+    "completion": "sequence-mean-token-mean", "constant": "sequence-mean-token-scale", "step": "token-mean",
+}  # fmt: skip
+
+# By how much beta changes in a step, and how far the KL may be from its target before it does; and its range, times and
+# divided by that of the recipe.
+BETA_STEP = 1.5
+BETA_RANGE = 100
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class PolicyLossConfig(GRPOConfig):
+    """Tunix's configuration; google-tunix 0.1.7 has `epsilon_high` in DAPOConfig only, with other fixed values."""
+
+    epsilon_high: float = 0.2
+    correction_cap: float = 2.0
+
+
+def policy_loss_config(recipe: Recipe, layout: str) -> PolicyLossConfig:
+    """The recipe's algorithm in Tunix's terms, for rows of that layout."""
+    grpo, implementation = recipe.grpo, recipe.loss.implementation
+    # Tunix's own loss is for padded rows, and its metrics are those of the reference run.
+    own = implementation == "jax" and layout == "padded" and is_plain(grpo)
+    return PolicyLossConfig(
+        num_generations=grpo.group_size,
+        num_iterations=grpo.iterations,
+        beta=grpo.beta,
+        epsilon=grpo.epsilon,
+        epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
+        correction_cap=grpo.correction_cap,
+        advantage_estimator=ADVANTAGES[grpo.advantage],
+        loss_agg_mode=AGGREGATIONS[grpo.aggregation],
+        policy_loss_fn="grpo" if own else losses.policy_loss_name(implementation),
+        kl_loss_mode=_key_of(losses.KL_ESTIMATORS_OF_TUNIX, grpo.kl),  # Tunix's default is k1
+        loss_algo=_key_of(losses.RATIOS_OF_TUNIX, grpo.ratio),
+    )
+
+
+def is_plain(grpo: GRPORecipe) -> bool:
+    """Whether the loss is that of the GRPO paper: no switch of it was changed."""
+    switches = ("kl", "aggregation", "epsilon_high", "ratio", "correction", "target_kl")
+    return all(getattr(grpo, name) == GRPORecipe.model_fields[name].default for name in switches)
+
+
+def _key_of(names: dict[str, str], value: str) -> str:
+    return next(key for key, name in names.items() if name == value)
+
+
+# What changes from step to step.
+
+
+def temperature_of_step(rollout: RolloutRecipe, step: int, steps: int) -> float:
+    """The sampling temperature of a step, counted from 0: `temperature_stages` equal parts of a run."""
+    if rollout.final_temperature is None:
+        return rollout.temperature
+    part = step * rollout.temperature_stages // steps / (rollout.temperature_stages - 1)
+    return rollout.temperature + part * (rollout.final_temperature - rollout.temperature)
+
+
+def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
+    """β after steps with these KLs, nats per token (as in PPO, arXiv:1707.06347, section 4, with other constants)."""
+    beta = grpo.beta
+    for kl in measured:
+        if grpo.target_kl and kl is not None and kl > BETA_STEP * grpo.target_kl:
+            beta *= BETA_STEP
+        elif grpo.target_kl and kl is not None and kl < grpo.target_kl / BETA_STEP:
+            beta /= BETA_STEP
+        beta = min(max(beta, grpo.beta / BETA_RANGE), grpo.beta * BETA_RANGE)
+    return beta
+
+
+class Learner(GRPOLearner):
+    """GRPOLearner with the parts of a recipe that Tunix's configuration cannot say.
+
+    - The mean over all tokens of a step.  google-tunix 0.1.7 takes "token-mean" of each micro-batch, and
+      optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
+      (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
+    - Dynamic sampling: see `_with_spread`.
+    - The sampler's log-probabilities, for a correction; β as an array, so that it can change; a temperature by stages.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        calls_per_step: int,
+        batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
+        kl_by_step: Callable[[], Sequence[float | None]],
+        log: Callable[[str], None],
+        **arguments: Any,
+    ):
+        """
+        Args:
+          calls_per_step: rollout micro-batches of a step.
+          batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
+          kl_by_step: KLs of the steps that have been logged; of all but the last one before it is trained.
+          log: called with a sentence when the temperature changes.
+        """
+        super().__init__(**arguments)
+        self._recipe, self._calls_per_step = recipe, calls_per_step
+        self._batch_of_step, self._kl_by_step, self._log = batch_of_step, kl_by_step, log
+        self._beta: float | None = None
+
+    @property
+    def _sampler(self) -> Any:
+        """A TunixSampler or a VllmSampler."""
+        return self.rl_cluster.rollout
+
+    def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
+        """Tunix calls it for each step, after the updates of the one before."""
+        try:
+            self._begin_step(self.rl_cluster.global_steps)
+        except BaseException:
+            data_queue.put(None)  # who waits for the step's micro-batches is to see the error
+            raise
+        if self._recipe.grpo.aggregation != "step":
+            return super()._prepare_data(data_queue=data_queue, mode=mode, **arguments)
+        whole = queues.SimpleDataQueue(maxsize=0)  # of a step: its tokens are counted before the first update
+        try:
+            super()._prepare_data(data_queue=whole, mode=mode, **arguments)
+            for example in weighted([batch[0] for batch in iter(whole.get, None)]):
+                data_queue.put([example])
+        finally:
+            data_queue.put(None)
+
+    def _begin_step(self, step: int) -> None:
+        grpo, rollout = self._recipe.grpo, self._recipe.rollout
+        if grpo.target_kl:
+            # Tunix logs a step once the next one has begun, so this uses the KLs of all steps but the last.
+            measured = self._kl_by_step()[: max(step - 1, 0)]
+            if len(measured) < step - 1:
+                raise CourseError(f"grpo.target_kl: step {len(measured) + 1} of {step - 1} is not in metrics.jsonl")
+            self._beta = adapted_beta(grpo, measured)
+            self.rl_cluster.buffer_metrics({"step/beta": (self._beta, np.mean)})
+        if rollout.final_temperature:
+            self._set_temperature(step, temperature_of_step(rollout, step, self._recipe.training.steps))
+
+    def _set_temperature(self, step: int, temperature: float) -> None:
+        """For the sampler and for every log-probability.  It is a constant of compiled programs."""
+        config = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN)
+        if temperature != config.temperature:
+            config.temperature = self.algo_config.temperature = temperature
+            self.rl_cluster.actor_trainer.clear_jit_cache()
+            self._log(f"step {step + 1}: temperature {temperature:g}; sampler and update are compiled again")
+        self.rl_cluster.buffer_metrics({"step/temperature": (temperature, np.mean)})
+
+    def _generate_and_compute_advantage(
+        self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
+    ) -> common.TrainExample:
+        call = self._sampler.calls
+        example = self._sampled_once(training_input, mode)
+        if self._recipe.grpo.dynamic_sampling:
+            example = self._with_spread(example, training_input, call, mode)
+        if self._beta is not None:
+            example = _extended(example, beta=jnp.full(len(example.advantages), self._beta, jnp.float32))
+        return example
+
+    def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
+        example = super()._generate_and_compute_advantage(training_input, mode)
+        if self._recipe.grpo.correction == "none":
+            return example
+        logps = self._sampler_logps(example.completion_ids.shape)
+        if self._recipe.grpo.correction == "ratio":
+            return _extended(example, old_per_token_logps=logps)
+        return _extended(example, sampler_per_token_logps=logps)
+
+    def _sampler_logps(self, shape: tuple[int, int]) -> jax.Array:
+        """log π_sampler of the completions that were just sampled, [B, C]; 0 behind their ends."""
+        rows, width = shape
+        temperature = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
+        scored = self._sampler.last_scored(rows, width, temperature)
+        return jnp.asarray(padded(scored.logps, width, 0, np.float32))
+
+    def _with_spread(
+        self, example: common.TrainExample, training_input: dict[str, Any], call: int, mode: rl.Mode
+    ) -> common.TrainExample:
+        """Groups without right and wrong completions replaced by others (dynamic sampling, DAPO, arXiv:2503.14476).
+
+        Pass p samples what step `step + p · steps` would, the prompts and the noise.  A group that is not replaced
+        keeps its place, with advantages of 0: every shape stays what it is.
+        """
+        sampler, steps = self._sampler, self._recipe.training.steps
+        size, limit = self.algo_config.num_generations, self._recipe.grpo.dynamic_sampling or 1
+        parts = [example]
+        spread = self._has_spread(training_input)
+        chosen, missing = np.arange(len(spread)), list(np.flatnonzero(~spread))  # in units of groups
+        step, part = divmod(call, self._calls_per_step)
+        while missing and len(parts) < limit:
+            later = len(parts) * steps
+            batch = self._batch_of_step(step + later)
+            rows = slice(part * len(spread), (part + 1) * len(spread))
+            spare = {name: np.repeat(np.asarray(column)[rows], size, axis=0) for name, column in batch.items()}
+            sampler.calls = call + later * self._calls_per_step
+            parts.append(self._sampled_once(spare, mode))
+            for group in np.flatnonzero(self._has_spread(spare))[: len(missing)]:
+                chosen[missing.pop(0)] = (len(parts) - 1) * len(spread) + group
+        sampler.calls = call + 1
+        if len(parts) > 1:
+            rows = (chosen[:, None] * size + np.arange(size)).reshape(-1)
+            example = jax.tree.map(lambda *arrays: jnp.concatenate(arrays)[rows], *parts)
+        if missing:
+            kept = np.ones(len(spread), np.float32)
+            kept[missing] = 0
+            example = _extended(example, advantages=example.advantages * np.repeat(kept, size))
+        self.rl_cluster.buffer_metrics(
+            {"step/sampling_passes": (len(parts), np.mean), "step/groups_left_out": (len(missing), np.sum)}, mode=mode
+        )
+        return example
+
+    def _has_spread(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
+        part for the form may differ where nothing is right."""
+        texts = self._sampler.last.text
+        right = [grade(*each)["strict"] for each in zip(texts, batch["answer"], batch["kind"], strict=True)]
+        return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
+
+
+def weighted(examples: Sequence[common.TrainExample]) -> Iterator[Example]:
+    """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
+    tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
+    for example in examples:
+        share = np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1))
+        yield _extended(example, weights=share)
+
+
+def _extended(example: common.TrainExample, **more: Any) -> Example:
+    """As grpo_lib's own example, with more fields."""
+    given = {field.name: getattr(example, field.name) for field in dataclasses.fields(example)}
+    return Example(**given | more)

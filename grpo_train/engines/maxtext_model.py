@@ -1,0 +1,353 @@
+"""A recipe's model in MaxText: its directory and tokenizer, its settings, and the actor that Tunix trains.
+
+MaxText's arguments are filled in from the model's config.json, so that any size of a supported architecture works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import location
+from grpo_train.engines import compat
+from grpo_train.recipes import ModelRecipe
+from grpo_train.recipes.schema import LoRARecipe
+
+environment.prepare()  # before JAX is imported
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
+from flax.linen import partitioning as nn_partitioning  # noqa: E402
+
+from grpo_train.runs import multihost  # noqa: E402
+
+# Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
+PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
+
+# config.json key -> MaxText key, for the sizes that MaxText lets a config override.
+SIZES = {
+    "hidden_size": "base_emb_dim",
+    "intermediate_size": "base_mlp_dim",
+    "num_hidden_layers": "base_num_decoder_layers",
+    "num_attention_heads": "base_num_query_heads",
+    "num_key_value_heads": "base_num_kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "tie_word_embeddings": "logits_via_embedding",
+}
+
+# How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
+# are written into its LLaMARotaryEmbedding.
+LLAMA31_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A MaxText model behind Tunix's call signature, with what is needed to run it."""
+
+    module: Any  # TunixMaxTextAdapter
+    config: Any  # MaxText HyperParameters
+    mesh: jax.sharding.Mesh
+    loss: str = "jax"  # the recipe's loss.implementation, by which log-probabilities are computed
+    lora: LoRARecipe | None = None
+    base: Any = None  # with adapters: the model without them, which shares its arrays
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The mesh and MaxText's logical axis rules, which every forward pass needs."""
+        with self.mesh, nn_partitioning.axis_rules(self.config.logical_axis_rules):
+            yield
+
+    def weights(self) -> nnx.State:
+        """The policy's weights; those of adapters are added to the matrices that they belong to."""
+        if not (self.lora and self.lora.rank):
+            return nnx.state(self.module, nnx.Param)
+        from grpo_train.engines import lora  # here, because it imports MaxText
+
+        return lora.merged(self.module, self.lora)
+
+    def parameter_count(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.base or self.module, nnx.Param)))
+
+
+def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
+    """The Hugging Face directory of a recipe: a folder, relative to here or to the repository, or a hub name.
+
+    A hub name such as Qwen/Qwen3-1.7B is downloaded once, into the hub's own cache; `weights=False` leaves out the
+    weights.  Raises CourseError when the directory is missing or incomplete, or the download fails.
+    """
+    path = Path(model.path).expanduser()
+    if not path.is_absolute() and not path.exists():
+        path = environment.repo_root() / path
+    if not path.is_dir():
+        path = _download(model.path, weights)
+    for name in ("config.json", "tokenizer.json", *(["*.safetensors"] if weights else [])):
+        if not list(path.glob(name)):
+            raise CourseError(f"model.path={model.path} has no {name}; give a complete Hugging Face directory")
+    return path
+
+
+def _download(name: str, weights: bool) -> Path:
+    """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        raise CourseError(f"model.path={name} is not a folder; give a Hugging Face model directory, or a hub name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError
+
+    try:
+        patterns = ["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except GatedRepoError:
+        raise CourseError(
+            f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"
+        ) from None
+    except (HFValidationError, OSError) as error:  # no such model, no network, no space, …
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise CourseError(
+            f"model.path={name} is not a folder here and could not be fetched from the hub ({reason}); "
+            "give a Hugging Face model directory"
+        ) from None
+
+
+def load_tokenizer(model: ModelRecipe):
+    """The model's own tokenizer, padding on the left, as generation needs it.
+
+    The padding token is one of its own that no text holds: Tunix hides padding from the trainer, so one that also ends
+    a turn or a text would be hidden there while the sampler has seen it.  (Qwen's chat models pad with <|endoftext|>,
+    which their generation_config.json names as a second end token.)  Raises CourseError when the tokenizer has none.
+    """
+    from transformers import AutoTokenizer
+
+    directory = model_directory(model, weights=False)
+    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
+    if tokenizer.eos_token_id is None:
+        raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
+    written = {tokenizer.eos_token_id, *_end_tokens(directory)}
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in written:
+        vocabulary = tokenizer.get_vocab()
+        free = [token for token in PADDING_TOKENS if token in vocabulary and vocabulary[token] not in written]
+        if not free:
+            raise CourseError(
+                f"the tokenizer of model.path={model.path} has no padding token of its own; "
+                "give it a pad_token that is not its end token"
+            )
+        tokenizer.pad_token = free[0]
+    return tokenizer
+
+
+def _end_tokens(directory: Path) -> list[int]:
+    """Ids at which the model's own generation_config.json ends a text; none without such a file."""
+    file = directory / "generation_config.json"
+    ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
+    """MaxText's keys for sizes and for the constants of norm and rotary embedding, read from config.json.
+
+    Raises CourseError when the recipe's `model.sizes` says something else (preflight relied on it), or when config.json
+    scales the rotary embedding in another way than MaxText.
+    """
+    config = json.loads((model_directory(model) / "config.json").read_text(encoding="utf-8"))
+    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
+    for key, value in model.sizes.items():
+        if sizes.get(key, value) != value:
+            raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
+    return model.sizes | sizes
+
+
+def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
+    """Norm epsilon and rotary base by MaxText's keys: its own file may be that of another size, with other values."""
+    rope = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})  # transformers 4, transformers 5
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = {} if kind == "default" else {key: rope.get(key) for key in LLAMA31_SCALING}
+    known = LLAMA31_SCALING if model.maxtext_name.startswith("llama3.1") else {}
+    if scaling != known or kind not in ("default", "llama3"):
+        raise CourseError(
+            f"config.json of {model.path} has rope_scaling {rope or None}, but MaxText gives {model.maxtext_name} "
+            f"{known or 'none'}; give a model.maxtext_name of the same kind, or another model"
+        )
+    constants = {
+        "normalization_layer_epsilon": config.get("rms_norm_eps"),
+        "rope_max_timescale": rope.get("rope_theta", config.get("rope_theta")),
+    }
+    return {key: value for key, value in constants.items() if value is not None}
+
+
+def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_path: str | Path) -> dict[str, Any]:
+    """MaxText keys that describe a model, the same for our training and for MaxText's own train_rl.
+
+    `sizes`: as maxtext_sizes returns them; empty keeps MaxText's own for `maxtext_name`.
+    """
+    return {
+        "model_name": model.maxtext_name,
+        "override_model_config": bool(sizes),
+        **sizes,
+        "tokenizer_type": "huggingface",
+        "tokenizer_path": tokenizer_path,
+        "weight_dtype": model.dtype,
+        "dtype": model.dtype,
+        "matmul_precision": "highest" if model.dtype == "float32" else "default",
+        "attention": "dot_product",  # also what MaxText's own rl.yml takes on a TPU
+        "remat_policy": model.remat,
+        "per_device_batch_size": 1,
+        "log_config": False,
+        "use_multimodal": False,
+    }
+
+
+def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) -> list[str]:
+    """Arguments for MaxText's pyconfig: the architecture of `maxtext_name` at the sizes of config.json.
+
+    Args:
+      weights: False needs no model directory: the sizes are the recipe's `model.sizes`, else MaxText's own file.
+      more: further MaxText keys; they win over those set here.
+    """
+    import maxtext
+
+    sizes = maxtext_sizes(model) if weights else model.sizes
+    tokenizer_path = model_directory(model) if weights else model.path
+    settings = {
+        **maxtext_overrides(model, sizes=sizes, tokenizer_path=tokenizer_path),
+        "run_name": "grpo",
+        "skip_jax_distributed_system": True,
+        "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
+        "hardware": "cpu" if jax.default_backend() == "cpu" else "tpu",
+        **more,
+    }
+    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+    return ["maxtext", str(base), *(f"{key}={text}" for key, text in texts.items())]
+
+
+def load_actor(
+    model: ModelRecipe,
+    checkpoint: str | Path,
+    max_length: int,
+    pad_id: int = 0,
+    *,
+    devices: list[Any] | None = None,
+    tensor: int = 1,
+    loss: str = "jax",
+    lora: LoRARecipe | None = None,
+    seed: int = 0,
+) -> Actor:
+    """Load a MaxText checkpoint as an actor for sequences of at most `max_length` tokens; all processes together.
+
+    Args:
+      devices: where the model lives: exactly these, the first by default.  Its mesh has len(devices) / tensor of them
+        on the axis `fsdp` and `tensor` on the axis `tensor`.
+      lora: the adapters, if it has a rank; `seed` draws them.
+
+    Raises CourseError when the checkpoint is missing, cut short or of another shape.
+    """
+    devices = list(devices or jax.devices()[:1])
+    lora, weights = lora or LoRARecipe(), location(checkpoint)
+    if not weights.is_dir():
+        raise CourseError(
+            f"checkpoint {weights} does not exist; convert the model first (notebook 01, or grpo convert)"
+        )
+    with quiet():
+        from maxtext.configs import pyconfig
+        from maxtext.utils import maxtext_utils, model_creation_utils
+
+        from grpo_train.engines import lora as adapters
+        from grpo_train.losses import hidden_states  # here, as MaxText: a tokenizer does not need it, and it takes 5 s
+
+        register_architecture(model)
+        config = pyconfig.initialize(
+            maxtext_arguments(
+                model,
+                load_parameters_path=weights,
+                scan_layers=True,
+                max_target_length=max_length,
+                enable_checkpointing=True,
+                ici_fsdp_parallelism=len(devices) // tensor,
+                ici_tensor_parallelism=tensor,
+                **hidden_states.maxtext_settings(loss, max_length),
+                **adapters.maxtext_settings(lora),
+            )
+        )
+        mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+        try:
+            module = model_creation_utils.from_pretrained(
+                config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
+            )
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise CourseError(
+                f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
+            ) from error
+    modules: list[Any] = [module]  # the one that trains comes first
+    if lora.rank:
+        with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+            modules.insert(0, adapters.with_adapters(modules[0], mesh, config, seed))
+    for module in modules:
+        compat.make_keys_plain(module)
+        if len(devices) == 1 and devices[0].platform == "cpu":
+            if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
+                compat.multiply_in_two_dimensions(module)
+            compat.unroll_layers(module)
+    trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
+    return Actor(trained, config, mesh, loss, lora, *base)
+
+
+def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0):
+    """log π(token) of completions [B, C], padded on the right, after prompts [B, P], padded on the left: [B, C].
+
+    By Tunix's own function, or the loss's.  In a multi-process run all processes call it with the same ids, and the
+    result is sharded (`multihost.to_numpy`).
+    """
+    from tunix.rl import common
+
+    from grpo_train import losses
+
+    prompt_ids, completion_ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
+    graphdef, state = nnx.split(actor.module)
+    compute = common.compute_per_token_logps
+    if actor.loss != "jax":
+        compute = functools.partial(losses.per_token_logps, implementation=actor.loss)
+    with actor.scope():
+        return compute(
+            graphdef, state, prompt_tokens=jnp.asarray(prompt_ids), completion_tokens=jnp.asarray(completion_ids),
+            pad_id=pad_id, eos_id=eos_id, temperature=temperature,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the information logs and warnings of the libraries underneath out of the reader's way; errors stay."""
+    from absl import logging as absl_logging
+
+    before, root = absl_logging.get_verbosity(), logging.getLogger().level
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        absl_logging.set_verbosity(before)
+        logging.getLogger().setLevel(root)
+
+
+def register_architecture(model: ModelRecipe) -> None:
+    """Tell MaxText's converters the sizes of this model: their table of MaxText 0.2.5 has the published ones only."""
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_directory(model))
+    HF_MODEL_CONFIGS[model.maxtext_name] = config
+    compat.complete_converter_tables(model.maxtext_name, config)

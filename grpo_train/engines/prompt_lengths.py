@@ -1,0 +1,52 @@
+"""A recipe's prompts as the model is sent them: their text, their lengths in tokens, and which problems fit."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import Problem
+from grpo_lib.prompts import render, system_prompt, user_prompt
+from grpo_train.recipes import PromptsRecipe, Recipe
+
+
+def render_with(recipe: Recipe, tokenizer: Any, question: str, prompts: PromptsRecipe | None = None) -> str:
+    """A question as the recipe's model is sent it; `prompts`: those of a task that has its own."""
+    prompts = prompts or recipe.prompts
+    return render(tokenizer, user_prompt(prompts.user, question), system_prompt(prompts.system))
+
+
+def prompt_lengths(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
+    """Tokens of each rendered prompt."""
+    prompts = [problem.prompt(functools.partial(render_with, recipe, tokenizer)) for problem in problems]
+    return [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+
+
+def longest_prompt(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> int:
+    """Tokens of the longest rendered prompt."""
+    return max(prompt_lengths(recipe, tokenizer, problems))
+
+
+def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tuple[int, list[Problem]]:
+    """(the length to which training prompts are padded, the problems whose prompts fit it).
+
+    Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
+    none is cut or left out silently.
+    """
+    lengths, allowed = prompt_lengths(recipe, tokenizer, problems), recipe.rollout.max_prompt_length
+    longest = max(lengths)
+    if allowed == "auto":
+        return longest, problems
+    if longest > allowed and recipe.rollout.overlong_prompts == "error":
+        raise CourseError(
+            f"rollout.max_prompt_length={allowed} is shorter than the longest prompt, {longest} tokens; "
+            f"use {longest} or more, or auto, or leave such problems out with rollout.overlong_prompts=filter"
+        )
+    fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= allowed]
+    if lost := {problem.task for problem in problems} - {problem.task for problem in fitting}:
+        of = f" of task {task}" if (task := next(iter(lost))) else ""
+        raise CourseError(
+            f"rollout.max_prompt_length={allowed} is shorter than every prompt{of}; the longest has {longest} tokens"
+        )
+    return allowed, fitting

@@ -1,0 +1,167 @@
+"""Tunix's own models, for its sampler: which architectures, their configs, and how they lie on several devices.
+
+config = model_config("qwen2.5-7b", rope_theta=1_000_000, settings=settings)
+mesh = sampler_mesh(jax.local_devices(), tensor=4)   # axes fsdp (rows of a batch) and tp (heads, MLP, vocabulary)
+module = abstract_model(config, mesh)                # shapes in place of weights
+shardings = weight_shardings(module, mesh)           # path -> NamedSharding
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tunix.models.qwen2 import model as qwen2
+from tunix.models.qwen2 import params as qwen2_params
+from tunix.models.qwen3 import model as qwen3
+from tunix.models.qwen3 import params as qwen3_params
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.engines import compat, shared_prompt
+
+# Tunix's name of a model setting -> MaxText's, config.json's.
+SETTINGS = {
+    "num_layers": ("num_decoder_layers", "num_hidden_layers"),
+    "vocab_size": ("vocab_size", "vocab_size"),
+    "embed_dim": ("emb_dim", "hidden_size"),
+    "hidden_dim": ("mlp_dim", "intermediate_size"),
+    "num_heads": ("num_query_heads", "num_attention_heads"),
+    "head_dim": ("head_dim", "head_dim"),
+    "num_kv_heads": ("num_kv_heads", "num_key_value_heads"),
+    "norm_eps": ("normalization_layer_epsilon", "rms_norm_eps"),
+    "use_tied_embedding": ("logits_via_embedding", "tie_word_embeddings"),
+}
+# Settings that `tp` devices divide among them.
+DIVIDED = ("num_heads", "num_kv_heads", "head_dim", "hidden_dim", "embed_dim", "vocab_size")
+
+
+class _ShardedCache:
+    """A Tunix model whose KV cache is made where it belongs: rows over `fsdp`, heads over `tp`.
+
+    Tunix 0.1.7 makes the whole cache on one device (Qwen3.init_cache; the sampler's own for Qwen2).
+    """
+
+    mesh: Mesh | None = None
+
+    def init_cache(self, batch_size: int, cache_size: int, dtype: Any) -> dict[str, dict[str, jax.Array]]:
+        shapes = cache_shapes(self.config, batch_size, cache_size, self.mesh)  # type: ignore[attr-defined]
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
+
+
+class Qwen2(_ShardedCache, qwen2.Qwen2):
+    pass
+
+
+class Qwen3(_ShardedCache, qwen3.Qwen3):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """An architecture of Tunix's."""
+
+    maxtext: str  # how MaxText's names of it begin
+    hugging_face: str  # its model_type in config.json
+    model: Any  # the class
+    definition: ModuleType  # where its ModelConfig and ShardingConfig are
+    loader: ModuleType  # with create_model_from_safe_tensors
+
+
+FAMILIES = (
+    Family("qwen2.5-", "qwen2", Qwen2, qwen2, qwen2_params),
+    Family("qwen3-", "qwen3", Qwen3, qwen3, qwen3_params),
+)
+
+
+def require_family(name: str) -> Family:
+    """The family of a model, by MaxText's name or config.json's model_type.
+
+    Raises CourseError for a model that Tunix 0.1.7 cannot sample: Llama 3.1, for one, needs scaled rotary embeddings.
+    """
+    for family in FAMILIES:
+        if name == family.hugging_face or name.startswith(family.maxtext):
+            return family
+    raise CourseError(
+        f"rollout.engine=tunix samples Qwen2.5 and Qwen3, and this model is {name or 'unnamed'}; use "
+        "rollout.engine=vllm, on a slice of one host"
+    )
+
+
+def model_config(
+    name: str, rope_theta: float | None, settings: dict[str, Any], dtype: Any = jnp.float32, tensor: int = 1
+) -> Any:
+    """Tunix's ModelConfig, from `settings` by the names of SETTINGS; weights and computations are in `dtype`.
+
+    `tensor` devices hold the model together.  Where they are more than its key-value heads, the heads are repeated, so
+    that each device has one: the config then has `tensor` of them (as vLLM does it).
+
+    Raises CourseError for a model that Tunix 0.1.7 cannot sample, or that `tensor` devices cannot divide.
+    """
+    family = require_family(name)
+    if family.definition is qwen3:
+        compat.require_rope_theta(rope_theta)
+    elif not rope_theta:
+        raise CourseError(f"rollout.engine=tunix: config.json of this {name} model has no rope_theta")
+    if not settings.get("head_dim"):  # config.json of Qwen2.5 does not say it
+        settings = settings | {"head_dim": settings["embed_dim"] // settings["num_heads"]}
+    kv_heads = settings["num_kv_heads"]
+    if tensor > kv_heads and tensor % kv_heads == 0:
+        settings = settings | {"num_kv_heads": tensor}
+    for key in DIVIDED:
+        if settings[key] % tensor:
+            raise CourseError(
+                f"hardware.sampler_tensor={tensor} does not divide the model's {SETTINGS[key][1]} of {settings[key]}; "
+                "take a divisor of it"
+            )
+    sharding = family.definition.ShardingConfig.get_default_sharding(is_sampling=True)
+    return family.definition.ModelConfig(
+        rope_theta=rope_theta, shd_config=sharding, dtype=dtype, param_dtype=dtype, **settings
+    )
+
+
+def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
+    """The model with shapes in place of weights; with a mesh, its KV cache is made on it.
+
+    Qwen3 in float32 on one CPU is that of `shared_prompt`.
+    """
+    family = next(family for family in FAMILIES if isinstance(config, family.definition.ModelConfig))
+    on_one_cpu = mesh is None and jax.default_backend() == "cpu"
+    shares = on_one_cpu and family.definition is qwen3 and config.dtype == jnp.float32
+    kind = shared_prompt.Qwen3 if shares else family.model
+    module: Any = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
+    module.mesh = mesh
+    return module
+
+
+def sampler_mesh(devices: Any, tensor: int) -> Mesh:
+    """`tensor` neighbouring devices hold the model together; the rows of a batch are spread over such groups."""
+    return Mesh(np.array(devices).reshape(-1, tensor), ("fsdp", "tp"))
+
+
+def weight_shardings(module: nnx.Module, mesh: Mesh) -> dict[tuple, NamedSharding]:
+    """Path of a weight -> its sharding, as Tunix's ShardingConfig says for sampling."""
+    specs = nnx.get_partition_spec(nnx.state(module, nnx.Param))
+    return {path: NamedSharding(mesh, variable.get_value()) for path, variable in specs.flat_state()}
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over the axis fsdp, for arrays [B, ...]."""
+    return NamedSharding(mesh, PartitionSpec("fsdp"))
+
+
+def cache_shapes(config: Any, rows: int, length: int, mesh: Mesh | None) -> dict[str, dict[str, Any]]:
+    """Shapes of the KV cache of `rows` sequences: k and v of a layer are [rows, length, kv heads, head size]."""
+    shape = (rows, length, config.num_kv_heads, config.head_dim)
+    heads = mesh and NamedSharding(mesh, PartitionSpec("fsdp", None, "tp", None))
+    layer = {
+        "k": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
+        "v": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
+        "end_index": jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=mesh and row_sharding(mesh)),
+    }
+    return {f"layer_{number}": layer for number in range(config.num_layers)}

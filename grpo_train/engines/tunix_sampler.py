@@ -1,0 +1,316 @@
+"""Tunix's own rollout engine: its sampler on its Qwen2.5 or Qwen3, fed with the MaxText actor's weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tunix.generate import sampler as tunix_sampler
+from tunix.rl import common
+from tunix.rl.rollout import base_rollout, vanilla_rollout
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.records import Generation
+from grpo_train.engines import compat, shared_prompt, tunix_models, weight_sync
+from grpo_train.engines.weight_sync import Scored, StageTimer, by_name, padded, translate
+from grpo_train.runs import multihost
+
+# Tokens from which on greedy_generate makes its batches smaller, since attention needs memory in their square.
+LONG_PROMPT = 128
+# greedy_generate pads prompts to multiples of so many tokens, so that few shapes are compiled.
+BUCKET = 16
+# Completions scored at once: their logits, [rows, tokens, vocabulary], take 3.7 GB for 8 x 768 tokens of a Qwen2.5.
+SCORED_ROWS = 8
+# RLCluster samples within the trainer's mesh, whose axes Tunix's models would look for. Where tokens, weights and cache
+# lie decides instead, the same on every platform (and in what preflight compiles).
+NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+
+
+class PerSequenceKeySampler(shared_prompt.Sampler):
+    """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
+
+    `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several micro-batches, in
+    several processes. Tunix draws the noise of a whole batch from one key.
+
+    With a `mesh` (tunix_models.sampler_mesh) the rows of a batch are spread over its axis `fsdp`; missing rows are
+    filled up, and left out of the result.
+    """
+
+    mesh: jax.sharding.Mesh | None = None
+
+    def __call__(self, input_strings, *arguments, seed=None, **more):
+        rows, missing = len(input_strings), 0 if self.mesh is None else -len(input_strings) % self.mesh.shape["fsdp"]
+        if missing:
+            input_strings = [*input_strings, *input_strings[:1] * missing]
+            if isinstance(seed, jax.Array) and seed.ndim == 2:
+                seed = jnp.concatenate([seed, jnp.repeat(seed[:1], missing, axis=0)])
+        with NO_MESH:
+            output = super().__call__(input_strings, *arguments, seed=seed, **more)
+        if missing:
+            for name in ("text", "logits", "tokens", "padded_prompt_tokens", "logprobs"):
+                filled = getattr(output, name)
+                setattr(output, name, filled if filled is None else filled[:rows])
+        return output
+
+    def init_sample_state(self, all_input_ids, *arguments, **more):
+        state, rows = super().init_sample_state(all_input_ids, *arguments, **more), len(all_input_ids)
+        if self.mesh is None:
+            return state
+
+        def spread(leaf):
+            has_rows = isinstance(leaf, jax.Array) and leaf.ndim and len(leaf) == rows
+            return jax.device_put(leaf, tunix_models.row_sharding(self.mesh)) if has_rows else leaf
+
+        cache = state.cache  # is where it belongs
+        return dataclasses.replace(jax.tree.map(spread, dataclasses.replace(state, cache=None)), cache=cache)
+
+    def _sample(self, logits, eos, cache, sampler_state):
+        if sampler_state.sampling_mode != "top_p" or sampler_state.seed.ndim == 1:  # greedy, or one key for all
+            return super()._sample(logits, eos, cache, sampler_state)
+        scores = top_k_top_p_filter(
+            logits[:, -1].astype(jnp.float32) / sampler_state.temperature,
+            sampler_state.sampling_parameters["top_p"],
+            sampler_state.sampling_parameters["top_k"],
+        )
+        keys = jax.vmap(jax.random.fold_in, (0, None))(sampler_state.seed, sampler_state.decoding_step)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
+        # The largest of scores and Gumbel noise is a sample of softmax(scores).
+        greedy = dataclasses.replace(sampler_state, sampling_mode="greedy")
+        state = super()._sample((scores + noise)[:, None], eos, cache, greedy)
+        return dataclasses.replace(state, sampling_mode="top_p")
+
+
+@jax.jit
+def row_keys(key: jax.Array, rows: np.ndarray) -> jax.Array:
+    """A random key for each row of a step, [B, 2]."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(rows))
+
+
+def top_k_top_p_filter(scores: jax.Array, top_p: float, top_k: int | None) -> jax.Array:
+    """[B, V]: -inf for all but the `top_k` best, and for those beyond a probability of `top_p` together."""
+    if not top_k and top_p >= 1:
+        return scores
+    best = jax.lax.top_k(scores, top_k or scores.shape[-1])[0]
+    probabilities = jax.nn.softmax(best, axis=-1)
+    kept = jnp.cumsum(probabilities, axis=-1) - probabilities <= top_p
+    worst = jnp.min(jnp.where(kept, best, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(scores >= worst, scores, -jnp.inf)
+
+
+class TunixSampler(vanilla_rollout.VanillaRollout):
+    """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
+
+    - Weights are translated at every sync (`update_params`), layer by layer and on the devices.
+    - On one CPU a group's prompt is computed once (`shared_prompt` says for which models).  With rows spread over
+      several devices, and on a TPU, each row computes its own.
+    - With `tensor` above 1 so many devices hold the model and its KV cache together; more devices are more rows.
+    - Every completion draws noise of its own, which the seed, the step and its place in the step decide
+      (`PerSequenceKeySampler`): without a seed the stock engine samples with PRNGKey(0) each time.
+    - Completions keep their end-of-sequence token, so that stopping is learned too; the stock engine cuts it off.
+    - In a multi-process run each process samples its slice on its own devices, and all completions are gathered.
+    """
+
+    def __init__(
+        self, rollout_actor, tokenizer, mesh, rollout_config, *,
+        seed: int = 0, num_rollout_micro_batches: int = 1, tensor: int = 1, group_size: int = 1, **_: Any,
+    ):  # fmt: skip
+        """`mesh`: this process's devices; `num_rollout_micro_batches`: calls of `generate` per step; `tensor`: devices
+        of a replica; `group_size`: neighbouring prompts that are equal."""
+        config = rollout_actor.base.config
+        settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
+        self.mesh = tunix_models.sampler_mesh(mesh.devices.flatten(), tensor)
+        on_several = self.mesh if self.mesh.size > 1 else None
+        model = tunix_models.model_config(config.model_name, config.rope_max_timescale, settings, config.dtype, tensor)
+        self.repeats = model.num_kv_heads // settings["num_kv_heads"]
+        module = tunix_models.abstract_model(model, on_several)
+        self.shardings = tunix_models.weight_shardings(module, self.mesh)
+        self.seconds = StageTimer()  # "generating" and "syncing"
+        self.pop_elapsed = self.seconds.pop_elapsed
+        # Without super().__init__, which would make a sampler of its own, of another class.
+        self._sampler = make_sampler(module, tokenizer, rollout_config.kv_cache_size, on_several)
+        self._sampler.group = group_size
+        self.update_params(nnx.state(rollout_actor, nnx.Param))
+        self.seed, self.num_rollout_micro_batches = seed, num_rollout_micro_batches
+        self.calls = 0  # of generate, so far; a run that goes on after a step sets it
+        self.truncated: list[bool] = []  # of the last call, one per completion
+        self.lengths: list[int] = []  # ditto, in tokens, end token included
+
+    def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
+        started = time.perf_counter()
+        step, micro_batch = divmod(self.calls, self.num_rollout_micro_batches)
+        rows = micro_batch * len(prompts) + np.arange(len(prompts))
+        keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
+        self.calls += 1
+        own = multihost.process_slice(len(prompts))
+        output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]), **kwargs)
+        if multihost.is_distributed():
+            output = _gathered(output)
+        limit = rollout_config.max_tokens_to_generate
+        self.last, self.truncated = compat.keep_end_tokens(output, limit, self.eos_id())
+        self.lengths = [len(ids) for ids in self.last.tokens]
+        self.seconds.add("generating", started)
+        return self.last
+
+    def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
+        """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them.
+
+        In a multi-process run all processes call it together; each scores its slice.
+        """
+        graphdef, state = self._sampler.model_def_and_state()
+        prompt_ids = self.last.left_padded_prompt_tokens[:rows]
+        tokens = self.last.tokens[:rows]
+        completion_ids = padded(tokens, width, self.pad_id())
+        own, logps = multihost.process_slice(len(tokens)), []  # [C] each
+        with NO_MESH:
+            for first in range(own.start, own.stop, SCORED_ROWS):
+                part = slice(first, min(first + SCORED_ROWS, own.stop))
+                scored = common.compute_per_token_logps(
+                    graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
+                    pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
+                )  # fmt: skip
+                logps.extend(np.asarray(scored).tolist())
+        rows_of_all = zip(multihost.gather(logps), tokens, strict=True)
+        return Scored(prompt_ids, completion_ids, [np.array(row[: len(ids)], np.float32) for row, ids in rows_of_all])
+
+    def update_params(self, params, filter_types=None) -> None:
+        started = time.perf_counter()
+        weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.repeats)
+        self.seconds.add("syncing", started)
+
+    def model(self) -> None:
+        """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""
+        return None
+
+    def module_and_state(self) -> tuple[nnx.Module, nnx.State]:
+        """The sampler's module and its weights as of the last sync."""
+        return self._sampler.transformer, self._sampler.transformer_state
+
+    def weights(self) -> dict[str, jax.Array]:
+        """The sampler's weights by Tunix name."""
+        return by_name(self._sampler.transformer_state)
+
+    def expected(self, actor: dict[str, jax.Array]) -> Iterator[tuple[str, str, jax.Array]]:
+        """(actor's name, sampler's name, the value that it should have), for every weight that has a place here."""
+        shardings = {".".join(map(str, path)): sharding for path, sharding in self.shardings.items()}
+        for name, source, value in translate(actor, self.repeats):
+            yield source, name, multihost.reshard_locally(value, shardings[name]) if name in shardings else value
+
+    def scored(self, prompts, rollout_config) -> tuple[base_rollout.RolloutOutput, list[np.ndarray]]:
+        """Completions, and the sampler's log-probability of each of their tokens, at temperature 1."""
+        output = self.generate(prompts, rollout_config)
+        return output, self.last_scored(len(prompts), rollout_config.max_tokens_to_generate).logps
+
+    def greedy_generate(self, *, max_completion_length: int, batch_size: int) -> Callable[..., list[Generation]]:
+        """The `generate` of grpo_lib.evaluation, from the weights of the last sync."""
+        tokenizer = self._sampler.tokenizer.tokenizer
+        return greedy_generate(
+            self.module_and_state, tokenizer, max_completion_length=max_completion_length, batch_size=batch_size,
+            mesh=self._sampler.mesh,
+        )  # fmt: skip
+
+
+def make_sampler(
+    module: Any, tokenizer: Any, length: int, mesh: jax.sharding.Mesh | None = None
+) -> PerSequenceKeySampler:
+    """A sampler with room for `length` tokens of prompt and completion."""
+    config = module.config
+    cache = tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim)
+    sampler = PerSequenceKeySampler(module, tokenizer, cache)
+    sampler.mesh = mesh
+    sampler.tokenize = functools.lru_cache(maxsize=1)(sampler.tokenize)  # neighbours often have the same prompt
+    return sampler
+
+
+def _gathered(output: base_rollout.RolloutOutput) -> base_rollout.RolloutOutput:
+    """The completions of all processes."""
+    tables = (output.text, [ids.tolist() for ids in output.tokens], output.left_padded_prompt_tokens.tolist())
+    text, tokens, prompts = zip(*multihost.gather(list(zip(*tables, strict=True))), strict=True)
+    tokens = [np.array(ids, np.int32) for ids in tokens]
+    return dataclasses.replace(
+        output, text=list(text), tokens=tokens, left_padded_prompt_tokens=np.array(prompts, np.int32),
+        logits=None, logprobs=None,
+    )  # fmt: skip
+
+
+def greedy_generate(
+    sampler_state: Callable[[], tuple[Any, nnx.State]],
+    tokenizer,
+    *,
+    max_completion_length: int,
+    batch_size: int,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., list[Generation]]:
+    """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
+
+    The function that it returns samples when it is given a `temperature`, without top-k and by default from the whole
+    distribution (`top_p` 1); its `seed` and the prompts then decide what comes out.
+
+    Args:
+      sampler_state: gives (module, weights) at the time of each call, so that a policy in training is evaluated as is.
+      batch_size: prompts sampled at once; fewer when they are longer than LONG_PROMPT tokens.  Batches are filled up to
+        their size, so that few shapes are compiled.  No prompt is cut.
+      mesh: of the weights, where they are on several devices (tunix_models.sampler_mesh).
+
+    In a multi-process run all processes call it with the same prompts; each answers its slice of them.
+    """
+
+    @functools.cache
+    def sampler_for(width: int) -> PerSequenceKeySampler:
+        return make_sampler(sampler_state()[0], tokenizer, width + max_completion_length, mesh)
+
+    def generate(
+        prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
+    ) -> list[Generation]:
+        own = prompts[multihost.process_slice(len(prompts))]
+        answers = generate_here(own, temperature, top_p, seed) if own else []
+        return [Generation(**fields) for fields in multihost.gather([dataclasses.asdict(a) for a in answers])]
+
+    def generate_here(prompts: list[str], temperature: float | None, top_p: float, seed: int) -> list[Generation]:
+        longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+        width = -(-longest // BUCKET) * BUCKET
+        sampler = sampler_for(width)
+        sampler.transformer_state = sampler_state()[1]
+        generations = []
+        rows = max(8, batch_size * LONG_PROMPT // max(width, LONG_PROMPT))
+        for start in range(0, len(prompts), rows):
+            chunk = prompts[start : start + rows]
+            filled = chunk + chunk[:1] * (rows - len(chunk))
+            sampling: dict[str, Any] = {}
+            if temperature is not None:  # top_p is what makes Tunix sample; each chunk has noise of its own
+                key = jax.random.fold_in(jax.random.PRNGKey(seed), start)
+                sampling = {"temperature": temperature, "top_p": top_p, "seed": key}
+            output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width, **sampling)
+            for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
+                truncated = len(ids) >= max_completion_length
+                generations.append(Generation(text, len(ids) + (not truncated), truncated))
+        return generations
+
+    return generate
+
+
+def load_hugging_face(directory: str | Path) -> Any:
+    """A Hugging Face directory as Tunix's model, float32, by Tunix's own loader: no MaxText on the way.
+
+    Raises CourseError for another architecture, or for a weight file that cannot be read.
+    """
+    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    theta = config.get("rope_theta") or config.get("rope_parameters", {}).get("rope_theta")
+    settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
+    kind = config.get("model_type", "")
+    converted = tunix_models.model_config(kind, theta, settings)
+    try:
+        return tunix_models.require_family(kind).loader.create_model_from_safe_tensors(str(directory), converted)
+    except Exception as error:  # safetensors and Tunix raise types of their own
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise CourseError(
+            f"the weights in {directory} cannot be read ({reason}); copy or convert the model again"
+        ) from error

@@ -1,0 +1,230 @@
+"""Weights from the MaxText actor to the sampler, and the check that both then compute the same model.
+
+Actor and sampler are two implementations of one model. `check_sync` answers two questions: did every weight arrive, and
+do both sides give the same log-probability to the same tokens? A weight can arrive and be read wrongly.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.runs import multihost
+
+# Tunix name -> MaxText name.  MaxText scans its layers: one array holds all of them, stacked on axis 1.
+LAYER_WEIGHTS = {
+    "input_layernorm.w": "pre_self_attention_layer_norm.scale",
+    "attn.q_proj.w": "self_attention.query.kernel",
+    "attn.k_proj.w": "self_attention.key.kernel",
+    "attn.v_proj.w": "self_attention.value.kernel",
+    "attn.q_bias": "self_attention.query.bias",  # Qwen2.5 only, as the next two
+    "attn.k_bias": "self_attention.key.bias",
+    "attn.v_bias": "self_attention.value.bias",
+    "attn.q_norm.w": "self_attention.query_norm.scale",  # Qwen3 only, as the next one
+    "attn.k_norm.w": "self_attention.key_norm.scale",
+    "attn.o_proj.w": "self_attention.out.kernel",
+    "post_attention_layernorm.w": "post_self_attention_layer_norm.scale",
+    "mlp.gate_proj.kernel": "mlp.wi_0.kernel",
+    "mlp.up_proj.kernel": "mlp.wi_1.kernel",
+    "mlp.down_proj.kernel": "mlp.wo.kernel",
+}
+OTHER_WEIGHTS = {
+    "embedder.input_embedding": "token_embedder.embedding",
+    "final_norm.w": "decoder.decoder_norm.scale",
+    "lm_head.w": "decoder.logits_dense.kernel",  # untied models only
+}
+KV_WEIGHTS = ("attn.k_proj.w", "attn.v_proj.w", "attn.k_bias", "attn.v_bias")
+STACKED = "decoder.layers."
+SCAN_AXIS = 1
+
+# Measured on the tiny model: 2e-4 on average in float32, since MaxText multiplies by a tied embedding in bfloat16;
+# 1.6e-3 to 9.4e-3 in bfloat16, where the two round in other places.  A weight in the wrong place gives 3.9 and more, so
+# the limits leave room for deeper models.
+MAX_MEAN_GAP = {"float32": 0.02, "bfloat16": 0.1}
+
+
+@dataclass(frozen=True)
+class SyncCheck:
+    """What `check_sync` found.  Gaps are absolute differences of log-probabilities, in nats."""
+
+    weights: int
+    tokens: int
+    mean_gap: float
+    max_gap: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Completions and what the sampler makes of them."""
+
+    prompt_ids: np.ndarray  # [B, P], padded on the left
+    completion_ids: np.ndarray  # [B, C], padded on the right
+    logps: list[np.ndarray]  # one array per completion, nats
+
+
+class StageTimer:
+    """Seconds spent, by stage."""
+
+    def __init__(self):
+        self.spent: dict[str, float] = {}
+
+    def add(self, what: str, started: float) -> None:
+        self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - started
+
+    def pop_elapsed(self, what: str) -> float:
+        """Seconds since the last time this was asked."""
+        return self.spent.pop(what, 0.0)
+
+
+def translate(actor: dict[str, jax.Array], repeats: int = 1) -> Iterator[tuple[str, str, jax.Array]]:
+    """(Tunix's name, MaxText's name, value) of each weight that both know, one layer at a time, as it is asked for.
+
+    Each key-value head comes `repeats` times.  In a multi-process run all processes ask together: a layer is a program
+    that they run on a sharded array.
+    """
+    for place in _places(actor, repeats):
+        with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
+            yield place.name, place.source, _value(actor, place)
+
+
+class Place(NamedTuple):
+    """Where a weight comes from."""
+
+    name: str  # Tunix's
+    source: str  # MaxText's
+    layer: int | None = None  # of a stack
+    times: int = 1
+    flat: bool = False
+
+
+def _places(actor: dict[str, jax.Array], repeats: int) -> tuple[Place, ...]:
+    found = [Place(name, source) for name, source in OTHER_WEIGHTS.items() if source in actor]
+    for name, part in LAYER_WEIGHTS.items():
+        source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
+        for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
+            found.append(Place(f"layers.{layer}.{name}", source, layer, times, name.endswith("_bias")))
+    return tuple(found)
+
+
+def _value(actor: dict[str, jax.Array], place: Place) -> jax.Array:
+    weight = actor[place.source]
+    return weight if place.layer is None else _layer_of(weight, place.layer, place.times, place.flat)
+
+
+@functools.partial(jax.jit, static_argnames=("times", "flat"))
+def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool) -> jax.Array:
+    """[..., L, heads, size] -> [..., heads x times, size] for heads; Tunix's biases are flat, MaxText's by head."""
+    weight = jax.lax.dynamic_index_in_dim(stack, layer, SCAN_AXIS, keepdims=False)
+    weight = weight if times == 1 else jnp.repeat(weight, times, axis=-2)
+    return weight.reshape(-1) if flat else weight
+
+
+@functools.partial(jax.jit, static_argnames="places")
+def _translated(actor: dict[str, jax.Array], places: tuple[Place, ...]) -> dict[str, jax.Array]:
+    """All of `translate` in one program."""
+    return {place.name: _value(actor, place) for place in places}
+
+
+def copy_weights(
+    actor: dict[str, jax.Array],
+    state: nnx.State,
+    shardings: dict[tuple, jax.sharding.NamedSharding],
+    repeats: int = 1,
+) -> None:
+    """Write the actor's weights into the sampler's state, in place and one by one, each with its sharding.
+
+    So a device holds at most one layer's weight more than the sampler's own; one CPU, where a small model's weights
+    take less time than a program for each, holds all of them.  A weight without a counterpart keeps its value (zeros
+    in a new sampler), and `check_sync` names it.
+    """
+    places = {".".join(map(str, path)): (variable, shardings[path]) for path, variable in state.flat_state()}
+    devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
+    one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
+    layers = ((name, value) for name, _, value in translate(actor, repeats))
+    for name, value in _translated(actor, _places(actor, repeats)).items() if one_cpu else layers:
+        if name in places:
+            variable, sharding = places.pop(name)
+            arrived = value if one_cpu else multihost.reshard_locally(value, sharding)
+            variable.set_value(jax.block_until_ready(arrived.astype(variable.get_value().dtype)))
+    for variable, sharding in places.values():
+        old = variable.get_value()
+        if isinstance(old, jax.ShapeDtypeStruct):
+            variable.set_value(jnp.zeros(old.shape, old.dtype, device=sharding))
+
+
+def check_sync(
+    sampler: Any, weights: nnx.State, prompts: list[str], config, logps: Callable, dtype: str = "float32"
+) -> SyncCheck:
+    """Compare sampler and trainer after a sync, and refuse to go on when they differ.
+
+    Args:
+      sampler: a TunixSampler or a VllmSampler.
+      weights: of the actor.
+      prompts: rendered prompts to sample one completion each from.
+      config: Tunix RolloutConfig used for sampling.
+      logps: (prompt_ids [B, P], completion_ids [B, C]) -> [B, C], the trainer's log-probabilities.
+      dtype: of the weights; it decides the gap that is allowed.
+
+    Raises:
+      CourseError: a weight of the actor has no place in the sampler or arrived with another value (it is named), or
+        the mean gap of the log-probabilities is above MAX_MEAN_GAP.
+    """
+    actor = by_name(weights)
+    check_weights(sampler, actor)
+    output, sampled = sampler.scored(prompts, config)
+    completions = padded(output.tokens, config.max_tokens_to_generate, sampler.pad_id())
+    trained = logps(output.left_padded_prompt_tokens, completions)
+    gap = np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(sampled, trained, strict=True)])
+    check = SyncCheck(len(actor), int(gap.size), float(gap.mean()), float(gap.max()))
+    if not check.mean_gap <= MAX_MEAN_GAP[dtype]:  # also true for NaN
+        raise CourseError(
+            f"sampler and trainer disagree: log-probabilities of the same {check.tokens} tokens differ by "
+            f"{check.mean_gap:.3g} on average (limit {MAX_MEAN_GAP[dtype]}); the two do not compute the same model"
+        )
+    return check
+
+
+def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
+    """Refuse, with its name, a weight that was not synced: on either side, or with another value."""
+    weights, arrived, fed = sampler.weights(), set(), set()
+    for source, name, value in sampler.expected(actor):
+        if name not in weights:
+            raise CourseError(f"weight {source} of the actor would never be synced: the sampler has no {name}")
+        weight = weights[name]
+        if value.shape != weight.shape or not bool(
+            jnp.array_equal(jax.device_put(value, weight.sharding).astype(weight.dtype), weight)
+        ):
+            raise CourseError(f"weight {name} of the sampler differs from the actor's {source} after a sync")
+        arrived.add(source)
+        fed.add(name)
+    if unknown := sorted(actor.keys() - arrived):
+        raise CourseError(
+            f"weight {unknown[0]} of the actor has no counterpart in the sampler: it would never be synced"
+        )
+    if starved := sorted(weights.keys() - fed):
+        raise CourseError(f"weight {starved[0]} of the sampler is fed by no weight of the actor")
+
+
+def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:
+    """[B, width], padded on the right."""
+    rows = np.full((len(tokens), width), pad, dtype)
+    for row, ids in zip(rows, tokens, strict=True):
+        row[: len(ids)] = ids
+    return rows
+
+
+def by_name(state: nnx.State) -> dict[str, jax.Array]:
+    """Dotted name -> array; the adapter's own level, `base`, is left out of MaxText's names."""
+    return {
+        ".".join(str(part) for part in path if part != "base"): variable.get_value()
+        for path, variable in state.flat_state()
+    }

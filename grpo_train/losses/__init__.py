@@ -1,0 +1,417 @@
+"""GRPO's policy loss with three log-probability implementations; Tunix's learner takes it by name.
+
+    GRPOConfig(policy_loss_fn=policy_loss_name("chunked"), kl_loss_mode="low_var_kl", ...)
+
+The loss itself is a few numbers per token.  What takes memory is on the way to them: the logits, [B, T, V], which with
+a vocabulary of 150,000 are more than all activations of the model.
+
+- `jax`: the plain reference.  Logits, log-softmax in float32, as one would write it on paper.
+- `chunked`: the head's matmul and the log-softmax for a few tokens at a time, computed again in the backward pass.
+- `pallas`: a TPU kernel (pallas_kernel) that streams the vocabulary in tiles.
+
+`chunked` and `pallas` start from the last hidden states, see `hidden_states`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+
+environment.prepare()  # before this module, or another of this folder, imports JAX
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.rl import common, function_registry  # noqa: E402
+
+from grpo_train.losses import pallas_kernel  # noqa: E402
+from grpo_train.losses.pallas_kernel import Partition  # noqa: E402
+
+IMPLEMENTATIONS = ("jax", "chunked", "pallas")
+
+# Of float32 logits, what `chunked` makes at a time.
+CHUNK = 384 * 2**20
+
+# Recipe's names of the KL estimators and ratios, by those that Tunix 0.1.7 gives them.
+KL_ESTIMATORS_OF_TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
+RATIOS_OF_TUNIX = {"grpo": "token", "gspo-token": "sequence"}
+KL_ESTIMATORS, RATIOS = tuple(KL_ESTIMATORS_OF_TUNIX.values()), tuple(RATIOS_OF_TUNIX.values())
+
+# Tunix 0.1.7 bounds log π/π_old by this, so that exp() of it stays finite.
+MAX_LOG_RATIO = 20.0
+
+
+def policy_loss_name(implementation: str) -> str:
+    """The name under which Tunix finds the loss."""
+    return f"grpo-{implementation}"
+
+
+# Log-probability and entropy of each token.
+
+
+def token_statistics(
+    target_ids: jax.Array,
+    *,
+    logits: jax.Array | None = None,
+    hidden: jax.Array | None = None,
+    head: jax.Array | None = None,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+    vocab_axis: int = 1,
+    partition: Partition | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(per_token_logps [B, T], entropy [B, T]), both in float32 nats, of softmax(logits / temperature).
+
+    Differentiable with respect to logits, or to hidden and head.  The entropy is for logging and has no gradient.
+
+    Args:
+      target_ids: int [B, T], the tokens whose log-probabilities are asked for.
+      logits: [B, T, V]; or in their place
+      hidden: [B, T, D], and
+      head: [D, V] with vocab_axis 1, [V, D] with vocab_axis 0.
+      partition: how the arrays lie over several devices; `jax` needs none.
+
+    Raises ValueError for an unknown implementation, and for `chunked` from logits: there is nothing left to save.
+    """
+    if implementation == "jax":
+        if logits is None:
+            logits = _project(hidden, head, vocab_axis)
+        return _plain(logits, target_ids, temperature)
+    if implementation == "chunked" and hidden is not None:
+        return _chunked(hidden, head, target_ids, temperature, vocab_axis, partition)
+    if implementation == "pallas":
+        if hidden is not None:
+            return pallas_kernel.from_hidden(hidden, head, target_ids, temperature, vocab_axis, partition)
+        return pallas_kernel.from_logits(logits, target_ids, temperature, partition)
+    raise ValueError(f"no implementation {implementation!r} from {'logits' if hidden is None else 'hidden states'}")
+
+
+def _plain(logits, target_ids, temperature) -> tuple[jax.Array, jax.Array]:
+    """log π = (l_y - max l) / τ - log Σ exp((l - max l) / τ), and the entropy, from all of [B, T, V] at once."""
+    logits = logits.astype(jnp.float32)  # [B, T, V]
+    peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))  # [B, T, 1]; exp() of what is left cannot overflow
+    total = jnp.exp((logits - peak) / temperature).sum(-1)  # [B, T]
+    target = jnp.take_along_axis(logits, target_ids[..., None], -1)  # [B, T, 1]
+    # The target is picked before normalising: log_softmax would write [B, T, V] once more.
+    logps = ((target - peak) / temperature)[..., 0] - jnp.log(total)  # [B, T]
+    # A logit of -inf has probability 0 and adds nothing: 0 log 0 is 0.
+    distance = jnp.maximum(jax.lax.stop_gradient(logits - peak) / temperature, pallas_kernel.NEGLIGIBLE)
+    total = jax.lax.stop_gradient(total)
+    return logps, jnp.log(total) - jnp.sum(jnp.exp(distance) * distance, -1) / total
+
+
+def _project(hidden, head, vocab_axis):
+    """Logits in the dtype of the hidden states, as MaxText makes them."""
+    logits = jax.lax.dot_general(hidden, head.astype(hidden.dtype), (((2,), (1 - vocab_axis,)), ((), ())))
+    return logits.astype(jnp.float32)
+
+
+def _chunked(hidden, head, target_ids, temperature, vocab_axis, partition) -> tuple[jax.Array, jax.Array]:
+    """`_plain`, a few positions of all sequences at a time; each chunk's logits are made again for its gradient.
+
+    Chunks are cut along T, since B is sharded over the devices. Each device gathers the head once, and exchanges its
+    gradient once. Devices that share a vocabulary gather it whole and all compute the same.
+    """
+    partition = partition and dataclasses.replace(partition, vocabulary=())
+    split, gather, _ = pallas_kernel.head_exchange(head, vocab_axis, partition)
+
+    def local(hidden, head, ids):
+        sequences, length = ids.shape
+        head = gather(head)
+        count = -(-length // chunk_length(sequences, length, head.shape[vocab_axis]))
+        step = -(-length // count)
+        short = count * step - length
+
+        def cut(array):
+            array = jnp.pad(array, ((0, 0), (0, short)) + ((0, 0),) * (array.ndim - 2))
+            return jnp.moveaxis(array.reshape(sequences, count, step, *array.shape[2:]), 1, 0)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is compiled by itself
+        def statistics(hidden, ids):
+            return _plain(_project(hidden, head, vocab_axis), ids, temperature)
+
+        parts = jax.lax.map(lambda chunk: statistics(*chunk), (cut(hidden), cut(ids)))
+        return tuple(jnp.moveaxis(part, 0, 1).reshape(sequences, -1)[:, :length] for part in parts)
+
+    tokens = pallas_kernel.token_spec(partition)
+    return pallas_kernel.sharded(local, partition, (tokens, split, tokens), (tokens, tokens))(hidden, head, target_ids)
+
+
+def chunk_length(sequences: int, length: int, vocabulary: int) -> int:
+    """Positions in a chunk of `sequences` sequences, so that its float32 logits are CHUNK bytes at most."""
+    return max(1, min(length, CHUNK // (4 * vocabulary * sequences)))
+
+
+# The loss, from log-probabilities.
+
+
+def policy_loss(
+    per_token_logps: jax.Array,
+    old_per_token_logps: jax.Array | None,
+    ref_per_token_logps: jax.Array | None,
+    advantages: jax.Array,
+    completion_mask: jax.Array,
+    epsilon_low: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float | jax.Array = 0.0,
+    aggregation: str = "sequence-mean-token-mean",
+    entropy: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    kl: str = "k3",
+    ratio: str = "token",
+    completions: jax.Array | None = None,
+    sampler_per_token_logps: jax.Array | None = None,
+    correction_cap: float = 2.0,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
+
+        - mean over completions i, mean over tokens t of
+            min(r A_i, clip(r, 1 - ε_low, 1 + ε_high) A_i) - β k3,
+        r = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
+
+    ε_high above ε_low is DAPO's clip-higher (arXiv:2503.14476, equation 10).  Same values as Tunix 0.1.7's grpo_loss_fn
+    with the kl_loss_mode and the loss_algo of the same meaning.
+
+    Args:
+      per_token_logps: log π of the tokens, [B, T].
+      old_per_token_logps: of the policy that sampled them; None: the same policy, r = 1 and its gradient stays.
+      ref_per_token_logps: of the reference model; None: no KL.
+      advantages: [B]; or [B, T], for rows that hold several completions.
+      completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
+      epsilon_high: None: as epsilon_low.
+      aggregation: of Tunix's aggregate_loss. GRPO: sequence-mean-token-mean; DAPO (arXiv:2503.14476): token-mean;
+        Dr. GRPO (arXiv:2503.20783): sequence-mean-token-scale, which divides by a constant.
+      entropy: [B, T], for aux alone.
+      weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
+      kl: in the place of k3 also k1 = log(π / π_ref) or k2 = k1² / 2 (J. Schulman, "Approximating KL divergence").
+      ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens (GSPO,
+        arXiv:2507.18071, equation 7).
+      completions: int [B, T], a number below B T that tells the completions of a row apart; None: one to a row.
+      beta: a number; or [B] or [B, T] as the advantages.
+      sampler_per_token_logps: [B, T], of the engine that sampled, where that is not the old policy: the first term of a
+        token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling, F. Yao et al.,
+        "Your efficient RL framework secretly brings you off-policy RL training", 2025).
+
+    Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`), `entropy`
+    (aggregated like the loss), and with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler
+    before the cap.
+
+    Raises ValueError for another name of a kl, ratio or aggregation.
+    """
+    if kl not in KL_ESTIMATORS or ratio not in RATIOS:
+        raise ValueError(f"kl must be one of {', '.join(KL_ESTIMATORS)}, ratio one of {', '.join(RATIOS)}")
+    mask = completion_mask.astype(jnp.float32)
+    epsilon_high = epsilon_low if epsilon_high is None else epsilon_high
+
+    def masked(logps):  # where the mask is 0, a number that is harmless: 0 · inf would be NaN
+        return jnp.where(mask > 0, logps.astype(jnp.float32), 0.0)
+
+    def aggregate(values):
+        if weights is not None:
+            return (values * weights).sum()
+        return common.aggregate_loss(values, mask, aggregation)
+
+    def mean(values):
+        return (values * mask).sum() / jnp.maximum(mask.sum(), 1)
+
+    logps = masked(per_token_logps)  # [B, T]
+    old = jax.lax.stop_gradient(logps) if old_per_token_logps is None else masked(old_per_token_logps)
+    advantages = advantages.astype(jnp.float32)
+    if advantages.ndim == 1:
+        advantages = advantages[:, None]  # [B, 1]: one for all tokens of a completion
+    log_ratio = logps - old
+    if ratio == "sequence":
+        log_ratio = _completion_mean(log_ratio, mask, completions)
+    r = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
+    unclipped = -advantages * r
+    clipped = -advantages * jnp.clip(r, 1 - epsilon_low, 1 + epsilon_high)
+    terms = jnp.maximum(unclipped, clipped)  # the max of the negated terms: PPO's pessimistic bound
+    more = {}
+    if sampler_per_token_logps is not None:
+        difference = jax.lax.stop_gradient(old) - masked(sampler_per_token_logps)
+        importance = jnp.exp(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        terms = terms * jnp.minimum(importance, correction_cap)
+        more = {"importance_ratio": mean(importance)}
+    loss = pg_loss = aggregate(terms)
+    aux = more | {
+        "pg_loss": pg_loss,
+        "pg_clipfrac": mean(clipped > unclipped),
+        "ppo_kl": mean(old - logps),
+        "is_ratio/max": jnp.max(jnp.where(mask > 0, r, 0.0)),
+        "is_ratio/min": jnp.min(jnp.where(mask > 0, r, jnp.inf)),
+        "kl": jnp.float32(0),
+        "kl_loss": jnp.float32(0),
+    }
+    if ref_per_token_logps is not None:
+        difference = masked(ref_per_token_logps) - logps
+        k3 = jnp.exp(difference) - difference - 1
+        penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
+        aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
+        if not isinstance(beta, float | int):
+            loss = loss + aggregate(penalty * (beta[:, None] if beta.ndim == 1 else beta))
+        elif beta:
+            loss = loss + beta * aux["kl_loss"]
+    if entropy is not None:
+        aux["entropy"] = aggregate(masked(entropy))
+    return loss, aux
+
+
+def _completion_mean(values: jax.Array, mask: jax.Array, completions: jax.Array | None) -> jax.Array:
+    """The mean over each completion's tokens, at each of them; [B, T]."""
+    if completions is None:
+        total, count = ((array * mask).sum(1, keepdims=True) for array in (values, jnp.ones_like(mask)))
+    else:
+        keys = jnp.where(mask > 0, completions, 0).reshape(-1)
+        sums = functools.partial(jax.ops.segment_sum, segment_ids=keys, num_segments=keys.size)
+        total, count = (sums((array * mask).reshape(-1))[keys] for array in (values, jnp.ones_like(mask)))
+        total, count = total.reshape(mask.shape), count.reshape(mask.shape)
+    return jnp.where(mask > 0, total / jnp.maximum(count, 1), 0.0)
+
+
+# From a model.
+
+
+def model_statistics(
+    model: Any,
+    prompt_ids: jax.Array,
+    completion_ids: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+    segment_ids: jax.Array | None = None,
+    segment_positions: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(per_token_logps [B, C], entropy [B, C]) of completions under a model, in float32 nats.
+
+    Args:
+      model: a TunixMaxTextAdapter; for `chunked` and `pallas` one from hidden_states.adapter_for.
+      prompt_ids: [B, P], padded on the left; completion_ids: [B, C], padded on the right.
+      segment_ids, segment_positions: of packed rows [B, C] (see `packing`), whose prompt_ids are [B, 0].  A row's first
+        token is predicted by none, and gets 0.
+
+    Raises CourseError for a model that gives no hidden states.
+    """
+    temperature = temperature or 1.0  # Tunix divides by no 0
+    # MaxText changes its modules when it hands out hidden states: those of a copy.
+    model = nnx.merge(*nnx.split(model))
+    if segment_ids is None:
+        tokens, positions, attention_mask, segments = common.process_ids(prompt_ids, completion_ids, pad_id, eos_id)
+        targets = completion_ids
+    else:
+        tokens, positions, attention_mask, segments = completion_ids, segment_positions, None, segment_ids
+        targets = completion_ids[:, 1:]
+    # What predicts a token stands one place before it.
+    before = slice(-targets.shape[1] - 1, -1)
+    statistics = functools.partial(token_statistics, targets, implementation=implementation)
+    if implementation == "jax":
+        logits, _ = model(tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segments)
+        found = statistics(logits=logits[:, before], temperature=temperature)
+    elif hasattr(model, "hidden_states"):
+        hidden = model.hidden_states(tokens, positions, attention_mask, segments)
+        head, vocab_axis, divisor = model.head()
+        found = statistics(
+            hidden=model.normalised(hidden[:, before]),
+            head=head,
+            temperature=temperature * divisor,
+            vocab_axis=vocab_axis,
+            partition=model.partition(),
+        )
+    else:
+        raise CourseError(f"loss.implementation={implementation} needs a model made with hidden_states.adapter_for")
+    if segment_ids is None:
+        return found
+    logps, entropy = (jnp.pad(values, ((0, 0), (1, 0))) for values in found)
+    return logps, entropy
+
+
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "temperature", "implementation"))
+def per_token_logps(
+    graphdef: nnx.GraphDef,
+    state: nnx.State,
+    prompt_tokens: jax.Array,
+    completion_tokens: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    temperature: float = 1.0,
+    implementation: str = "jax",
+) -> jax.Array:
+    """log π(token) of completion tokens, [B, C], without a gradient: what Tunix's compute_per_token_logps gives."""
+    model = nnx.merge(graphdef, state)
+    logps, _ = model_statistics(model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
+    return jax.lax.stop_gradient(logps)
+
+
+def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array]:
+    """What can stand in for `get_ref_per_token_logps` of Tunix's InferenceWorker, and needs no logits [B, T, V]."""
+
+    def logps(prompt_tokens, completion_tokens, pad_id, eos_id, temperature=1.0):
+        graphdef, state = nnx.split(worker.get_model("reference"))
+        return per_token_logps(
+            graphdef, state, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation
+        )
+
+    return logps
+
+
+# For Tunix.
+
+
+def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementation: str, **_: Any):
+    """A policy loss as Tunix's GRPOLearner calls it: (loss, aux) of a micro-batch."""
+    require_supported(algo_config, train_example)
+    logps, entropy = model_statistics(
+        model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
+        algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,
+    )  # fmt: skip
+    return policy_loss(
+        logps,
+        train_example.old_per_token_logps,
+        train_example.ref_per_token_logps,
+        train_example.advantages,
+        train_example.completion_mask,
+        epsilon_low=algo_config.epsilon,
+        epsilon_high=getattr(algo_config, "epsilon_high", None),
+        beta=algo_config.beta if (beta := getattr(train_example, "beta", None)) is None else beta,
+        aggregation=algo_config.loss_agg_mode,
+        entropy=entropy,
+        weights=getattr(train_example, "weights", None),
+        kl=KL_ESTIMATORS_OF_TUNIX[algo_config.kl_loss_mode],
+        ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
+        completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
+        sampler_per_token_logps=getattr(train_example, "sampler_per_token_logps", None),
+        correction_cap=getattr(algo_config, "correction_cap", 2.0),
+    )
+
+
+def _completion_keys(segment_positions: jax.Array) -> jax.Array:
+    """For each token of packed rows [R, W] the place where its sequence begins, which no two completions share."""
+    return jnp.arange(segment_positions.size).reshape(segment_positions.shape) - segment_positions
+
+
+def require_supported(algo_config: Any, train_example: Any = None) -> None:
+    """Refuse what Tunix's own loss can do and this one cannot, so that it is not left out silently."""
+    for name, known in (("loss_algo", RATIOS_OF_TUNIX), ("kl_loss_mode", KL_ESTIMATORS_OF_TUNIX)):
+        if getattr(algo_config, name) not in known:
+            raise CourseError(
+                f"grpo_lib's policy loss knows {name} {' and '.join(known)}, not {getattr(algo_config, name)}"
+            )
+    for name, value in {"kl_clamp_value": None, "epsilon_c": None}.items():
+        if getattr(algo_config, name, value) != value:
+            raise CourseError(f"grpo_lib's policy loss knows {name}={value} only, not {getattr(algo_config, name)}")
+    if getattr(train_example, "sampler_is_weights", None) is not None:
+        raise CourseError("grpo_lib's policy loss takes no sampler_is_weights")
+    if getattr(train_example, "segment_ids", None) is not None and getattr(train_example, "weights", None) is None:
+        raise CourseError("packed rows need the weights of losses.packing.pack: an aggregation cannot be read off rows")
+
+
+for _implementation in IMPLEMENTATIONS:
+    function_registry.register_policy_loss_fn(policy_loss_name(_implementation))(
+        functools.partial(grpo_loss, implementation=_implementation)
+    )

@@ -1,0 +1,161 @@
+"""A micro-batch without padding: its completions in few rows of real tokens, for the layouts `packed` and `groups`.
+
+    packed = pack(example, layout="groups", shapes=[(16, 192), (16, 240)], group_size=8)
+    loss, aux = losses.grpo_loss(model, packed, ...)     # equal to that of `example`, up to rounding
+
+Row of `packed`:  prompt, completion | prompt, completion | ...
+Row of `groups`:  prompt without its last token | its last token, completion | its last token, completion | ...
+
+The position before a token predicts it; therefore a group's completions each begin with the last token of the prompt.
+`segment_ids` say which tokens see each other (between two bars above), `segment_positions` where a token stood in its
+sequence: both are fields of Tunix's TrainExample.  In `groups` a completion also sees its prompt, see `SharedPrompt`.
+
+Tunix 0.1.7 has sequence packing of its own (`max_seq_token_per_tpu`), which is not used: it puts a whole micro-batch
+into one row, and sequence-mean-token-mean is then a mean over rows and not over completions.  Grain packs streams of
+examples, not a batch that is given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from maxtext.layers.attention_op import AttentionOp
+from tunix.rl import common
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes.layouts import Layout
+
+# A segment id is UNIT * k for the prompt that the completions of group k share, UNIT * k + j for its j-th completion.
+# Padding is 0.
+UNIT = 2**12
+PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps")
+
+
+@flax.struct.dataclass(frozen=True)
+class Example(common.TrainExample):
+    """A micro-batch of Tunix's, [B, C], with what grpo_lib's policy loss takes beside it; None where it does not.
+
+    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
+    """
+
+    weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
+    sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
+    beta: Any = None  # [B], in place of that of the configuration, which a compiled update does not read again
+
+
+@functools.partial(jax.jit, static_argnames="aggregation")
+def token_weights(completion_mask: jax.Array, aggregation: str) -> jax.Array:
+    """What each token's loss counts for in Tunix's aggregate_loss, [B, C].  All its modes are linear in the losses."""
+    zeros = jnp.zeros(completion_mask.shape, jnp.float32)
+    mask = completion_mask.astype(jnp.float32)
+    return jax.grad(lambda losses: common.aggregate_loss(losses, mask, aggregation))(zeros)
+
+
+def first_fit(sizes: Sequence[int], rows: int, width: int) -> list[tuple[int, int]] | None:
+    """(row, start) for each size, the largest placed first, each in the first row with room; None: they do not fit."""
+    used, places = [0] * rows, [(0, 0)] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        row = next((row for row in range(rows) if used[row] + sizes[index] <= width), None)
+        if row is None:
+            return None
+        places[index] = row, used[row]
+        used[row] += sizes[index]
+    return places
+
+
+def pack(
+    example: common.TrainExample,
+    *,
+    layout: Layout,
+    shapes: Sequence[tuple[int, int]],
+    group_size: int,
+    aggregation: str = "sequence-mean-token-mean",
+) -> Example:
+    """The completions of `example` [B, C] and their prompts [B, P] in rows of the first shape that they fit.
+
+    Args:
+      example: completions of a group are neighbours.  If it has weights, they stay; else `aggregation` makes them.
+      shapes: [rows, tokens], smallest first; of recipes.layouts.row_shapes.
+
+    Raises ValueError when they fit none.
+    """
+    host: Any = jax.device_get(example)
+    prompts = [ids[mask] for ids, mask in zip(host.prompt_ids, host.prompt_mask.astype(bool), strict=True)]
+    mask = host.completion_mask.astype(bool)
+    lengths = mask.shape[1] - np.argmax(mask[:, ::-1], axis=1)  # up to the last token that counts
+    lengths = np.where(mask.any(axis=1), lengths, 0)
+    together = group_size if layout == "groups" else 1  # completions behind one prompt
+    shared = int(layout == "groups")  # tokens of the prompt that each completion repeats
+    firsts = range(0, len(prompts), together)
+    sizes = [len(prompts[i]) - shared + int((shared + lengths[i : i + together]).sum()) for i in firsts]
+    for shape in shapes:
+        if (places := first_fit(sizes, *shape)) is not None:
+            break
+    else:
+        raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
+
+    given = {name: getattr(host, name, None) for name in PER_TOKEN}
+    source = {name: values for name, values in given.items() if values is not None}  # [B, C] each
+    weights = getattr(host, "weights", None)
+    source["weights"] = np.asarray(token_weights(example.completion_mask, aggregation) if weights is None else weights)
+    source["completion_mask"] = mask
+    source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    if getattr(host, "beta", None) is not None:
+        source["beta"] = np.broadcast_to(host.beta[:, None], mask.shape)
+    rows = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
+    ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):
+        prompt = prompts[first]
+        if shared:
+            end = at + len(prompt) - 1
+            ids[row, at:end], segments[row, at:end] = prompt[:-1], UNIT * unit
+            positions[row, at:end], at = np.arange(len(prompt) - 1), end
+        begin = prompt[-1:] if shared else prompt
+        for member, index in enumerate(range(first, first + together), start=1):
+            tokens = np.concatenate([begin, host.completion_ids[index, : lengths[index]]])
+            whole, own = slice(at, at + len(tokens)), slice(at + len(begin), at + len(tokens))
+            ids[row, whole], segments[row, whole] = tokens, UNIT * unit + member
+            positions[row, whole] = len(prompt) - len(begin) + np.arange(len(tokens))
+            for name, values in source.items():
+                rows[name][row, own] = values[index, : lengths[index]]
+            at = whole.stop
+    empty = np.zeros((shape[0], 0), np.int32)
+    packed: Any = Example  # flax.struct hides its fields
+    return packed(
+        prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
+        **(dict.fromkeys(PER_TOKEN) | rows),
+    )  # fmt: skip
+
+
+class SharedPrompt(AttentionOp):
+    """MaxText's attention, in which the completions of a group also see the prompt that they share."""
+
+    def generate_attention_mask(self, query, key, decoder_segment_ids, *arguments, **named):
+        make = functools.partial(super().generate_attention_mask, query, key)
+        mask = make(decoder_segment_ids, *arguments, **named)
+        if decoder_segment_ids is None:
+            return mask
+        ours, theirs = decoder_segment_ids[:, :, None], decoder_segment_ids[:, None, :]  # [B, T, 1], [B, 1, T]
+        prompt = (ours // UNIT == theirs // UNIT) & (theirs % UNIT == 0) & (theirs > 0)
+        return jnp.where(prompt[:, None, None], make(None, *arguments, **named), mask)
+
+
+def share_prompts(module: nnx.Module) -> None:
+    """Let the attention of a MaxText model see shared prompts; batches of the other layouts give what they gave.
+
+    Raises CourseError for another attention than dot_product: flash and splash attention take segment ids and no mask.
+    """
+    for _, part in nnx.iter_graph(module):
+        if isinstance(part, AttentionOp) and part.attention_kernel not in ("dot_product", "autoselected"):
+            raise CourseError(
+                f"training.layout=groups needs MaxText's attention=dot_product, not {part.attention_kernel}; use packed"
+            )
+        if type(part) is AttentionOp:
+            part.__class__ = SharedPrompt

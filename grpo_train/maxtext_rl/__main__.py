@@ -1,0 +1,3 @@
+from grpo_train.maxtext_rl import main
+
+main()

@@ -1,0 +1,120 @@
+"""The recipe's problems and prompt as files that MaxText's own train_rl reads."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lib import prompts
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
+from grpo_lib.problems import Problem, load_problems
+from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt
+from grpo_train.recipes import ModelRecipe, ProblemsRecipe, Recipe
+
+TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
+TESTS = {"gsm8k": 1319, "aime": 30, "math500": 500}  # problems of the test split
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_problems` wrote."""
+
+    test: int  # problems in test.parquet
+    filtered: list[str]  # how many problems were left out of each split, in sentences
+
+
+def write_problems(recipe: Recipe, folder: str | Path) -> Written:
+    """Write the recipe's problems and its prompt as `train_rl` reads them.
+
+    The files are train.parquet and test.parquet with the columns question and answer, and template.json with the
+    system message.  Upstream stops when the rows of train.parquet are used up, so they are repeated until they last.
+    It drops prompts that are too long, and with them whole batches, so they are left out here.
+
+    Raises CourseError when a training prompt is too long and the recipe makes that an error, or nothing is left.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder, counts, filtered = Path(folder), {}, []
+    for split, name in (("train", TRAIN), ("test", TEST)):
+        problems = load_problems(only_source(recipe), split)
+        fitting = _fitting(recipe, split, problems)
+        if num_filtered := len(problems) - len(fitting):
+            filtered.append(f"{num_filtered} of {len(problems)} {split} problems left out: the prompt is too long")
+        if split == "train":
+            rows = batches(recipe) * recipe.prompts_per_step
+            fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
+        counts[split] = len(fitting)
+        table = pa.table(
+            {
+                "question": [prompts.user_prompt(recipe.prompts.user, p.question) for p in fitting],
+                "answer": [p.answer for p in fitting],
+            }
+        )
+        data = io.BytesIO()
+        pq.write_table(table, data)
+        write_bytes_atomic(folder / name, data.getvalue())
+    # TEMPLATE is upstream's second key; our process_data needs the first alone.
+    write_json_atomic(
+        folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(recipe.prompts.system), "TEMPLATE": "{question}"}
+    )
+    return Written(counts["test"], filtered)
+
+
+def batches(recipe: Recipe) -> int:
+    """Batches of completions for `training.steps` updates; each serves grpo.iterations of them."""
+    return -(-recipe.training.steps // recipe.grpo.iterations)
+
+
+def only_source(recipe: Recipe) -> ProblemsRecipe:
+    """The recipe's `problems`.  Raises CourseError for a list of tasks."""
+    if recipe.tasks:
+        raise CourseError("problems has several tasks, and train_rl takes one: keep one of them, as a section")
+    return recipe.sources[0]
+
+
+def number_of_tests(problems: ProblemsRecipe) -> int:
+    source, path = problems.source, problems.path
+    if problems.test_source:
+        source, path = problems.test_source, problems.test_path
+    if source in TESTS and path is None:  # may not be on this machine yet
+        return min(problems.test or TESTS[source], TESTS[source])
+    return len(load_problems(problems, "test"))
+
+
+def eval_batches(recipe: Recipe, tests: int | None) -> tuple[int, int]:
+    """(batches, problems in each); upstream takes whole batches only."""
+    tests = tests or number_of_tests(only_source(recipe))
+    size = min(recipe.evaluation.batch_size, tests)
+    return tests // size, size
+
+
+def prompt_length(recipe: Recipe) -> int:
+    """Tokens; for auto the longest prompt of training and test, so that upstream drops none."""
+    if recipe.rollout.max_prompt_length != "auto":
+        return recipe.rollout.max_prompt_length
+    problems = [problem for split in ("train", "test") for problem in load_problems(recipe.problems, split)]
+    return longest_prompt(recipe, _tokenizer(recipe.model), problems)
+
+
+def _fitting(recipe: Recipe, split: str, problems: list[Problem]) -> list[Problem]:
+    """The problems whose prompts are short enough.  A training prompt that is not can be an error: fit_prompts."""
+    if split == "test":
+        rollout = recipe.rollout.model_copy(update={"overlong_prompts": "filter"})
+        recipe = recipe.model_copy(update={"rollout": rollout})
+    return fit_prompts(recipe, _tokenizer(recipe.model), problems)[1]
+
+
+def _tokenizer(model: ModelRecipe):
+    from grpo_train.engines import maxtext_model  # imports JAX
+
+    return maxtext_model.load_tokenizer(model)
+
+
+def local_folder(model: ModelRecipe) -> Path | None:
+    """The model's folder, relative to here or to the repository; None for a hub name."""
+    path = Path(model.path).expanduser()
+    return next((place.resolve() for place in (path, environment.repo_root() / path) if place.is_dir()), None)

@@ -1,0 +1,268 @@
+"""End-to-end run: convert, evaluate, train, evaluate, export; the notebooks take the same steps one by one.
+
+    convert -> build session -> check the first sync -> evaluate before -> train -> evaluate after -> export -> summary
+
+Every step keeps what is there already, so a run that was interrupted goes on where it stopped. In a multi-process run
+all processes take every step together, and process 0 gets what a step returns.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import evaluation
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_json_atomic
+from grpo_lib.problems import load_problems, what_became_of_the_rows
+from grpo_lib.records import reward_means
+from grpo_lib.rewards import get_rewards
+from grpo_train import training
+from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.cluster import require_engine
+from grpo_train.engines.prompt_lengths import longest_prompt, render_with
+from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.runs import health_checks, multihost, tracking
+from grpo_train.runs.checkpoints import checkpoint_root
+from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
+from grpo_train.runs.preemption import PreemptionHandler
+from grpo_train.runs.run_directory import base_of
+
+
+def require_shared_folders(recipe: Recipe, directory: Path) -> None:
+    """Raise CourseError, in all processes, unless they share the run directory and the folder of its checkpoints."""
+    multihost.require_shared(directory, "--runs on a disk that all hosts share")
+    if recipe.training.checkpoints is not None:
+        remedy = "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER"
+        multihost.require_shared(checkpoint_root(recipe, directory), remedy)
+
+
+def convert(recipe: Recipe, directory: Path) -> Path:
+    """The base model as a MaxText checkpoint, inside the run or where its `--base` is; done once."""
+    return conversion.convert_to_maxtext(recipe.model, base_of(directory))
+
+
+def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:
+    """A training session on the run's converted base, with the training problems of the recipe.
+
+    `log` is called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
+    checkpoint.
+    """
+    training.require_supported(recipe)
+    problems = load_problems(recipe.problems, "train")
+    if rows := what_became_of_the_rows(recipe.problems):
+        log(rows)
+    session = training.build_session(recipe, directory, problems, convert(recipe, directory), log)
+    if session.num_filtered:
+        log(
+            f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "
+            f"{recipe.rollout.max_prompt_length} tokens"
+        )
+    return session
+
+
+def evaluate(session: training.Session, which: str, progress: bool = True) -> evaluation.EvalRun | None:
+    """Evaluation of the test problems, `which` being before or after: greedy, and sampled where the recipe says so.
+
+    A finished one is read, not repeated. Its numbers go to TensorBoard and W&B once, and its seconds, which are no part
+    of the records, to `evals/<which>.json`.
+
+    Raises CourseError when the moment has passed: before any step was taken, or after the last.
+    """
+    recipe = session.recipe
+    path, steps, samples = (
+        session.directory / "evals" / f"{which}.jsonl",
+        recipe.training.steps,
+        recipe.evaluation.samples,
+    )
+
+    def work() -> evaluation.EvalRun:
+        if not path.exists():
+            if which == "before" and session.step > 0:
+                raise CourseError(
+                    f"{path} is missing, and the policy has trained {session.step} steps already; start a new run"
+                )
+            if which == "after" and session.step < steps:
+                raise CourseError(f"the policy has trained {session.step} of {steps} steps; train it first")
+            path.with_suffix(".json").unlink(missing_ok=True)
+        return evaluation.evaluate(
+            session.generate,
+            load_problems(recipe.problems, "test"),
+            sampled=session.sample if samples else None,
+            samples=samples or 1,
+            settings=recipe.evaluation_sampling if samples else None,
+            render=session.render,
+            path=path,
+            batch_size=recipe.evaluation.batch_size,
+            progress=progress,
+            label=which,
+            # Not session.step: a finished before.jsonl is read again when training is over.
+            model=f"step {0 if which == 'before' else steps}",
+        )
+
+    run = session.run_on_main(work)
+    if run is not None:
+        _track(recipe, session.directory, which, run)
+    return run
+
+
+def _track(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
+    """Keep the seconds of an evaluation, and log it unless that is done."""
+    file, kept = directory / "evals" / f"{which}.json", _kept(directory, which) or {"seconds": run.seconds}
+    if "logged" not in kept:
+        write_json_atomic(file, kept)
+        summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
+        row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
+        before = _kept(directory, "before").get("logged", {})
+        tracking.log_evaluation(recipe, directory, {"before": before, which: row})
+        write_json_atomic(file, kept | {"logged": row})
+
+
+def _kept(directory: Path, which: str) -> dict[str, Any]:
+    """What `_track` has written: the seconds of an evaluation, and what was logged; empty for one of version 0.1."""
+    file = directory / "evals" / f"{which}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
+    """The mean reward of the counted completions by the recipe's functions, and the seconds or None."""
+    reward = sum(reward_means(run.counted, get_rewards(recipe.rewards)))
+    return {"reward": reward, "seconds": _kept(directory, which).get("seconds")}
+
+
+def validation(session: training.Session) -> Callable[[], dict[str, float]]:
+    """For training.train(validate=...): greedy accuracy on problems held out of train."""
+    problems = load_problems(session.recipe.problems, "validation")
+
+    def validate() -> dict[str, float]:
+        run = evaluation.evaluate(
+            session.generate, problems, render=session.render, progress=False,
+            batch_size=session.recipe.evaluation.batch_size,
+        )  # fmt: skip
+        summary = run.summary()
+        by_task = {
+            TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0] for task, part in run.by_task().items()
+        }
+        return {
+            "validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"], **by_task,
+        }  # fmt: skip
+
+    return lambda: session.run_on_main(validate) or {}
+
+
+def export(session: training.Session) -> Path:
+    """The trained policy as a Hugging Face directory, in the run's `export/`."""
+    return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+
+
+def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
+    """summary.json from the two evaluations and metrics.jsonl."""
+    before = evaluation.EvalRun.load(directory / "evals" / "before.jsonl")
+    after = evaluation.EvalRun.load(directory / "evals" / "after.jsonl")
+    rows = read_metrics(directory / "metrics.jsonl")
+    summary = evaluation.summarize(
+        before,
+        after,
+        wall_seconds=wall_seconds,
+        train_seconds=sum(row["seconds"] for row in rows),
+        steps=int(rows[-1]["step"]),
+    )
+    for which, run in (("before", before), ("after", after)):
+        summary[which] |= _reward_and_seconds(recipe, directory, which, run)
+    write_json_atomic(directory / "summary.json", summary)
+    return summary
+
+
+def run(
+    recipe: Recipe,
+    directory: Path,
+    on_step: Callable[[dict], None] | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    progress: bool = True,
+    preemption: PreemptionHandler | None = None,
+) -> dict[str, Any] | None:
+    """A run from the first step to summary.json and the export; what is done already is not done again.
+
+    Args:
+      on_step: called with each row of metrics.jsonl.
+      log: called with a sentence about each stage, and with early warnings (health_checks).
+      preemption: a SIGTERM ends the run after the step under way, with `Interrupted`.
+
+    Returns the content of summary.json; None in all processes but the first.
+    """
+    started = time.perf_counter()
+    preemption = preemption or PreemptionHandler()
+
+    def stop() -> bool:
+        if multihost.any_process(preemption.requested()):  # then all of them stop
+            preemption.request()
+        return preemption.requested()
+
+    logged: set[tuple[int, str]] = set()
+
+    def watched(row: dict) -> None:
+        if on_step:
+            on_step(row)
+        for alert in health_checks.new_alerts(session.recorder.rows):
+            if (alert.step, alert.kind) not in logged:  # a row comes again when its validation joins it
+                logged.add((alert.step, alert.kind))
+                log(f"warning: {alert}")
+
+    require_shared_folders(recipe, directory)
+    log("converting the base model to MaxText")
+    session = build_session(recipe, directory, log)
+    check = training.check_first_sync(session)
+    log(
+        f"all {check.weights} weights arrived, and sampler and trainer agree: "
+        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
+    )
+    if before := evaluate(session, "before", progress):
+        log(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+    if session.step:
+        log(f"continuing after step {session.step} of {recipe.training.steps}")
+    with preemption.defer():
+        training.train(session, watched, validation(session), recipe.training.validate_every, stop)
+    if after := evaluate(session, "after", progress):
+        log(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+    wall_seconds = time.perf_counter() - started
+    summary = write_summary(recipe, directory, wall_seconds) if multihost.is_main_process() else None
+    log(f"exported to {export(session)}")
+    return summary
+
+
+def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
+    """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
+
+    `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
+    """
+    require_engine(recipe)
+    directory = maxtext_model.model_directory(recipe.model)
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+
+    def render(question: str, prompts: PromptsRecipe | None = None) -> str:
+        return render_with(recipe, tokenizer, question, prompts)
+
+    if recipe.rollout.engine == "vllm":
+        from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
+
+        asked = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
+        longest = longest_prompt(recipe, tokenizer, asked)
+        return generate_with_vllm(recipe, longest + recipe.evaluation_completion_length), render
+
+    from flax import nnx
+
+    from grpo_train.engines import tunix_models, tunix_sampler
+
+    loaded = tunix_sampler.load_hugging_face(directory)
+    module, weights = tunix_models.abstract_model(loaded.config), nnx.state(loaded)
+    nnx.update(module, weights)
+    generate = tunix_sampler.greedy_generate(
+        lambda: (module, weights),
+        tokenizer,
+        max_completion_length=recipe.evaluation_completion_length,
+        batch_size=recipe.evaluation.batch_size,
+    )
+    return generate, render

@@ -1,0 +1,251 @@
+"""The batch plan: every size of a training step, derived from the few that the recipe gives.
+
+    plan = make_plan({"training.prompts_per_step": 16, "training.micro_batch_size_per_device": 1},
+                     group_size=2, processes=2, trainer_replicas=8, sampler_replicas=8)
+    plan.micro_batch_size, plan.accumulation_steps       # 8, 4
+
+A step samples `prompts_per_step x group_size` completions in one or more rollout micro-batches, and computes the
+gradient from them in one or more micro-batches.  The two are independent: a sampler holds many sequences at once, a
+backward pass few.
+
+A replica (data-parallel) is the group of devices that works on one part of a batch: one device, or with tensor
+parallelism several.  A size "per device" is per replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from grpo_train.recipes.layouts import Layout, choose_layout, row_shapes
+
+PROMPTS_PER_STEP = 16  # default
+PROPOSED = 8  # an error proposes at most so many values: those nearest to the refused one
+# Divisors are searched up to here, each with its counterpart: enough for any batch, and fast for any number.
+LARGEST_TRIED = 100_000
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """All sizes of a step, over all processes where the name does not say otherwise."""
+
+    processes: int
+    trainer_replicas: int
+    sampler_replicas: int
+    group_size: int  # completions per prompt
+    prompts_per_step: int
+    rollout_micro_batch_size: int  # prompts sampled at once
+    num_rollout_micro_batches: int  # per step
+    completions_per_step: int
+    micro_batch_size: int  # completions in one gradient computation
+    micro_batch_size_per_device: int  # completions in one trainer replica
+    accumulation_steps: int  # micro-batches whose gradients are added up before an update
+    updates_per_step: int  # updates from the same completions
+    tokens_per_step: int | None  # at full length, so an upper bound; None: the longest prompt is not known yet
+    layout: Layout  # how the policy update lays a micro-batch in rows
+    micro_batch_tokens: list[int] | None  # that it may have, padding of its rows included; None: as tokens_per_step
+
+    def row_shapes(self, prompt_length: int, completion_length: int) -> list[tuple[int, int]]:
+        """[rows, tokens] that a micro-batch can have in the policy update, smallest first; the last one holds any.
+
+        Args: tokens of the longest prompt, and of the longest completion.
+        """
+        return row_shapes(
+            self.layout,
+            sequences=self.micro_batch_size,
+            group_size=self.group_size,
+            prompt_length=prompt_length,
+            completion_length=completion_length,
+            replicas=self.trainer_replicas,
+        )
+
+    @property
+    def rollout_micro_batch_completions(self) -> int:
+        """Completions sampled at once."""
+        return self.rollout_micro_batch_size * self.group_size
+
+    @property
+    def micro_batch_prompts(self) -> int:
+        """Prompts in one gradient computation: the unit of Tunix's train_micro_batch_size."""
+        return self.micro_batch_size // self.group_size
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A size as the recipe gives it; `replicas` is 1 for a global key."""
+
+    key: str
+    value: int
+    replicas: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.value * self.replicas
+
+    def __str__(self) -> str:
+        total = f" x {self.replicas} replicas = {self.total}" if self.replicas > 1 else ""
+        return f"{self.key}={self.value}{total}"
+
+
+def make_plan(
+    given: Mapping[str, int],
+    *,
+    group_size: int,
+    processes: int = 1,
+    devices: int | None = None,
+    trainer_replicas: int = 1,
+    sampler_replicas: int = 1,
+    updates_per_step: int = 1,
+    longest: tuple[int, int] | None = None,
+    layout: str = "padded",
+    accelerator: bool = False,
+) -> BatchPlan:
+    """Derive a plan.
+
+    Args:
+      given: the recipe's sizes, `training.prompts_per_step`, `rollout.micro_batch_size` (default: the whole step) and
+        `training.micro_batch_size` (default: the whole step), each also with `_per_device`.
+      devices: of all processes; None: not known.
+      longest: tokens of the longest prompt, and of the longest completion.
+      layout: training.layout; what `auto` means depends on whether the recipe names an `accelerator`.
+
+    Raises ValueError with the recipe key and the nearest possible values.
+    """
+    if devices is not None and devices % processes:
+        raise ValueError(
+            f"hardware.processes={processes} must divide the {devices} devices: use {listed(divisors(devices))}"
+        )
+    default = _Size("training.prompts_per_step", PROMPTS_PER_STEP)
+    prompts = _size(given, "training.prompts_per_step", trainer_replicas) or default
+    rollout = _size(given, "rollout.micro_batch_size", sampler_replicas)
+    micro = _size(given, "training.micro_batch_size", trainer_replicas)
+
+    # Each process gets the same number of prompts, and each trainer replica the same number of completions.  A
+    # micro-batch has whole groups, the same number in each replica and process.
+    prompts_unit = math.lcm(processes, trainer_replicas // math.gcd(trainer_replicas, group_size))
+    micro_unit = math.lcm(group_size, trainer_replicas, processes)
+    by_process = [f"{processes} processes"] if processes > 1 else []
+    by_replica = [f"{trainer_replicas} trainer replicas"] if trainer_replicas > 1 else []
+    reason = ", ".join([*by_process, *by_replica, f"grpo.group_size={group_size}"])
+    if prompts.total % prompts_unit:
+        unit = prompts_unit // math.gcd(prompts_unit, prompts.replicas)
+        below = prompts.value // unit * unit
+        near = listed([value for value in (below, below + unit) if value])
+        raise ValueError(f"{prompts} must be a multiple of {prompts_unit} ({reason}): use {near}")
+
+    completions = prompts.total * group_size
+    problems = [
+        _problem(rollout, prompts.total, "prompts", processes, ", ".join(by_process)),
+        _problem(micro, completions, "completions", micro_unit, reason),
+    ]
+    if any(problems):
+        raise ValueError("; ".join(filter(None, problems)))
+
+    rollout_total = rollout.total if rollout else prompts.total
+    micro_total = micro.total if micro else completions
+    layout = choose_layout(layout, accelerator=accelerator, groups=micro_total // group_size, replicas=trainer_replicas)
+    plan = BatchPlan(
+        processes=processes,
+        trainer_replicas=trainer_replicas,
+        sampler_replicas=sampler_replicas,
+        group_size=group_size,
+        prompts_per_step=prompts.total,
+        rollout_micro_batch_size=rollout_total,
+        num_rollout_micro_batches=prompts.total // rollout_total,
+        completions_per_step=completions,
+        micro_batch_size=micro_total,
+        micro_batch_size_per_device=micro_total // trainer_replicas,
+        accumulation_steps=completions // micro_total,
+        updates_per_step=updates_per_step,
+        tokens_per_step=completions * sum(longest) if longest else None,
+        layout=layout,
+        micro_batch_tokens=None,
+    )
+    if not longest:
+        return plan
+    return replace(plan, micro_batch_tokens=[rows * width for rows, width in plan.row_shapes(*longest)])
+
+
+def micro_batch_sizes(plan: BatchPlan) -> list[int]:
+    """All possible values of training.micro_batch_size for the plan's step, smallest first."""
+    unit = math.lcm(plan.group_size, plan.trainer_replicas, plan.processes)
+    return _multiples(unit, plan.completions_per_step)
+
+
+def divisors(number: int) -> list[int]:
+    """Smallest first, without those between LARGEST_TRIED and number / LARGEST_TRIED."""
+    small = [n for n in range(1, min(math.isqrt(number), LARGEST_TRIED) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def listed(values: list[int]) -> str:
+    """2, 4, 8 or 16"""
+    return " or ".join(part for part in (", ".join(map(str, values[:-1])), str(values[-1])) if part)
+
+
+# Rows of the table: attribute of the plan, recipe key that can give it, unit.
+ROWS = (
+    ("processes", "hardware.processes", "one per host"),
+    ("trainer_replicas", None, "trainer devices / trainer_tensor"),
+    ("sampler_replicas", None, "sampler devices / sampler_tensor"),
+    ("group_size", "grpo.group_size", "completions per prompt"),
+    ("prompts_per_step", "training.prompts_per_step", "all processes"),
+    ("prompts_per_step_per_device", "training.prompts_per_step_per_device", "per trainer replica"),
+    ("rollout_micro_batch_size", "rollout.micro_batch_size", "prompts sampled at once, all processes"),
+    ("rollout_micro_batch_size_per_device", "rollout.micro_batch_size_per_device", "prompts per sampler replica"),
+    ("num_rollout_micro_batches", None, "per step"),
+    ("completions_per_step", None, "all processes"),
+    ("micro_batch_size", "training.micro_batch_size", "completions per gradient, all processes"),
+    ("micro_batch_size_per_device", "training.micro_batch_size_per_device", "completions per gradient and replica"),
+    ("accumulation_steps", None, "gradients per update"),
+    ("updates_per_step", "grpo.iterations", "from the same completions"),
+    ("tokens_per_step", None, "at full length"),
+)  # fmt: skip
+
+
+def table(plan: BatchPlan, given: Mapping[str, int]) -> list[str]:
+    """The plan as aligned lines, given (recipe key -> value) and derived sizes side by side."""
+    rows = [("batch plan", "given", "derived", "")]
+    for name, key, unit in ROWS:
+        label = name.removeprefix("num_").replace("_", " ")
+        if key in given:
+            rows.append((label, f"{given[key]:,}", "", f"{unit}: {key}"))
+        elif value := getattr(plan, name, None):
+            rows.append((label, "", f"{value:,}", unit))
+    rows.append(("layout", "", plan.layout, "rows of the policy update: training.layout"))
+    if plan.micro_batch_tokens:
+        tokens = f"{plan.micro_batch_tokens[0]:,}" + f" to {plan.micro_batch_tokens[-1]:,}" * (plan.layout != "padded")
+        rows.append(("tokens per micro batch", "", tokens, "computed, padding included"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+
+
+def _size(given: Mapping[str, int], key: str, replicas: int) -> _Size | None:
+    if key in given:
+        return _Size(key, given[key])
+    per_device = f"{key}_per_device"
+    return _Size(per_device, given[per_device], replicas) if per_device in given else None
+
+
+def _problem(size: _Size | None, step: int, what: str, unit: int, reason: str) -> str | None:
+    """Why the step cannot be split into parts of this size, with the possible values; None where it can."""
+    if size is None or (size.total % unit == 0 and step % size.total == 0):
+        return None
+    possible = _multiples(unit, step)
+    own = [total // size.replicas for total in possible if total % size.replicas == 0]
+    if own:
+        remedy = listed(_nearest(own, size.value))
+    else:  # the replicas do not divide the step, so no number per device does
+        remedy = f"{size.key.removesuffix('_per_device')}={listed(_nearest(possible, size.total))} instead"
+    multiple = f" and be a multiple of {unit} ({reason})" if unit > 1 else ""
+    return f"{size} must divide the {step} {what} of a step{multiple}: use {remedy}"
+
+
+def _multiples(unit: int, number: int) -> list[int]:
+    """The divisors of `number` that are multiples of `unit`."""
+    return [unit * n for n in divisors(number // unit)]
+
+
+def _nearest(values: list[int], value: int) -> list[int]:
+    return sorted(sorted(values, key=lambda n: abs(math.log(n) - math.log(value)))[:PROPOSED])

@@ -1,0 +1,216 @@
+"""Read recipes from YAML: profiles, `section.key=value` overrides, keys of the last release, errors.
+
+recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.source=gsm8k"])
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import batch_plan
+from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
+
+# Keys and values of the last release, which are still read, with a notice.
+OLD_KEYS = {
+    "rollout.prompts_per_pass": "rollout.micro_batch_size",
+    "rollout.prompts_per_device": "rollout.micro_batch_size_per_device",
+    "training.prompts_per_device": "training.prompts_per_step_per_device",
+    "training.micro_batch_per_device": "training.micro_batch_size_per_device",
+    "training.clip": "training.max_grad_norm",
+    "training.keep": "training.max_to_keep",
+}
+REMOVED_KEY = "training.prompts_per_process"  # saved recipes hold it with null
+OLD_VALUES = {"rollout.overlong_prompts": {"refuse": "error", "skip": "filter"}}
+
+
+def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe file and apply `section.key=value` overrides (values are YAML; the last one wins).
+
+    `FILE.yaml@PROFILE` applies the changes under `profiles: PROFILE:` in the file, and adds the profile to the
+    recipe's name; `@ONE,OTHER` applies both, in that order.
+
+    Raises:
+      CourseError: the file is missing or not YAML, or a key or value is not in the schema.
+    """
+    file, _, chosen = str(path).partition(".yaml@")
+    path = Path(f"{file}.yaml") if chosen else Path(path)
+    data = _read(path)
+    profiles = data.pop("profiles", None) or {}
+    if not isinstance(profiles, dict) or not all(isinstance(changes, dict) for changes in profiles.values()):
+        raise CourseError(f"{path}: profiles must be a mapping from names to changes")
+    data = _update_keys(data)
+    for name in filter(None, chosen.split(",")):
+        if name not in profiles:
+            raise CourseError(f"{path} has no profile {name}; profiles there: {', '.join(profiles) or 'none'}")
+        _merge(data, _update_keys(profiles[name]))
+        data["name"] = f"{data.get('name')}-{name}"
+    for override in overrides:
+        _apply_override(data, override)
+    return parse_recipe(data, origin=str(path))
+
+
+def profiles_of(path: str | Path) -> list[str]:
+    """Names of the profiles in a recipe file."""
+    return list(_read(Path(path)).get("profiles") or {})
+
+
+def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
+    """Validate a mapping.  Raises CourseError with one sentence per wrong field."""
+    try:
+        return Recipe.model_validate(_update_keys(data))
+    except ValidationError as error:
+        raise CourseError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML: every field, defaults included."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def plan_table(recipe: Recipe) -> list[str]:
+    """The batch plan as lines, given and derived sizes side by side; or one line with what is missing."""
+    try:
+        lines = batch_plan.table(recipe.plan, recipe.batch_given)
+    except CourseError as error:
+        return [f"batch plan: {error}"]
+    if not recipe.hardware.devices_known:
+        lines.append("counted on one device: the recipe uses the devices that JAX finds")
+    return lines
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """Fields in which two recipes differ, as `section.key: a != b`."""
+    a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+    return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
+
+
+def _read(path: Path) -> dict:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
+        raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CourseError(f"recipe {path} cannot be read as YAML: {_first_line(error)}") from None
+    if not isinstance(data, dict):
+        raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
+    return data
+
+
+def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {str(number): item for number, item in enumerate(value)}
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _merge(data: dict, changes: dict) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
+        else:
+            data[key] = value
+
+
+def _update_keys(data: dict) -> dict:
+    """A copy of the mapping with the keys and values of this release."""
+    updated = dict(data)
+    for section, fields in data.items():
+        if isinstance(fields, dict):
+            pairs = [_update_key(f"{section}.{key}", value) for key, value in fields.items()]
+            updated[section] = {key.partition(".")[2]: value for key, value in filter(None, pairs)}
+    return updated
+
+
+def _update_key(key: str, value: Any) -> tuple[str, Any] | None:
+    """A key and its value as this release has them; None for the removed key."""
+    if key == REMOVED_KEY and value is None:
+        return None
+    if key in OLD_KEYS:
+        if value is not None:  # saved recipes hold null for every key that was not set
+            _notice(f"recipe: {key} is now called {OLD_KEYS[key]}")
+        key = OLD_KEYS[key]
+    elif isinstance(value, str) and value in OLD_VALUES.get(key, {}):
+        new = OLD_VALUES[key][value]
+        _notice(f"recipe: {key}={value} is now called {key}={new}")
+        value = new
+    return key, value
+
+
+@functools.cache
+def _notice(text: str) -> None:
+    """Once per process."""
+    print(text, file=sys.stderr)
+
+
+def _apply_override(data: dict, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise CourseError(f"override {override!r} must read section.key=value, for example training.steps=2")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise CourseError(f"override {override!r}: the value is not YAML ({_first_line(error)})") from None
+    *sections, last = key.split(".")
+    place: Any = data
+    for name in sections:
+        place = _entry(place, name, override) if isinstance(place, list) else place.setdefault(name, {})
+        if not isinstance(place, dict | list):
+            raise CourseError(f"override {override!r}: {name} is a value, not a section")
+    if isinstance(place, list):
+        _entry(place, last, override)
+        place[int(last)] = value
+    else:
+        place[last] = value
+
+
+def _entry(items: list, number: str, override: str) -> Any:
+    """The item of a list, such as the tasks of `problems`, that a part of an override's key names."""
+    if number.isdecimal() and int(number) < len(items):
+        return items[int(number)]
+    raise CourseError(f"override {override!r}: the list has no item {number}; number them from 0 to {len(items) - 1}")
+
+
+def _explain(error: dict) -> str:
+    # pydantic names the kind of `problems` after it, section or list: not a key of the file.
+    loc = [part for part in error["loc"] if part not in ("section", "list")]
+    where = ".".join(map(str, loc))
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(error["loc"][:-1])
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown key {where}; {hint}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    if not where:
+        return message  # about several sections at once: the sentence names the fields
+    given = f"={error['input']!r}" if isinstance(error["input"], (str, int, float)) else ""
+    return f"{where}{given}: {message}"
+
+
+def _known_keys(loc: tuple) -> list[str]:
+    section: Any = Recipe
+    for part in loc:
+        if part == "list":
+            section = TaskRecipe
+        elif part == "section":
+            section = ProblemsRecipe
+        elif isinstance(part, str):
+            section = section.model_fields[part].annotation
+            section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)
+    return list(section.model_fields)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

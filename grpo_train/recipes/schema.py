@@ -1,0 +1,572 @@
+"""The recipe schema: one model per section of the YAML file.
+
+Unknown keys and wrong types are refused.  The defaults suit most runs; a recipe file states what it changes.
+docs/recipes.md is generated from the descriptions (tools/make_recipe_docs.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import batch_plan
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.slices import Slice, parse_slice
+
+# Sizes that MaxText lets a config override.
+ModelSize = Literal[
+    "base_emb_dim", "base_mlp_dim", "base_num_decoder_layers", "base_num_query_heads", "base_num_kv_heads",
+    "head_dim", "vocab_size", "logits_via_embedding",
+]  # fmt: skip
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="after")
+    def _one_key_per_size(self) -> _Section:
+        for name in type(self).model_fields:
+            key = name.removesuffix("_per_device")
+            if key != name and (one := getattr(self, key)) and (other := getattr(self, name)):
+                raise ValueError(f"{key}={one} and {name}={other} set the same size: set one, and the other to null")
+        return self
+
+
+class ModelRecipe(_Section):
+    """The model's weights and its MaxText architecture."""
+
+    path: str = Field(description="Hugging Face directory with weights and tokenizer, or a name on the hub")
+    maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
+    sizes: dict[ModelSize, int | bool] = Field(default={}, description="MaxText sizes other than those of maxtext_name")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights and optimizer state")
+    remat: Literal["minimal", "full"] = Field(
+        default="minimal", description="what the backward pass recomputes; full: all activations, for the least memory"
+    )
+
+
+class LoRARecipe(_Section):
+    """Low-rank adapters (arXiv:2106.09685): of each matrix W of attention and MLP only A and B of W + α/r·A·B."""
+
+    rank: Positive | None = Field(default=None, description="r: rank of the adapters; null: all weights are trained")
+    alpha: PositiveFloat = Field(default=32.0, description="α: the adapters' product is multiplied by α/r")
+
+
+class HardwareRecipe(_Section):
+    """The TPU slice, and which of its devices train and sample. A device is one chip (v4 and v5p: two cores as one)."""
+
+    accelerator: str | None = Field(default=None, description="TPU slice, like v6e-8; null: the devices that JAX finds")
+    trainer_devices: Positive | None = Field(default=None, description="devices that train; null: all")
+    trainer_tensor: Positive = Field(
+        default=1, description="tensor parallelism of the trainer: devices per replica; FSDP over the replicas"
+    )
+    sampler_devices: Positive | None = Field(
+        default=None, description="devices that only sample; null: sample on the trainer's devices (colocated)"
+    )
+    sampler_tensor: Positive | None = Field(
+        default=None, description="tensor parallelism of the sampler: devices per replica; null: all (vllm), 1 (tunix)"
+    )
+    processes: Positive | None = Field(
+        default=None, description="processes of the run, one per host; null: the hosts of the accelerator, or 1"
+    )
+
+    @property
+    def slice(self) -> Slice | None:
+        return parse_slice(self.accelerator) if self.accelerator else None
+
+    @property
+    def colocated(self) -> bool:
+        return self.sampler_devices is None
+
+    def trainer_count(self, found: int | None = None) -> int:
+        """Devices that train; `found`: devices that JAX finds, where the recipe names no accelerator."""
+        return self.trainer_devices or (self.slice.devices if self.slice else found or 1)
+
+    def sampler_count(self, found: int | None = None) -> int:
+        return self.sampler_devices or self.trainer_count(found)
+
+    @property
+    def devices_known(self) -> bool:
+        """Whether the recipe itself determines how many devices train."""
+        return bool(self.accelerator or self.trainer_devices)
+
+    def process_count(self) -> int:
+        return self.processes or (self.slice.hosts if self.slice else 1)
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> HardwareRecipe:
+        if self.accelerator:
+            have, want = self.slice.devices, self.trainer_count() + (self.sampler_devices or 0)
+            if want > have:
+                raise ValueError(
+                    f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
+                    f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
+                )
+        return self
+
+
+class ProblemsRecipe(_Section):
+    """The problems. Counts are upper limits; null: all there are, or 20,000, 500 and 1,000 word problems."""
+
+    source: Literal["words", "gsm8k", "dapo-math", "aime", "math500"] = Field(
+        default="words",
+        description="words: generated word problems; dapo-math has no test split, aime and math500 have nothing else",
+    )
+    difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
+    path: str | None = Field(
+        default=None,
+        description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, aime, math500: a .parquet or .jsonl "
+        "file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
+    )
+    conflicts: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        description="dapo-math, aime, math500: problems with two different gold answers; refuse: stop with an error; "
+        "skip: leave them out",
+    )
+    test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
+        default=None, description="dapo-math: where the test problems come from; needed to evaluate"
+    )
+    test_path: str | None = Field(default=None, description="path of test_source, with the meaning of path")
+    train: Positive | None = Field(default=None, description="training problems")
+    validation: Positive | None = Field(default=None, description="validation problems, held out of training")
+    test: Positive | None = Field(default=None, description="test problems")
+    seed: NonNegative = Field(default=0, description="seed of the word-problem generator, not of the training order")
+
+    @model_validator(mode="after")
+    def _test_split_is_one(self) -> ProblemsRecipe:
+        if self.test_source and self.source != "dapo-math":
+            raise ValueError(
+                f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
+            )
+        if self.test_path and not self.test_source:
+            raise ValueError(f"test_path={self.test_path} needs test_source: set it, or test_path to null")
+        return self
+
+
+class PromptsRecipe(_Section):
+    """The prompt template."""
+
+    system: str = Field(
+        default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; empty: none"
+    )
+    user: Literal["question", "dapo", "boxed"] = Field(
+        default="question",
+        description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
+        "last line `Answer: N`; boxed: with a request for \\boxed{}",
+    )
+
+
+class TaskRecipe(ProblemsRecipe):
+    """One of several tasks: `problems` is then a list of them, and a step has prompts of each."""
+
+    name: Name = Field(default="", description="name of the task in metrics, records and report; not given: the source")
+    weight: PositiveFloat = Field(default=1.0, description="its share of the training prompts, over the sum of weights")
+    prompts: PromptsRecipe | None = Field(default=None, description="its prompt template; null: that of the recipe")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, data: Any) -> Any:
+        return {"name": data.get("source", "words")} | data if isinstance(data, dict) else data
+
+
+class VllmRecipe(_Section):
+    """Settings of vLLM, for `rollout.engine: vllm`. vLLM's own names are in brackets."""
+
+    memory_fraction: Fraction = Field(
+        default=0.2,
+        description="fraction of device memory for the sampler's weights and KV cache (gpu_memory_utilization)",
+    )
+    max_sequences: Positive = Field(default=128, description="sequences decoded at once per replica (max_num_seqs)")
+    block_size: Positive | None = Field(default=None, description="tokens per KV cache block; null: vLLM's choice")
+    kv_blocks: Positive | None = Field(
+        default=None, description="KV cache blocks (num_gpu_blocks_override); null: as many as memory_fraction allows"
+    )
+
+
+class RolloutRecipe(_Section):
+    """How completions are sampled. Lengths are in tokens."""
+
+    engine: Literal["tunix", "vllm"] = Field(
+        default="tunix", description="tunix: Qwen2.5 and Qwen3, any machine, several hosts; vllm: one TPU host"
+    )
+    vllm: VllmRecipe = VllmRecipe()
+    micro_batch_size: Positive | None = Field(
+        default=None, description="prompts sampled at once, over all processes; null: the whole step"
+    )
+    micro_batch_size_per_device: Positive | None = Field(
+        default=None, description="the same per sampler replica (sampler devices / sampler_tensor)"
+    )
+    max_prompt_length: Positive | Literal["auto"] = Field(default="auto", description="auto: the longest of the run")
+    overlong_prompts: Literal["error", "filter"] = Field(
+        default="error", description="training problems with a longer prompt: stop with an error, or filter them out"
+    )
+    max_completion_length: Positive = Field(default=512, description="longest completion; longer ones are truncated")
+    temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
+    final_temperature: PositiveFloat | None = Field(
+        default=None, description="that of the last stage; null: one temperature throughout"
+    )
+    temperature_stages: Annotated[int, Field(ge=2)] = Field(
+        default=3, description="stages of equally many steps from temperature to final_temperature; each compiles again"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="nucleus sampling; 1: off")
+    top_k: Positive | None = Field(default=None, description="sample from the k most likely tokens; null: from all")
+
+
+class GRPORecipe(_Section):
+    """The algorithm, with the symbols of the GRPO paper (arXiv:2402.03300)."""
+
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="G: completions per prompt")
+    iterations: Positive = Field(default=1, description="μ: updates per batch of completions")
+    beta: NonNegativeFloat = Field(default=0.0, description="β: weight of the KL penalty; 0: no reference model")
+    kl: Literal["k1", "k2", "k3"] = Field(
+        default="k3",
+        description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
+    )
+    advantage: Literal["std", "mean", "leave-one-out"] = Field(
+        default="std",
+        description="reward minus the group's mean, over its standard deviation (std: GRPO) or not (mean: Dr. GRPO); "
+        "leave-one-out: minus the mean of the others (RLOO)",
+    )
+    aggregation: Literal["completion", "constant", "step"] = Field(
+        default="completion",
+        description="the loss of a completion's tokens is averaged over them (completion: GRPO), or divided by "
+        "rollout.max_completion_length (constant: Dr. GRPO); step: all tokens of the step count the same (DAPO)",
+    )
+    epsilon: Fraction = Field(default=0.2, description="ε: clip range of the probability ratio")
+    epsilon_high: PositiveFloat | None = Field(
+        default=None, description="its upper side, where that is wider (clip-higher of DAPO); null: as epsilon"
+    )
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="the probability ratio of a token, or of the whole completion, per token (GSPO)"
+    )
+    overlong_buffer: Positive | None = Field(
+        default=None,
+        description="tokens before rollout.max_completion_length in which a penalty grows from 0 to overlong_penalty "
+        "(DAPO); null: none",
+    )
+    overlong_penalty: PositiveFloat = Field(default=1.0, description="taken off the reward of the longest completions")
+    dynamic_sampling: Positive | None = Field(
+        default=None,
+        description="times that a step samples at most, until every group has right and wrong completions (DAPO); "
+        "groups without both get advantages of 0; 1: sample once, and do only that; null: off",
+    )
+    correction: Literal["none", "tis", "ratio"] = Field(
+        default="none",
+        description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
+        "token's loss times π_old / π_sampler, at most correction_cap; ratio: π_sampler takes the place of π_old",
+    )
+    correction_cap: PositiveFloat = Field(default=2.0, description="C of truncated importance sampling (tis)")
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
+        "target_kl / 1.5, between a hundredth of the recipe's beta and 100 times it; null: beta stays",
+    )
+    watch_kl: Positive | None = Field(
+        default=None,
+        description="steps between measurements of the KL from the base model, where beta is 0; null: never",
+    )
+
+    @model_validator(mode="after")
+    def _kl_has_a_penalty_or_not(self) -> GRPORecipe:
+        if self.target_kl and not self.beta:
+            raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
+        if self.target_kl and self.kl == "k1":
+            raise ValueError(f"target_kl={self.target_kl} needs a penalty that lowers the KL: set kl to k2 or k3")
+        if self.watch_kl and self.beta:
+            raise ValueError(f"watch_kl={self.watch_kl}: with beta above 0 every step has its KL; set watch_kl to null")
+        return self
+
+    @model_validator(mode="after")
+    def _clip_range(self) -> GRPORecipe:
+        if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
+            raise ValueError(
+                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; give the wider side, or null"
+            )
+        return self
+
+
+class LossRecipe(_Section):
+    """How the policy loss is computed. The value is the same; memory and time differ."""
+
+    implementation: Literal["jax", "chunked", "pallas"] = Field(
+        default="jax",
+        description="jax: Tunix's own, from all logits; chunked: a few tokens at a time; pallas: a TPU kernel",
+    )
+
+
+class TrainingRecipe(_Section):
+    """Batch sizes, optimizer, checkpoints."""
+
+    steps: Positive = Field(default=60, description="batches of completions, each used for grpo.iterations updates")
+    prompts_per_step: Positive | None = Field(
+        default=None, description="prompts of a step, over all processes; null, and no number per device: 16"
+    )
+    prompts_per_step_per_device: Positive | None = Field(
+        default=None, description="the same per trainer replica (trainer devices / trainer_tensor)"
+    )
+    micro_batch_size: Positive | None = Field(
+        default=None, description="completions per gradient computation, over all processes, in whole groups; null: all"
+    )
+    micro_batch_size_per_device: Positive | None = Field(default=None, description="the same per trainer replica")
+    layout: Literal["auto", "padded", "packed", "groups"] = Field(
+        default="auto",
+        description="rows of the policy update: padded, one completion each; packed, several; groups, a prompt and its "
+        "completions; auto: packed where hardware.accelerator is set, else groups",
+    )
+    learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate of AdamW")
+    warmup_steps: NonNegative = Field(default=5, description="steps of linear warm-up")
+    schedule: Literal["constant", "cosine"] = Field(default="constant", description="after warm-up; cosine ends at 0")
+    b1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="AdamW β1")
+    b2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.99, description="AdamW β2")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="gradients are clipped to this global norm")
+    checkpoint_every: Positive = Field(default=20, description="steps between checkpoints")
+    max_to_keep: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="checkpoints to keep; the second is the fallback if the last one is damaged"
+    )
+    checkpoints: str | None = Field(
+        default=None,
+        description="folder or gs:// address for checkpoints; the run's name is added; null: the run directory",
+    )
+    validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
+    profile_steps: Positive | None = Field(
+        default=None, description="steps that jax.profiler records, after the first of a session; null: none"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_prompts_per_step(cls, data: Any) -> Any:
+        keys = ("prompts_per_step", "prompts_per_step_per_device")
+        if isinstance(data, dict) and all(data.get(key) is None for key in keys):
+            return data | {"prompts_per_step": batch_plan.PROMPTS_PER_STEP}
+        return data
+
+
+class EvaluationRecipe(_Section):
+    """Evaluation before and after training: greedy, and with `samples` also pass@k and maj@k."""
+
+    batch_size: Positive = Field(default=250, description="problems per batch")
+    samples: NonNegative = Field(default=0, description="sampled completions per test problem, beside the greedy one")
+    temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples")
+    max_completion_length: Positive | None = Field(default=None, description="in tokens; null: the rollout's")
+
+
+class TrackingRecipe(_Section):
+    """Weights & Biases, in addition to metrics.jsonl and TensorBoard. The API key is read from WANDB_API_KEY."""
+
+    # YAML 1.1 reads `off` as false.
+    wandb: Annotated[
+        Literal["off", "offline", "online"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = Field(default="off", description="whether and how W&B logs the run")
+    project: str = Field(default="grpo-hands-on", description="W&B project")
+
+
+class Recipe(_Section):
+    name: Name = Field(description="name of the run and its directory")
+    seed: NonNegative = Field(default=0, description="seed of sampling and of the training order")
+    model: ModelRecipe
+    lora: LoRARecipe = LoRARecipe()
+    hardware: HardwareRecipe = HardwareRecipe()
+    problems: Annotated[
+        Annotated[ProblemsRecipe, Tag("section")] | Annotated[list[TaskRecipe], Tag("list"), Field(min_length=1)],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "section"),
+    ] = ProblemsRecipe()
+    prompts: PromptsRecipe = PromptsRecipe()
+    rollout: RolloutRecipe = RolloutRecipe()
+    rewards: Annotated[list[str], Field(min_length=1)] = Field(
+        default=["match_format_exactly", "match_format_approximately", "check_answer", "check_numbers"],
+        description="reward functions of grpo_lib.rewards; their values are added",
+    )
+    grpo: GRPORecipe = GRPORecipe()
+    loss: LossRecipe = LossRecipe()
+    training: TrainingRecipe = TrainingRecipe()
+    evaluation: EvaluationRecipe = EvaluationRecipe()
+    tracking: TrackingRecipe = TrackingRecipe()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Recipe:
+        if not self._size_without_devices:
+            self._make_plan()
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_buffer_fits(self) -> Recipe:
+        buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
+        if buffer and buffer >= limit:
+            raise ValueError(
+                f"grpo.overlong_buffer={buffer} must be shorter than rollout.max_completion_length={limit}: "
+                "completions of any length would be penalised"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _correction_is_possible(self) -> Recipe:
+        grpo, rollout = self.grpo, self.rollout
+        if grpo.correction == "none":
+            return self
+        cuts = [f"rollout.{name}={getattr(rollout, name)}" for name in ("top_p", "top_k") if self._changed(name)]
+        if rollout.engine == "vllm":  # its raw_logprobs are of the distribution before temperature and cuts
+            cuts += [
+                f"rollout.{name}={getattr(rollout, name)}"
+                for name in ("temperature", "final_temperature")
+                if self._changed(name)
+            ]
+        if cuts:
+            raise ValueError(
+                f"grpo.correction={grpo.correction} needs the probabilities that were sampled from, and with {cuts[0]} "
+                f"rollout.engine={rollout.engine} does not give them: set that to its default, or correction to none"
+            )
+        return self
+
+    def _changed(self, name: str) -> bool:
+        return getattr(self.rollout, name) != RolloutRecipe.model_fields[name].default
+
+    @model_validator(mode="after")
+    def _temperature_has_steps(self) -> Recipe:
+        stages, steps = self.rollout.temperature_stages, self.training.steps
+        if self.rollout.final_temperature and stages > steps:
+            raise ValueError(
+                f"rollout.temperature_stages={stages} needs as many steps, and training.steps={steps}: use fewer stages"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _task_names_differ(self) -> Recipe:
+        names = [task.name for task in self.tasks]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")
+        return self
+
+    @property
+    def tasks(self) -> list[TaskRecipe]:
+        """The tasks, where `problems` is a list of them."""
+        return self.problems if isinstance(self.problems, list) else []
+
+    @property
+    def sources(self) -> list[ProblemsRecipe]:
+        """The tasks, or the one section that `problems` is."""
+        return list(self.problems) if isinstance(self.problems, list) else [self.problems]
+
+    @property
+    def plan(self) -> BatchPlan:
+        """All sizes of a step, for one device and one process where the recipe names no devices.
+
+        Raises CourseError where a size is given per device and the recipe names no devices.
+        """
+        if size := self._size_without_devices:
+            raise CourseError(f"{size} needs the devices: add hardware.trainer_devices or hardware.accelerator")
+        return self._plan_or_error()
+
+    def plan_on(self, devices: int, processes: int = 1) -> BatchPlan:
+        """The plan on the devices and processes of the whole run, as JAX finds them.
+
+        Raises CourseError where the batch does not divide there, or hardware.processes is another number.
+        """
+        if self.hardware.processes not in (None, processes):
+            raise CourseError(
+                f"hardware.processes={self.hardware.processes}, but the run has {processes}: start as many, or set null"
+            )
+        return self._plan_or_error(devices, processes)
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.plan.prompts_per_step
+
+    @property
+    def completions_per_step(self) -> int:
+        return self.plan.completions_per_step
+
+    @property
+    def micro_batch_completions(self) -> int:
+        """Completions in one gradient computation, over all devices."""
+        return self.plan.micro_batch_size
+
+    @property
+    def sampler_tensor(self) -> int:
+        """Devices per replica of the sampler."""
+        return self.sampler_tensor_on()
+
+    def sampler_tensor_on(self, found: int | None = None) -> int:
+        """The same, on the devices that JAX finds."""
+        whole = 1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
+        return self.hardware.sampler_tensor or whole
+
+    @property
+    def batch_given(self) -> dict[str, int]:
+        """The sizes of a step that the recipe gives: section.key -> value."""
+        keys = (key for _, key, _ in batch_plan.ROWS if key)
+        values = {key: getattr(getattr(self, key.partition(".")[0]), key.partition(".")[2]) for key in keys}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def _size_without_devices(self) -> str | None:
+        """A size per device in a recipe that names no devices."""
+        if self.hardware.devices_known:
+            return None
+        return next((f"{key}={value}" for key, value in self.batch_given.items() if key.endswith("_per_device")), None)
+
+    def _plan_or_error(self, devices: int | None = None, processes: int | None = None) -> BatchPlan:
+        try:
+            return self._make_plan(devices, processes)
+        except ValueError as error:
+            raise CourseError(str(error)) from None
+
+    def _make_plan(self, found: int | None = None, processes: int | None = None) -> BatchPlan:
+        """Args: the devices and processes that were found; None: those that the recipe names."""
+        hardware, rollout = self.hardware, self.rollout
+        trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
+        trainer_replicas, sampler_replicas, devices = 1, 1, found
+        if found or hardware.devices_known:
+            trainer_replicas = _replicas("trainer_tensor", trainer, hardware.trainer_tensor)
+            sampler_replicas = _replicas("sampler_tensor", sampler, self.sampler_tensor_on(found))
+            whole = trainer if hardware.colocated else trainer + sampler
+            devices = hardware.slice.devices if hardware.slice else found or whole
+        prompt = rollout.max_prompt_length
+        plan = batch_plan.make_plan(
+            self.batch_given,
+            group_size=self.grpo.group_size,
+            processes=processes or hardware.process_count(),
+            devices=devices,
+            trainer_replicas=trainer_replicas,
+            sampler_replicas=sampler_replicas,
+            updates_per_step=self.grpo.iterations,
+            longest=None if prompt == "auto" else (prompt, rollout.max_completion_length),
+            layout=self.training.layout,
+            accelerator=bool(hardware.accelerator),
+        )
+        # Tunix's learner would grade several rollouts together, and the sampler knows its last one.
+        asks = next((name for name in ("dynamic_sampling", "correction", "overlong_buffer") if self._asks(name)), None)
+        if asks and plan.rollout_micro_batch_size % plan.micro_batch_prompts:
+            raise ValueError(
+                f"rollout.micro_batch_size={plan.rollout_micro_batch_size} must be a multiple of the "
+                f"{plan.micro_batch_prompts} prompts of a training micro-batch, because of grpo.{asks}"
+            )
+        return plan
+
+    def _asks(self, name: str) -> bool:
+        return getattr(self.grpo, name) != GRPORecipe.model_fields[name].default
+
+    @property
+    def evaluation_sampling(self) -> dict[str, float]:
+        """Temperature and top-p of the samples of an evaluation."""
+        evaluation = self.evaluation
+        return {"temperature": evaluation.temperature or self.rollout.temperature, "top_p": evaluation.top_p}
+
+    @property
+    def evaluation_completion_length(self) -> int:
+        return self.evaluation.max_completion_length or self.rollout.max_completion_length
+
+
+def _replicas(key: str, devices: int, tensor: int) -> int:
+    if devices % tensor:
+        ways = batch_plan.listed(batch_plan.divisors(devices))
+        raise ValueError(f"hardware.{key}={tensor} must divide its {devices} devices: use {ways}")
+    return devices // tensor

@@ -1,0 +1,116 @@
+"""The inspector: every problem with its completions before and after, to filter, search and open.
+
+    inspector("runs/course")       # in a notebook; works without a kernel
+    page_values(comparison)        # the same table in report.html
+
+Both use the same script, style sheet and data format (templates/inspector.*). The data are arrays, and values that
+repeat (the prompt around the question, the reasons of the reward) are stored once: a page of GSM8K's 1,319 problems has
+to open at once, and a page of 1,000 tiny ones has to fit into a notebook.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_lib import answers, rewards
+from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN
+from grpo_lib.records import Record, kind_of
+from grpo_train.report import comparison, html_page, taxonomy
+from grpo_train.report.comparison import Comparison
+
+# Bits of a completion's verdicts; inspector.js reads them.
+FLAGS = {"strict": 1, "lenient": 2, "partial": 4, "format": 8, "truncated": 16, "greedy": 32}
+SAMPLED_TEXT = 2_000_000  # characters of sampled completions; above it the page has their answers, not their texts
+Numbered = dict[Any, int]  # values that repeat, each stored once and referred to by its number
+
+
+def inspector(run_dir: str | os.PathLike) -> html_page.Frame:
+    """The inspector of a run, as the last value of a notebook cell. Once shown, it needs no kernel.
+
+    Raises:
+      CourseError: no such run directory, or no evaluation in it.
+    """
+    compared = comparison.load(run_dir, need_evaluation=True)
+    document = html_page.render("inspector_frame.html.j2", "inspector.js", **page_values(compared))
+    note = "Every answer. If nothing is shown here, trust the notebook, or open the run's report.html."
+    return html_page.Frame(document, "every answer, before and after", 720, note)
+
+
+def page_values(compared: Comparison) -> dict[str, Any]:
+    """The values of templates/inspector.html.j2."""
+    return {
+        "data": html_page.data(page_data(compared)),
+        "phases": list(compared.runs),
+        "calculations": bool(comparison.calculation_rates(compared)),
+    }
+
+
+def page_data(compared: Comparison) -> dict[str, Any]:
+    """The table as JSON; its format is described at the head of templates/inspector.js."""
+    phases = [comparison.by_problem(run) for run in compared.runs.values()]
+    sampled = [record for groups in phases for group in groups.values() for record in _sampled(group)]
+    with_texts = sum(len(record["completion"]) for record in sampled) <= SAMPLED_TEXT
+    prompts: Numbered = {}
+    notes: Numbered = {}
+    problems = []
+    for key, (one, *_) in phases[0].items() if phases else ():
+        prompt = prompts.setdefault(_prompt_template(one), len(prompts))
+        runs = []
+        for group in (groups[key] for groups in phases):
+            shown = group[0]
+            other_prompt = shown["prompt"] if shown["prompt"] != one["prompt"] else None
+            samples = [[s["completion"] if with_texts else None, s["extracted"], _flags(s)] for s in _sampled(group)]
+            runs.append([*_answer(shown, compared.functions, notes), other_prompt, samples])
+        problems.append([one["id"], one["question"], one["gold"], one["solution"], one.get("steps"), prompt, runs])
+    answered_by = [{record.get("model") for record in run.records} for run in compared.runs.values()]
+    return {
+        "phases": list(compared.runs),
+        "models": [models.pop() if len(models) == 1 else None for models in answered_by],
+        "categories": list(taxonomy.MEANINGS.items()),
+        "parts": [function.__name__ for function in compared.functions],
+        "prompts": list(prompts),
+        "notes": list(notes),
+        "problems": problems,
+    }
+
+
+def _sampled(group: list[Record]) -> list[Record]:
+    """The sampled answers to a problem, where there are several answers."""
+    return [record for record in group if not record.get("greedy")] if len(group) > 1 else []
+
+
+def _prompt_template(record: Record) -> tuple[str, ...]:
+    """The prompt as (text before the question, text after it); whole unless the question is in it exactly once."""
+    parts = tuple(record["prompt"].split(record["question"])) if record["question"] else ()
+    return parts if len(parts) == 2 else (record["prompt"],)
+
+
+def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: Numbered) -> list[Any]:
+    parts = rewards.explain(record["completion"], record["gold"], functions=functions, kind=kind_of(record))
+    return [
+        record["completion"],
+        record["extracted"],
+        _flags(record),
+        taxonomy.CATEGORIES.index(taxonomy.classify(record)),
+        record.get("tokens"),
+        [notes.setdefault((part.points, part.why), len(notes)) for part in parts],
+        _block(record["completion"]),
+        answers.lenient_answer(record["completion"]) if record["lenient"] != record["strict"] else None,
+        record.get("error"),
+    ]
+
+
+def _flags(record: Record) -> int:
+    return sum(bit for name, bit in FLAGS.items() if record.get(name))
+
+
+def _block(completion: str) -> list[int] | None:
+    """Start and end of the graded answer block, in UTF-16 units, in which JavaScript counts."""
+    block = answers.answer_block(completion)
+    if block is None:
+        return None
+    start = completion.rfind(ANSWER_OPEN + block + ANSWER_CLOSE) + len(ANSWER_OPEN)
+    begin, length = (len(t.encode("utf-16-le", errors="surrogatepass")) // 2 for t in (completion[:start], block))
+    return [begin, begin + length]

@@ -1,0 +1,166 @@
+"""Before and after, problem by problem: the data of the figures, the inspector and the exported tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import records, rewards, statistics
+from grpo_lib.common.errors import CourseError
+from grpo_lib.records import EvalRun, Record
+from grpo_train.recipes import Recipe, load_recipe
+from grpo_train.report import taxonomy
+
+PHASES = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The evaluations of a run directory, its recipe, and the recipe's reward functions."""
+
+    before: EvalRun | None
+    after: EvalRun | None
+    functions: Sequence[rewards.RewardFunction] = rewards.REFERENCE_REWARDS
+    recipe: Recipe | None = None
+
+    @property
+    def runs(self) -> dict[str, EvalRun]:
+        """The evaluations that exist, by phase."""
+        return {phase: run for phase in PHASES if (run := getattr(self, phase)) is not None}
+
+
+def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Comparison:
+    """Read a run directory; without a recipe the reward functions are REFERENCE_REWARDS.
+
+    Raises:
+      CourseError: no such directory, a file that cannot be read, evaluations of different problems, or none where one
+        is needed.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise CourseError(f"{run_dir}: no such run directory; train first, or correct the path")
+    paths = [run_dir / "evals" / f"{phase}.jsonl" for phase in PHASES]
+    before, after = (EvalRun.load(path) if path.exists() else None for path in paths)
+    if need_evaluation and not before and not after:
+        raise CourseError(f"{run_dir}: no evaluation yet (evals/before.jsonl); evaluate first")
+    if before and after:
+        _check_same(before, after)
+    if not (run_dir / "recipe.yaml").exists():
+        return Comparison(before, after)
+    recipe = load_recipe(run_dir / "recipe.yaml")
+    return Comparison(before, after, rewards.get_rewards(recipe.rewards), recipe)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file, such as summary.json; empty where there is no file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CourseError(f"{path}: not JSON ({error}); remove the file") from None
+
+
+def by_problem(run: EvalRun) -> dict[str, list[Record]]:
+    """The records of a run by problem id; of each the first one counts: the greedy one, or the first sample."""
+    groups: dict[str, list[Record]] = {}
+    for record in sorted(run.records, key=lambda record: not record.get("greedy")):
+        groups.setdefault(record["id"], []).append(record)
+    return groups
+
+
+def counted(run: EvalRun) -> list[Record]:
+    """For each problem the completion that counts."""
+    return [group[0] for group in by_problem(run).values()]
+
+
+def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
+    """Problems by strict verdict before and after: right_right, right_wrong, wrong_right, wrong_wrong.
+
+    Raises:
+      CourseError: the two runs have different problems.
+    """
+    _check_same(before, after)
+    new = by_problem(after)
+    counts: dict[str, int] = dict.fromkeys(("right_right", "right_wrong", "wrong_right", "wrong_wrong"), 0)
+    for record in counted(before):
+        verdicts = record["strict"], new[record["id"]][0]["strict"]
+        counts["_".join("right" if verdict else "wrong" for verdict in verdicts)] += 1
+    return counts
+
+
+def category_counts(compared: Comparison) -> list[dict[str, Any]]:
+    """How many answers are in each category of the taxonomy: category, before, after, meaning.
+
+    Empty categories are left out; a phase without an evaluation has no column.
+    """
+    counts = {phase: Counter(map(taxonomy.classify, counted(run))) for phase, run in compared.runs.items()}
+    return [
+        {"category": name, **{phase: counts[phase][name] for phase in counts}, "meaning": meaning}
+        for name, meaning in taxonomy.MEANINGS.items()
+        if any(count[name] for count in counts.values())
+    ]
+
+
+def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
+    """The strict gain as a sum of parts: part, before, after (fractions of problems), gain, low, high, meaning.
+
+    Every wrong answer belongs to one part: to a cause if that is its only one (taxonomy.causes), to "interaction" if
+    it has several at once, so that no repair alone would have made it right. The gain of a part is how much rarer it
+    became, in fractions of all problems; the gains add up to the gain in strict accuracy. Problems that were lost
+    count against the part that they fell to. Intervals: 95 %, the paired bootstrap of `statistics`.
+    """
+    _check_same(before, after)
+    new = by_problem(after)
+    pairs = [(_part(record), _part(new[record["id"]][0])) for record in counted(before)]
+    rows = []
+    for part, meaning in {**taxonomy.CAUSES, "interaction": "two or three of these at once"}.items():
+        old, late = ([phase == part for phase in phases] for phases in zip(*pairs, strict=True))
+        change = statistics.paired_bootstrap(late, old)  # after minus before of "has it not"
+        shares = {"before": sum(old) / len(old), "after": sum(late) / len(late)}
+        rows.append(
+            {"part": part, **shares, "gain": change.difference, "low": change.low, "high": change.high}
+            | {"meaning": meaning}
+        )
+    return rows
+
+
+def _part(record: Record) -> str:
+    found = taxonomy.causes(record)
+    return "interaction" if len(found) > 1 else next(iter(found), "right")
+
+
+def calculation_rates(compared: Comparison) -> list[dict[str, Any]]:
+    """Strict accuracy by the number of calculations in the worked solution: calculations, problems, before, after.
+
+    Empty unless the records have at least two such numbers.
+    """
+    steps = {record["id"]: record.get("steps") for run in compared.runs.values() for record in run.records}
+    rates = {phase: run.rates("strict") for phase, run in compared.runs.items()}
+    rows = []
+    for number in sorted(set(steps.values()) - {None}):
+        group = [key for key, value in steps.items() if value == number]
+        row = {"calculations": number, "problems": len(group)}
+        rows.append(row | {phase: sum(rates[phase][key] for key in group) / len(group) for phase in rates})
+    return rows if len(rows) > 1 else []
+
+
+def reward_means(compared: Comparison) -> list[dict[str, Any]]:
+    """The mean of each reward part over the problems, and of their sum: part, before, after; columns as above."""
+    columns: dict[str, list[float]] = {}
+    for phase, run in compared.runs.items():
+        means = records.reward_means(counted(run), compared.functions)
+        columns[phase] = [*means, sum(means)]
+    names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []
+    return [{"part": name, **{p: means[i] for p, means in columns.items()}} for i, name in enumerate(names)]
+
+
+def _check_same(before: EvalRun, after: EvalRun) -> None:
+    golds = [{record["id"]: record["gold"] for record in run.records} for run in (before, after)]
+    if golds[0] != golds[1]:
+        raise CourseError("before and after have different problems; evaluate both on the same ones")

@@ -1,0 +1,393 @@
+"""Figures of a run: training curves, bars before and after, and a slider over figures.
+
+    figures.training_curves(rows)               # a notebook shows what a cell returns
+    figures.before_after(summary)
+    figures.slider([("n = 50", one), ("n = 100", other)])
+
+Before is always light blue, after dark blue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import io
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_lib import statistics
+from grpo_lib.common import environment
+from grpo_lib.records import EvalRun
+from grpo_train.report import comparison, html_page
+from grpo_train.report.alt_text import alt_text
+from grpo_train.report.formatting import MINUS, NBSP, percent
+from grpo_train.report.palette import AFTER, BEFORE, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from grpo_train.runs.health_checks import by_step, finite
+from grpo_train.runs.metric_glossary import Row, reward_function, task_of
+
+environment.prepare()
+
+import matplotlib  # noqa: E402
+from markupsafe import Markup  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot: its title, the unit of its vertical axis, and (key in metrics.jsonl, label) of each line."""
+
+    title: str
+    unit: str
+    series: tuple[tuple[str, str], ...]
+    fraction: bool = False  # from 0 to 1, shown in percent
+    from_zero: bool = False
+    smallest_span: float = 1e-3  # of the vertical axis, so that rounding noise does not look like a trend
+
+
+PANELS = (
+    Panel("Reward", "mean per completion", (("reward", "reward"),)),
+    Panel(
+        "Accuracy",
+        "fraction of completions",
+        (("accuracy", "strict"), ("lenient_accuracy", "lenient"), ("validation_accuracy", "validation, strict")),
+        fraction=True,
+    ),
+    Panel("Exact format", "fraction of completions", (("format", "format"),), fraction=True),
+    Panel("Completion length", "tokens, mean", (("completions/mean_length", "length"),), from_zero=True),
+    Panel("Groups without a signal", "fraction of groups", (("frac_reward_zero_std", "groups"),), fraction=True),
+    Panel("Gradient norm", "L2 norm", (("grad_norm", "norm"),), from_zero=True),
+    Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
+    Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
+    Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
+)
+LINES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+COLOURS = {"before": BEFORE, "after": AFTER}
+
+
+class _NotebookFigure(Figure):
+    """A figure that a notebook shows once: pyplot does not know it, and it draws itself when it is displayed."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=self.dpi, facecolor="white")
+        return buffer.getvalue(), {"alt": alt_text(self)}
+
+
+def training_curves(rows: Sequence[Row], total_steps: int | None = None) -> Figure:
+    """Small multiples of the training metrics over steps.
+
+    Thin lines are single steps; thick ones are the mean of the last few steps, from 15 steps on. Metrics that no
+    row has (`kl` when beta is 0) get no panel; missing and non-finite values are left out.
+
+    Args:
+      rows: rows of metrics.jsonl. Of two rows for one step the later one counts.
+      total_steps: the right end of the horizontal axis, for a run that is not finished.
+    """
+    rows = by_step(rows)
+    shown = panels(rows)
+    if not shown:
+        return _message_figure("No training step has finished yet.")
+    columns = min(4, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    figure = _figure(3.0 * columns, 2.3 * lines)
+    for index, panel in enumerate(shown):
+        axes = figure.add_subplot(lines, columns, index + 1)
+        _draw_panel(axes, panel, rows, total_steps)
+        if index + columns < len(shown):
+            axes.set_xlabel("")
+    return figure
+
+
+def before_after(summary: dict[str, Any]) -> Figure:
+    """Strict and lenient accuracy before and after, with 95 % Wilson intervals, from the dict of summary.json.
+
+    Without "after" (or "before") its bars are left out.
+    """
+    phases = [phase for phase in comparison.PHASES if summary.get(phase)]
+    if not phases:
+        return _message_figure("No evaluation has finished yet.")
+    figure = _figure(4.6, 3.0)
+    axes = figure.add_subplot()
+    width = 0.8 / len(phases)
+    for phase, offset in zip(phases, _offsets(phases, width), strict=True):
+        part = summary[phase]
+        rates = [part["accuracy"], part["lenient_accuracy"]]
+        ends = [statistics.wilson_interval(min(1.0, rate) * part["n"], part["n"]) for rate in rates]
+        errors = [[abs(rate - end[side]) for rate, end in zip(rates, ends, strict=True)] for side in (0, 1)]
+        bars = axes.bar(
+            [offset, 1 + offset], rates, width * 0.92, color=COLOURS[phase], label=phase,
+            yerr=errors, ecolor=INK, capsize=3, error_kw={"linewidth": 1},
+        )  # fmt: skip
+        axes.bar_label(bars, [percent(rate) for rate in rates], padding=3, color=INK)
+    axes.set_xticks([0, 1], ["strict:\ntags required", "lenient:\nlast number"])
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, 1.12)
+    _in_percent(axes)
+    _tidy(axes, f"{summary[phases[0]]['n']:,} problems, 95{NBSP}% intervals", y="accuracy", legend=True)
+    return figure
+
+
+def pass_at_k(summary: dict[str, Any]) -> Figure:
+    """pass@k against k before and after, with 95 % intervals over problems, from the dict of summary.json."""
+    phases = [phase for phase in comparison.PHASES if "pass_at_k" in (summary.get(phase) or {})]
+    if not phases:
+        return _message_figure("No completion was sampled for the evaluations.")
+    figure = _figure(4.6, 3.0)
+    axes = figure.add_subplot()
+    for phase in phases:
+        part = summary[phase]
+        ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
+        axes.plot(ks, rates, "o-", color=COLOURS[phase], label=phase, markersize=4)
+        if ends := part.get("pass_at_k_interval"):
+            axes.fill_between(ks, *zip(*ends.values(), strict=True), color=COLOURS[phase], alpha=0.18, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.02)
+    _in_percent(axes)
+    title = f"{summary[phases[0]]['n']:,} problems, {summary[phases[0]]['samples']} samples each"
+    _tidy(axes, title, x="k", y="pass@k", legend=True)
+    return figure
+
+
+def flips(before: EvalRun, after: EvalRun) -> Figure:
+    """How many verdicts (strict) changed, in each direction.
+
+    Raises:
+      CourseError: the two runs have different problems.
+    """
+    counts = comparison.flip_counts(before, after)
+    changed = counts["right_wrong"], counts["wrong_right"]
+    figure = _figure(4.6, 2.1)
+    axes = figure.add_subplot()
+    bars = axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN])
+    axes.bar_label(bars, fmt="{:,.0f}", padding=4, color=INK)
+    axes.set_yticks([0, 1], ["right, then wrong", "wrong, then right"])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, max(1, *changed) * 1.15)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    unchanged = f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong"
+    _tidy(axes, unchanged, x="answers", grid="x")
+    return figure
+
+
+def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
+    """How many answers are in each category of the taxonomy, before and after."""
+    rows = comparison.category_counts(comparison.Comparison(before, after))
+    return _paired_bars(rows, "category", "problems", "{:,}")
+
+
+def decomposition(before: EvalRun, after: EvalRun) -> Figure:
+    """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
+    rows = comparison.gain_parts(before, after)
+    figure = _figure(5.4, 0.9 + 0.36 * len(rows))
+    axes = figure.add_subplot()
+    gains, places = [100 * row["gain"] for row in rows], range(len(rows))
+    ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
+    colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
+    axes.barh(places, gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
+    for place, row, gain in zip(places, rows, gains, strict=True):
+        text = f"{gain:+.1f}".replace("-", MINUS)
+        axes.annotate(text, (max(0, 100 * row["high"]), place), (5, 0), textcoords="offset points", va="center")
+    axes.margins(x=0.12)
+    axes.set_yticks(places, [row["part"] for row in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    _tidy(
+        axes, f"sum: {sum(gains):+.1f} points".replace("-", MINUS), x="percentage points of strict accuracy", grid="x"
+    )
+    return figure
+
+
+def runs_side_by_side(runs: Mapping[str, Sequence[Row]], names: Sequence[str]) -> Figure:
+    """The same metrics of up to three runs, one panel for each key of `names`; `runs` has the rows of metrics.jsonl."""
+    figure = _figure(3.0 * len(names), 2.5)
+    for index, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), index + 1)
+        looks = zip((VERMILLION, BLUE, GREEN), ("-", "--", ":"), strict=True)
+        drawn: list[float] = []
+        for (label, rows), (colour, style) in zip(runs.items(), looks, strict=False):
+            steps, values = _points(by_step(rows), name)
+            drawn += values
+            axes.plot(steps, values, style, color=colour, label=label, marker="o" if len(values) < 15 else None)
+        if all(0 <= value <= 1 for value in drawn):
+            axes.set_ylim(-0.04, 1.04)
+            _in_percent(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        _tidy(axes, name, x="training step")
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    return figure
+
+
+def reward_parts(compared: comparison.Comparison) -> Figure:
+    """The mean of each reward part over the problems, before and after, and of their sum."""
+    return _paired_bars(comparison.reward_means(compared), "part", "points, mean per problem", "{:.2f}")
+
+
+def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Frame:
+    """Figures behind a slider: (label of the slider, figure) each; `start` is the number of the first one shown.
+
+    All figures are drawn now, so that the slider works without a kernel: in a saved notebook and in its HTML.
+    """
+    width, height = (max(figure.get_size_inches()[axis] for _, figure in frames) for axis in (0, 1))
+    document = html_page.render(
+        "slider.html.j2",
+        "slider.js",
+        frames=[(label, svg(figure, f"{n}: {label}. {alt_text(figure)}")) for n, (label, figure) in enumerate(frames)],
+        start=start,
+        width=round(100 * width),
+    )
+    return html_page.Frame(document, "figures behind a slider", 60, picture=(round(100 * width), round(100 * height)))
+
+
+# --- drawing ---
+
+
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches; 100 dpi is enough for a notebook and keeps its file small."""
+    return _NotebookFigure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+def _offsets(phases: Sequence[str], width: float) -> list[float]:
+    """Positions of the phases' bars, next to each other around 0."""
+    return [(number - (len(phases) - 1) / 2) * width for number in range(len(phases))]
+
+
+def _paired_bars(rows: Sequence[dict[str, Any]], name: str, unit: str, form: str) -> Figure:
+    """Two horizontal bars for each row, before above after; `form` formats the number at the end of a bar."""
+    if not rows:
+        return _message_figure("No evaluation has finished yet.")
+    phases = [phase for phase in comparison.PHASES if phase in rows[0]]
+    figure = _figure(5.4, 0.7 + 0.46 * len(rows))
+    axes = figure.add_subplot()
+    height = 0.8 / len(phases)
+    for phase, offset in zip(phases, _offsets(phases, height), strict=True):
+        places, values = [place + offset for place in range(len(rows))], [row[phase] for row in rows]
+        bars = axes.barh(places, values, height * 0.9, color=COLOURS[phase], label=phase)
+        texts = [form.format(value).replace("-", MINUS) for value in values]
+        axes.bar_label(bars, texts, padding=4, color=INK, fontsize=8)
+    axes.set_yticks(range(len(rows)), [row[name] for row in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    if any(row[phase] < 0 for row in rows for phase in phases):
+        axes.axvline(0, color=INK, linewidth=0.8)
+    _tidy(axes, x=unit, grid="x", legend=True)
+    return figure
+
+
+def _in_percent(axes: Axes) -> None:
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
+
+
+def _message_figure(text: str) -> Figure:
+    figure = _figure(4.6, 1.2)
+    figure.text(0.5, 0.5, text, ha="center", va="center", color=INK)
+    return figure
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """The panels for which these rows have values."""
+
+    def has_values(panel: Panel) -> bool:
+        values = [value for key, _ in panel.series for value in _points(rows, key)[1]]
+        return any(values) if panel.series[0][0] == "kl" else bool(values)  # without a reference the KL is 0
+
+    keys = dict.fromkeys(key for row in rows for key in row)
+    series = tuple((key, name) for key in keys if (name := reward_function(key)))
+    by_part = [Panel("Reward by part", "mean per completion", series)] if len(series) > 1 else []
+    parts = [(key, task) for key in keys if (task := task_of(key, "accuracy"))]
+    by_task = [Panel("Accuracy by task", "fraction of completions", tuple(parts), fraction=True)] if parts else []
+    return [panel for panel in (PANELS[0], *by_part, *PANELS[1:2], *by_task, *PANELS[2:]) if has_values(panel)]
+
+
+def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int | None = None) -> None:
+    for (key, label), colour in zip(panel.series, itertools.cycle(LINES), strict=False):
+        steps, values = _points(rows, key)
+        if not values:
+            continue
+        if key.startswith("validation"):  # measured at few steps, on many problems: points, not smoothed
+            axes.plot(steps, values, "o-", color=colour, label=label, linewidth=1, markersize=4)
+            continue
+        window = smoothing(len(values))
+        if window > 1:
+            axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.4)
+            parts = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+            values = [sum(part) / len(part) for part in parts]
+        marker = "o" if len(values) < 3 else None
+        axes.plot(steps, values, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4)
+    if panel.fraction:
+        axes.set_ylim(-0.04, 1.04)
+        _in_percent(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.ticklabel_format(axis="y", scilimits=(-5, 6), useOffset=False)  # a factor above would overlap the title
+        if panel.from_zero:
+            axes.set_ylim(bottom=0)
+        (low, high), span = axes.get_ylim(), panel.smallest_span
+        if high - low < span:
+            low = 0 if panel.from_zero else (low + high - span) / 2
+            axes.set_ylim(low, low + span)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlim(0, max(1, total_steps or 0, *(row["step"] for row in rows)) * 1.02)
+    _tidy(axes, panel.title, x="training step", y=panel.unit)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.2, loc="best")
+
+
+def _tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: str = "y", legend: bool = False) -> None:
+    """Labels, and one style for all figures; a `legend` goes to the right."""
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
+    axes.set_xlabel(x, color=INK, size=9)
+    axes.set_ylabel(y, color=INK, size=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.grid(axis=grid, color=INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=8)
+    if legend:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, labelcolor=INK)
+
+
+def _points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
+    """(steps, values) of one metric, without what is missing, NaN or infinite."""
+    kept = [(row["step"], value) for row in rows if (value := finite(row.get(key))) is not None]
+    return [step for step, _ in kept], [value for _, value in kept]
+
+
+def smoothing(n: int) -> int:
+    """How many steps the thick line averages: about a fifteenth of the run, nothing for a short one."""
+    return 1 if n < 15 else max(3, round(n / 15))
+
+
+def svg(figure: Figure, label: str) -> Markup:
+    """A figure as inline SVG: text stays text, and black and blues follow the page's light or dark colours."""
+    buffer = io.StringIO()
+    # With the salt, the same figure always gives the same SVG, and two figures have different ids.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s+xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows the namespaces of inline SVG
+    prefix = "f" + hashlib.sha256(label.encode()).hexdigest()[:8] + "-"
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}", svg)
+    svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)").replace(SKY, "var(--sky)")
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1))
+
+
+def panel_svg(panel: Panel, rows: Sequence[Row]) -> Markup:
+    """One panel as inline SVG."""
+    figure = _figure(3.4, 2.5)
+    _draw_panel(figure.add_subplot(), panel, rows)
+    return svg(figure, f"{panel.title}, {panel.unit}, over training steps")

@@ -1,0 +1,59 @@
+"""The training curves, redrawn in a notebook while training runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from grpo_train.report.figures import training_curves
+from grpo_train.runs.health_checks import find_alerts
+from grpo_train.runs.metric_glossary import Row
+
+
+class LivePlot:
+    """The training curves, redrawn in place while training runs.
+
+        live = LivePlot(total_steps=60)
+        train(session, on_step=live)
+
+    Call it with each row of metrics. It redraws at most twice a second, and less often where drawing is slow, so
+    that drawing takes at most a tenth of the time; the last step is always drawn. Early warnings (runs.health_checks)
+    are shown below. Outside a notebook it does nothing.
+    """
+
+    SECONDS_BETWEEN = 0.5
+    LARGEST_FRACTION = 0.1
+
+    def __init__(self, total_steps: int | None = None):
+        self.total_steps = total_steps
+        self.rows: list[Row] = []
+        self._handles: list[Any] = []  # display handles of the picture and of the warnings
+        self._next = 0.0  # when it may draw again
+
+    def __call__(self, row: Row) -> None:
+        if self.rows and self.rows[-1]["step"] == row["step"]:  # the same row again, with its validation
+            self.rows.pop()
+        self.rows.append(row)
+        last = self.total_steps is not None and row["step"] >= self.total_steps
+        if (last or time.monotonic() >= self._next) and _in_notebook():
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import Markdown, display
+
+        started = time.monotonic()
+        shown: list[Any] = [training_curves(self.rows, self.total_steps)]
+        if alerts := find_alerts(self.rows):
+            shown.append(Markdown("\n".join(f"- **warning**, {alert}" for alert in alerts)))
+        for handle, content in zip(self._handles, shown, strict=False):
+            handle.update(content)
+        self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]
+        ended = time.monotonic()
+        self._next = ended + max(self.SECONDS_BETWEEN, (ended - started) * (1 / self.LARGEST_FRACTION - 1))
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel; a plain IPython terminal cannot show a picture."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -1,0 +1,186 @@
+"""report.html of a run: one file with the result, the curves, and every problem with its completions."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import statistics
+from grpo_lib.common.files import write_text_atomic
+from grpo_lib.records import EvalRun, summarize
+from grpo_train.report import answer_inspector, comparison, figures, html_page
+from grpo_train.report.comparison import PHASES, Comparison, read_json
+from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
+from grpo_train.runs import health_checks
+from grpo_train.runs.metric_glossary import Row, read_metrics
+
+RATES = {
+    "strict": "strict (the number in the answer tags)",
+    "lenient": "lenient (the last number anywhere)",
+    "partial": f"within 10{NBSP}% of the gold number",
+    "format": "format exactly as asked",
+    "truncated": "truncated at the length limit",
+}
+SOURCES = {
+    "words": "generated word problems",
+    "gsm8k": "GSM8K",
+    "dapo-math": "DAPO-Math-17k",
+    "aime": "AIME",
+    "math500": "MATH-500",
+}
+
+
+def write_report(run_dir: str | os.PathLike) -> Path:
+    """Write `report.html` into a run directory and return its path.
+
+    The page is one file that loads nothing from the network. Where the run has no evaluation or no metrics yet, a
+    sentence says so.
+
+    Raises:
+      CourseError: there is no such directory, or before and after have different problems.
+    """
+    run_dir = Path(run_dir)
+    compared = comparison.load(run_dir)
+    before, after = compared.before, compared.after
+    rows = health_checks.by_step(read_metrics(run_dir / "metrics.jsonl"))
+    summary = _summary(run_dir, before, after)
+    result = [figures.svg(figures.before_after(summary), headline(summary))] if summary else []
+    if before and after:
+        result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
+    if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
+        label = "pass@k before and after, with 95 % intervals over problems"
+        result.append(figures.svg(figures.pass_at_k(summary), label))
+    kinds, parts = figures.categories(before, after), figures.reward_parts(compared)
+    page = html_page.render(
+        "report.html.j2",
+        "inspector.js",
+        title=run_dir.resolve().name,
+        headline=headline(summary),
+        rates=_rate_table(summary, before, after),
+        task_rates=_task_table(compared),
+        facts=[_facts(summary, rows), _setup(run_dir, compared)],
+        result_figures=result,
+        calculation_rates=comparison.calculation_rates(compared),
+        first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
+        categories=comparison.category_counts(compared),
+        category_figure=figures.svg(kinds, "answers by kind, before and after"),
+        reward_means=comparison.reward_means(compared),
+        reward_figure=figures.svg(parts, "mean reward by part, before and after"),
+        curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
+        smoothed=figures.smoothing(len(rows)),
+        alerts=health_checks.find_alerts(rows),
+        validated=any(row.get("validation_accuracy") is not None for row in rows),
+        files=_text_files(run_dir),
+        percent=percent,
+        points=points,
+        **answer_inspector.page_values(compared),
+    )
+    return write_text_atomic(run_dir / "report.html", page)
+
+
+def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
+    """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
+    saved = read_json(run_dir / "summary.json")
+    if before and after:
+        times = {key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
+        return summarize(before, after, **times)
+    return {"before": before.summary()} if before else saved
+
+
+def _rate_table(summary: dict[str, Any], before: EvalRun | None, after: EvalRun | None) -> list[dict[str, str]]:
+    """Lines of label, and for each phase and the change a text and its interval, as far as they are known."""
+    table = []
+    phases = {phase: part for phase in PHASES if (part := summary.get(phase))}
+    for verdict, label in RATES.items():
+        key = {"strict": "accuracy", "truncated": "truncated"}.get(verdict, f"{verdict}_accuracy")
+        line = {"label": label}
+        for phase, part in phases.items():
+            line[phase] = percent(part[key])
+            interval = statistics.wilson_interval(min(1.0, part[key]) * part["n"], part["n"])
+            line[f"{phase}_range"] = rate_range(interval)
+        if before and after:
+            old, new = before.rates(verdict), after.rates(verdict)
+            change = statistics.paired_bootstrap(list(old.values()), [new[key] for key in old])
+            line["change"] = points(change.difference)
+            line["change_range"] = f"{points(change.low)} to {points(change.high)}"
+        table.append(line)
+    return [*table, *_sampled_table(phases)] if phases else []
+
+
+def _task_table(compared: Comparison) -> list[dict[str, Any]]:
+    """Strict accuracy of each task, where there are several: as _rate_table, with the number of problems."""
+    tasks = {phase: run.by_task() for phase, run in compared.runs.items()}
+    table = []
+    for task in next(iter(tasks.values()), {}):
+        runs = {phase: parts[task] for phase, parts in tasks.items()}
+        summary = {phase: run.summary() for phase, run in runs.items()}
+        line, *_ = _rate_table(summary, runs.get("before"), runs.get("after"))
+        table.append(line | {"label": task, "problems": next(iter(summary.values()))["n"]})
+    return table
+
+
+def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """Lines of the table of rates for the sampled completions, where there are any."""
+    phases = {phase: part for phase, part in phases.items() if "pass_at_k" in part}
+    samples = min((part["samples"] for part in phases.values()), default=0)
+
+    def line(label: str, rate: Callable[[dict[str, Any]], float]) -> dict[str, str]:
+        rates = {phase: rate(part) for phase, part in phases.items()}
+        change = {"change": points(rates["after"] - rates["before"])} if len(rates) == 2 else {}
+        return {"label": label} | {phase: percent(value) for phase, value in rates.items()} | change
+
+    table = [line("one sampled answer", lambda part: part["sampled_accuracy"])] if phases else []
+    for k in (2**power for power in range(1, samples.bit_length())):
+        label = f"pass@{k}: at least one of {k} sampled answers"
+        table.append(line(label, lambda part, k=k: part["pass_at_k"][str(k)]))
+    if samples > 1:
+        table.append(line("maj: the most frequent of all sampled answers", lambda part: part["maj_at_k"]))
+    return table
+
+
+def _setup(run_dir: Path, compared: Comparison) -> list[str]:
+    """What was trained and evaluated, and on which machine, as far as the run directory has it."""
+    recipe = compared.recipe
+    facts = [f"model {Path(recipe.model.path).name}"] if recipe else []
+    dated = []
+    for phase, run in list(compared.runs.items())[-1:]:
+        n = len({record["id"] for record in run.records})
+        names = [SOURCES[part.test_source or part.source] for part in recipe.sources] if recipe else []
+        source = f" ({', '.join(dict.fromkeys(names))})" if names else ""
+        greedy = any(record.get("greedy") for record in run.records)
+        sampled = len(run.records) // n - greedy
+        kinds = ["greedy"] * greedy + [f"{sampled} sampled"] * (sampled > 0)
+        facts += [f"{n:,} test problems{source}", f"{' and '.join(kinds)} answers"]
+        written = (run_dir / "evals" / f"{phase}.jsonl").stat().st_mtime
+        dated.append(f"evaluation of {datetime.date.fromtimestamp(written)}")
+    if recipe:
+        plan = f"{recipe.training.steps:,} steps × {recipe.prompts_per_step} prompts"
+        facts += [f"{plan} × {recipe.grpo.group_size} completions", f"seed {recipe.seed}"]
+    return [*facts, *_machine(read_json(run_dir / "environment.json")), *dated]
+
+
+def _machine(environment: dict[str, Any]) -> list[str]:
+    """The accelerators; without any, the processor."""
+    devices = [device for device in environment.get("devices", []) if not device.startswith("cpu")]
+    if devices:
+        return [f"{len(devices)} × {devices[0].partition(': ')[2]}"]
+    return [f"{environment['processor']}, {environment['cores']} cores"] if "processor" in environment else []
+
+
+def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    facts = []
+    if steps := summary.get("steps") or (int(rows[-1]["step"]) if rows else None):
+        facts.append(f"{steps:,} training steps")
+    for key, text in (("train_seconds", "of training"), ("wall_seconds", "in all")):
+        if seconds := summary.get(key):
+            facts.append(f"{duration(seconds)} {text}")
+    return facts
+
+
+def _text_files(run_dir: Path) -> list[tuple[str, str]]:
+    """What produced the numbers: (name, content) of the recipe and the description of the machine."""
+    paths = [path for name in ("recipe.yaml", "environment.json") if (path := run_dir / name).exists()]
+    return [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in paths]

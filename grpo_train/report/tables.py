@@ -1,0 +1,95 @@
+"""The answers as tables, for a spreadsheet and for pandas: one row per problem and sample, with before and after.
+
+    export_table("runs/course")      # evals/answers.csv and evals/answers.parquet
+
+Parquet has every value unchanged. CSV is for spreadsheets, which evaluate any cell that begins like a formula ("CSV
+injection": =, +, -, @, their full-width forms, or a tab or line break), and a completion may begin in any way: such a
+cell gets an apostrophe in front, unless it is a plain number. The file begins with a byte order mark, without which
+Excel does not read it as UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from grpo_lib import rewards
+from grpo_lib.common.files import write_bytes_atomic, write_text_atomic
+from grpo_lib.records import kind_of
+from grpo_train.report import comparison, taxonomy
+from grpo_train.report.comparison import Comparison
+
+TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", "format", "truncated")
+_FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
+
+
+def export_table(run_dir: str | os.PathLike) -> tuple[Path, Path]:
+    """Write evals/answers.csv and evals/answers.parquet of a run, and return their paths.
+
+    Columns: id, sample, question, gold, solution; then for each evaluation, with before_ or after_ in front:
+    completion, extracted, the verdicts strict, lenient, partial, format and truncated, tokens, category (see
+    taxonomy), reward_<part> for each reward function of the recipe, and reward, their sum. There is a row for each
+    sample of either evaluation; the other evaluation's columns may be empty.
+
+    Raises:
+      CourseError: no such run directory, or no evaluation in it.
+    """
+    compared = comparison.load(run_dir, need_evaluation=True)
+    rows, folder = table(compared), Path(run_dir) / "evals"
+    return _write_csv(folder / "answers.csv", rows), _write_parquet(folder / "answers.parquet", rows)
+
+
+def table(compared: Comparison) -> list[dict[str, Any]]:
+    """The rows of both files; all have the same columns."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for phase, run in compared.runs.items():
+        for record in run.records:
+            key = record["id"], record["sample"]
+            own = {"id": key[0], "sample": key[1], **{name: record[name] for name in ("question", "gold", "solution")}}
+            values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
+            values |= {"tokens": record.get("tokens"), "category": taxonomy.classify(record)}
+            parts = rewards.explain(
+                record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
+            )
+            points = {f"reward_{part.name}": float(part.points) for part in parts}
+            values |= points | {"reward": sum(points.values())}
+            rows.setdefault(key, own).update({f"{phase}_{name}": value for name, value in values.items()})
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    return [{name: row.get(name) for name in names} for row in rows.values()]
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(rows[0])
+    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    return write_text_atomic(path, "\ufeff" + buffer.getvalue())
+
+
+def _cell(value: Any) -> str:
+    """Numbers and booleans as JavaScript writes them, so that the report's download is the same file."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    return f"'{text}" if isinstance(value, str) and _FORMULA.match(text) else text
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    def storable(value: Any) -> Any:  # a lone surrogate has no form in UTF-8
+        return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+    columns = {name: [storable(row[name]) for row in rows] for name in rows[0]}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer, compression="zstd")
+    return write_bytes_atomic(path, buffer.getvalue())

@@ -1,0 +1,268 @@
+"""One row of metrics.jsonl per training step: computed here or taken from Tunix's logger, and written.
+
+Tunix logs a step's metrics in pieces, some of them one step late.  `Recorder` is one of its logging backends: it
+collects the pieces and appends the row once it is complete.  `batch_metrics` computes what Tunix does not log.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tunix.sft import hooks
+
+from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
+from grpo_lib.records import grade
+from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, read_metrics
+
+# Tunix's metric -> the name in metrics.jsonl.  The rest of a row is computed here.
+TUNIX_METRICS = {
+    "actor/train/loss": "loss",
+    "actor/train/grad_norm": "grad_norm",
+    "actor/train/kl": "kl",
+    "actor/train/pg_clipfrac": "clip_ratio",
+    "actor/train/entropy": "entropy",
+    "actor/train/importance_ratio": "sampling/importance_sampling_ratio/mean",
+}
+# A row is complete once it has these: Tunix logs the entropy of a step last.
+REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
+
+
+class TimedReward:
+    """A reward function as Tunix calls it; keeps the values of its last call and adds up the time of its calls."""
+
+    def __init__(self, function: Callable[..., list[float]]):
+        self.function = function
+        self.__name__ = function.__name__
+        self.values: list[float] = []
+        self.seconds = 0.0
+
+    def __call__(self, prompts, completions, **columns: Any) -> list[float]:
+        started = time.perf_counter()
+        self.values = self.function(prompts=prompts, completions=completions, **columns)
+        self.seconds += time.perf_counter() - started
+        return self.values
+
+    def pop_elapsed(self) -> float:
+        """Seconds spent in the function since the last call of pop_elapsed."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def batch_metrics(
+    sampler: Any,
+    group_size: int,
+    parts: Sequence[TimedReward],
+    gap: Callable[[], float],
+    prompts,
+    completions,
+    rewards,
+    advantages,
+    answer,
+    kind,
+    task=None,
+    **_: Any,
+) -> dict[str, tuple[Any, Callable]]:
+    """Metrics of the completions of one rollout micro-batch, in Tunix's form {name: (value, how to join several)}.
+
+    Args:
+      sampler: has sampled them; has their `lengths` and `truncated`, and the seconds of sampling and weight sync.
+      group_size: G, completions per prompt; the completions of a group are next to each other.
+      parts: the reward functions, which have just been called on this batch.
+      gap: see `training.sampler_trainer_gap`.
+      completions, rewards, answer, kind, task: (B,) texts, sums of the reward functions, golds, how each is graded,
+        and where a recipe has several tasks, which it is.
+    """
+    # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
+    verdicts = [grade(*each) for each in zip(completions, answer, kind, strict=True)]
+    columns = {
+        "reward": rewards,
+        "accuracy": [verdict["strict"] for verdict in verdicts],
+        "lenient_accuracy": [verdict["lenient"] for verdict in verdicts],
+        "format": [verdict["format"] for verdict in verdicts],
+        "format_without_number": [verdict["format"] and verdict["extracted"] is None for verdict in verdicts],
+        "completions/mean_length": sampler.lengths,
+        "completions/clipped_ratio": sampler.truncated,
+        **{REWARD_MEAN.format(part.__name__): part.values for part in parts},
+    }
+    columns = {name: np.asarray(column, np.float32) for name, column in columns.items()}  # (B,) each
+    groups = columns["reward"].reshape(-1, group_size)  # (B / G, G)
+    values = {name: column.mean() for name, column in columns.items()}
+    values |= {REWARD_STD.format(part.__name__): columns[REWARD_MEAN.format(part.__name__)].std() for part in parts}
+    values |= {
+        "reward_std": groups.std(axis=1).mean(),
+        # Largest minus smallest, not a standard deviation: rounding may leave that above 0 for equal rewards.
+        "frac_reward_zero_std": (np.ptp(groups, axis=1) == 0).mean(),
+        "sampler_trainer_gap": gap(),
+    }
+    seconds = {
+        "seconds_rollout": sampler.pop_elapsed("generating"),
+        "seconds_sync": sampler.pop_elapsed("syncing"),
+        "seconds_reward": sum(part.pop_elapsed() for part in parts),
+    }
+    # Of several batches in a step: the mean of the metrics, the sum of the seconds.
+    means = {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
+    sums = {f"step/{name}": (value, np.sum) for name, value in seconds.items()}
+    return means | sums | _task_metrics(columns, groups, task)
+
+
+def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any) -> dict[str, tuple[Any, Callable]]:
+    """The metrics of each task.  Batches have different numbers of its prompts: (sum, count) are joined, not means.
+
+    Args:
+      columns: metric -> (B,).
+      groups: (B / G, G) rewards.
+      task: (B,) names; None where there is one task.
+    """
+    values = {name: columns[name] for name in ("reward", "accuracy")}
+    values["frac_reward_zero_std"] = (np.ptp(groups, axis=1) == 0).repeat(groups.shape[1])
+    return {
+        f"step/{TASK_METRIC.format(name, metric)}": (
+            (float(column[np.asarray(task) == name].sum()), int(np.sum(np.asarray(task) == name))),
+            lambda parts: parts[:, 0].sum() / parts[:, 1].sum(),
+        )
+        for name in ([] if task is None else np.unique(task))
+        for metric, column in values.items()
+    }
+
+
+class StepTimer(hooks.TrainingHooks):
+    """Times the update and the whole step, and adds both to Tunix's metrics.
+
+    With gradient accumulation Tunix calls the trainer once per micro-batch, hence the sums over a step.
+    """
+
+    def __init__(self, cluster: Any):
+        self.cluster = cluster
+        self.last = self.update_started = 0.0
+
+    def start(self) -> None:
+        """Begin with the first step; what was sampled or evaluated before does not count."""
+        self.last = time.perf_counter()
+        for what in ("generating", "syncing"):
+            self.cluster.rollout.pop_elapsed(what)
+
+    def on_train_start(self, train_ctx) -> None:
+        self.update_started = time.perf_counter()
+
+    def on_train_end(self, train_ctx) -> None:
+        now = time.perf_counter()
+        self.cluster.buffer_metrics(
+            {
+                "step/seconds_update": (now - self.update_started, np.sum),
+                "step/seconds": (now - self.last, np.sum),
+            }
+        )
+        self.last = now
+
+    def on_train_step_start(self, train_ctx) -> None: ...
+    def on_train_step_end(self, train_ctx, train_step, train_loss) -> None: ...
+    def on_eval_step_start(self, train_ctx) -> None: ...
+    def on_eval_step_end(self, train_ctx, eval_loss) -> None: ...
+
+
+class Recorder:
+    """Collects a step's metrics from Tunix's logger into one row, and appends it to metrics.jsonl once complete."""
+
+    def __init__(
+        self, directory: Path, *, iterations: int, completions: int, learning_rate: Callable[[int], float],
+        writes: bool = True,
+    ):  # fmt: skip
+        """
+        Args:
+          iterations: updates per step.
+          completions: per step.
+          learning_rate: of a step, counted from 0.
+          writes: False in every process but the main one.
+        """
+        self.path = directory / "metrics.jsonl"
+        self.iterations, self.completions, self.learning_rate = iterations, completions, learning_rate
+        self.writes = writes
+        self.updates: dict[str, list[float]] = {}  # metrics of the updates of the current step
+        self.pending: dict[int, Row] = {}
+        self.rows: list[Row] = read_metrics(self.path)
+        self.trackers: Sequence[Any] = ()  # of grpo_train.runs.tracking; only where this process writes
+        self.on_step: Callable[[Row], None] | None = None
+        # JAX sends every scalar to every listener in the process, those of other sessions included.
+        self.recording = False
+
+    @property
+    def last_step(self) -> int:
+        """Step of the last complete row; 0 without one."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
+        """Start recording.  Rows of steps after `finished` are dropped: those steps are taken again."""
+        self.on_step, self.recording = on_step, True
+        if self.last_step > finished:
+            self.rows[:] = [row for row in self.rows if row["step"] <= finished]
+            self._rewrite()
+        return self.rows
+
+    def add(self, step: int, values: Row) -> None:
+        """Add values to a step's row, such as a validation's; the row may have been written already."""
+        written = next((row for row in self.rows if row["step"] == step), None)
+        if written is None:
+            self.pending.setdefault(step, {}).update(values)
+            return
+        written.update(values)
+        self._rewrite()
+        self._report(written, {"step": step, **values})
+
+    def has(self, step: int, name: str) -> bool:
+        """Whether the row of this step is written and has this metric."""
+        return any(row["step"] == step and name in row for row in self.rows)
+
+    def log_scalar(self, event: str, value: Any, **kwargs: Any) -> None:
+        """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
+        if not self.recording or kwargs.get("step") is None:
+            return
+        step, name = int(kwargs["step"]), event.lstrip("/")
+        if name.startswith("step/train/"):
+            self.pending.setdefault(step + 1, {})[name.removeprefix("step/train/")] = float(value)
+        elif name in TUNIX_METRICS:
+            # A row has the mean over the updates of its step.
+            values = self.updates.setdefault(TUNIX_METRICS[name], [])
+            values.append(float(value))
+            if step % self.iterations == 0:
+                self.pending.setdefault(step // self.iterations, {})[TUNIX_METRICS[name]] = sum(values) / len(values)
+                values.clear()
+        self._write_complete_rows()
+
+    def close(self) -> None:
+        """Tunix calls this when training ends; the last row may still wait for its validation."""
+
+    def finish(self) -> None:
+        """Stop recording."""
+        self.recording = False
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers = ()
+
+    def _write_complete_rows(self) -> None:
+        for step in sorted(step for step, values in self.pending.items() if values.keys() >= REQUIRED_METRICS):
+            values = self.pending.pop(step)
+            row = {"step": step, "learning_rate": float(self.learning_rate(step - 1)), **values}
+            if values["seconds"]:
+                tokens = values["completions/mean_length"] * self.completions * values.get("sampling_passes", 1)
+                row["tokens_per_second"] = tokens / values["seconds"]
+            row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
+            self.rows.append(row)
+            if self.writes:
+                append_jsonl(self.path, row)
+            self._report(row, row)
+
+    def _rewrite(self) -> None:
+        if self.writes:
+            write_jsonl_atomic(self.path, self.rows)
+
+    def _report(self, row: Row, news: Row) -> None:
+        """`news`: the part of the row that has not been reported yet."""
+        for tracker in self.trackers:
+            tracker.log(news)
+        if self.on_step:
+            self.on_step(row)

@@ -1,0 +1,144 @@
+"""The run directory: all that one notebook, or one command, hands on to the next.
+
+runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
+            evals/before.jsonl  evals/before.json  evals/after.jsonl  evals/after.json
+            evals/answers.csv  evals/answers.parquet
+            sync.json  export/  summary.json  report.html
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import is_address, location, write_json_atomic, write_text_atomic
+from grpo_train.recipes import Recipe, differences, dump_recipe, load_recipe
+
+
+def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> Path:
+    """Start a run, or continue the existing one; with `overwrite` it is replaced.  Raises what `check_run` raises."""
+    directory = Path(directory).resolve()
+    if check_run(directory, recipe, overwrite=overwrite):
+        return directory
+    if overwrite and directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(directory / "environment.json", environment.describe())
+    write_text_atomic(directory / "recipe.yaml", dump_recipe(recipe))  # last: its presence makes this a run
+    return directory
+
+
+def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> bool:
+    """True if there is a run of this recipe to continue.
+
+    Raises CourseError when the directory holds a run of another recipe (it lists what differs) or other files.
+    """
+    directory = Path(directory).resolve()
+    if (directory / "recipe.yaml").is_file():
+        if overwrite:
+            return False
+        if differing := differences(load_recipe(directory / "recipe.yaml"), recipe):
+            raise CourseError(
+                f"run {directory} was started with another recipe ({'; '.join(differing)}); continue it with its own, "
+                "replace it with --overwrite, or choose another name with --run NAME"
+            )
+        return True
+    if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
+        raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
+    return False
+
+
+def finished_run(directory: str | Path, recipe: Recipe) -> Path:
+    """The run, if it was evaluated after training; else a copy of the shipped run of this recipe, and it says so.
+
+    So everything that reads a finished run works in a fresh clone too. The copy is `DIRECTORY-shipped`; what a reader
+    changes there is kept.
+
+    Raises:
+      CourseError: neither; or a run of another recipe.
+    """
+    directory = Path(directory).resolve()
+    evaluated = Path("evals") / "after.jsonl"
+    if check_run(directory, recipe) and (directory / evaluated).exists():
+        return directory
+    shipped = environment.repo_root() / "assets" / "reference" / "course"
+    copy = directory.with_name(f"{directory.name}-shipped")
+    if differences(load_recipe(shipped / "recipe.yaml"), recipe):
+        raise CourseError(f"run {directory.name} has no evaluation after training; train it first (notebook 04)")
+    print(f"{directory.name} is not trained yet: this is the shipped run of the same recipe, in {copy.name}")
+    if not copy.exists():
+        unfinished = copy.with_name(f".{copy.name}.partial")
+        shutil.copytree(shipped, unfinished, dirs_exist_ok=True)
+        unfinished.rename(copy)
+    return copy
+
+
+def has_base(base: Any) -> bool:
+    """Does this folder or address hold a complete MaxText checkpoint?
+
+    A folder of this machine is renamed when it is complete. A bucket has no rename: there Orbax writes a file last.
+    Raises CourseError for an address that names no bucket, or one that cannot be asked.
+    """
+    if not is_address(base):
+        return (base / "0" / "items").is_dir()
+    reason = "it names no bucket"
+    if base.parts[2:]:  # after "/" and "gs"
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for what is raised anyway
+        try:
+            return (base / "0" / "commit_success.txt").exists()
+        except Exception as error:  # those of aiohttp, gcsfs and google.auth have no class in common
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    raise CourseError(
+        f"{base} cannot be read ({reason}); --base, or --output of grpo convert, needs gs://BUCKET/FOLDER and an "
+        "account with access to it"
+    )
+
+
+def check_base(base: str | Path) -> Any:
+    """The absolute path or address of a MaxText checkpoint, from its own or its `0/items`, as `grpo convert` prints it.
+
+    Raises CourseError when it holds none, or, in a bucket, an interrupted one.
+    """
+    found = location(base)
+    if found.parts[-2:] == ("0", "items"):
+        found = found.parents[1]
+    if not has_base(found):
+        missing = "commit_success.txt" if is_address(found) else "items"
+        raise CourseError(
+            f"--base {found} is not a MaxText checkpoint (it has no 0/{missing}); make one with grpo convert"
+        )
+    return found
+
+
+def link_base(directory: str | Path, base: str | Path) -> None:
+    """Let a run start from a model converted earlier; a base that the run already has is kept.
+
+    It is a symbolic link, or, for an address in a bucket, a file that holds the address.
+    """
+    link = Path(directory) / "checkpoints" / "base"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.exists():
+        return
+    found = check_base(base)
+    if is_address(found):
+        write_text_atomic(link, f"{found}\n")
+    else:
+        link.symlink_to(found, target_is_directory=True)
+
+
+def base_of(directory: str | Path) -> Any:
+    """Where the base checkpoint of a run is, or will be: a folder in the run, or the address that `link_base` wrote."""
+    base = Path(directory) / "checkpoints" / "base"
+    return location(base.read_text(encoding="utf-8").strip()) if base.is_file() else base
+
+
+def load_run(directory: str | Path) -> tuple[Path, Recipe]:
+    """The directory and recipe of an existing run."""
+    directory = Path(directory).resolve()
+    if not (directory / "recipe.yaml").is_file():
+        raise CourseError(f"{directory} is not a run (it has no recipe.yaml); start one with grpo train RECIPE")
+    return directory, load_recipe(directory / "recipe.yaml")

@@ -1,0 +1,158 @@
+"""Log metrics and evaluations to TensorBoard, and to Weights & Biases if the recipe asks for it.
+
+wandb itself reads its API key, from WANDB_API_KEY or a login on this machine; no code here does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_text_atomic
+from grpo_train.recipes import Recipe, TrackingRecipe
+from grpo_train.runs.metric_glossary import Row, read_metrics
+
+
+def require(tracking: TrackingRecipe) -> None:
+    """Raise CourseError where W&B is asked for and wandb is not installed, or asked online without a valid login."""
+    if tracking.wandb == "off":
+        return
+    if not importlib.util.find_spec("wandb"):
+        raise CourseError(
+            f"tracking.wandb={tracking.wandb} needs wandb, which is not installed; pip install wandb, or use off"
+        )
+    if tracking.wandb == "online" and not _logged_in():
+        raise CourseError("tracking.wandb=online finds no login that W&B accepts; set WANDB_API_KEY, or use offline")
+
+
+def evaluation_row(step: int, summary: dict[str, Any]) -> Row:
+    """What is logged of an evaluation, given its part of summary.json; of pass@k the one with the largest k."""
+    row = {name: summary.get(name) for name in ("accuracy", "reward", "seconds", "sampled_accuracy", "maj_at_k")}
+    if "samples" in summary:
+        row[f"pass_at_{summary['samples']}"] = summary["pass_at_k"][str(summary["samples"])]
+    return {"step": step, **{name: value for name, value in row.items() if value is not None}}
+
+
+def log_evaluation(recipe: Recipe, directory: Path, rows: dict[str, Row]) -> None:
+    """Log the last of `rows`, {"before": …} or {"before": …, "after": …}, in each of the run's trackers."""
+    for tracker in start(recipe, directory):
+        with contextlib.closing(tracker):
+            tracker.log_evaluation(rows)
+
+
+def start(recipe: Recipe, directory: Path, finished: int | None = None) -> list[Any]:
+    """The run's trackers.
+
+    Each has `close()`, `log_evaluation(rows)`, and `log(row)`, which may be called again with more metrics of a
+    step.
+
+    Args:
+      finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
+    """
+    trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
+    if recipe.tracking.wandb != "off":
+        trackers.append(WeightsAndBiases(recipe, directory))
+    return trackers
+
+
+class TensorBoard:
+    """Writes one event per row, with all its values, to disk before the next step.
+
+    Not through tensorboardX, as Tunix does: when the disk is full its thread ends, and the run waits for it forever.
+    """
+
+    def __init__(self, folder: Path, finished: int | None):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.events: Any = event_pb2  # protobuf makes the classes when the module is imported: no checker sees them
+        self.summaries: Any = summary_pb2
+        self.writer = EventFileWriter(str(folder))
+        if finished is not None:
+            restarted = self.events.SessionLog(status=self.events.SessionLog.START)
+            self._write(step=finished + 1, session_log=restarted)
+
+    def log(self, row: Row, group: str = "train") -> None:
+        values = [
+            self.summaries.Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in _values(row)
+        ]
+        self._write(step=int(row["step"]), summary=self.summaries.Summary(value=values))
+
+    def log_evaluation(self, rows: dict[str, Row]) -> None:
+        *_, row = rows.values()
+        self.log(row, "eval")
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _write(self, **what: Any) -> None:
+        self.writer.add_event(self.events.Event(wall_time=time.time(), **what))
+        self.writer.flush()
+
+
+class WeightsAndBiases:
+    """A W&B run named after the recipe, with the recipe as its config, through Tunix's logging backend.
+
+    A resumed run continues the same W&B run: its id is kept in the run directory, in wandb-id.  Offline runs are
+    written to wandb/ there, a folder for each time that it was continued; `wandb sync` uploads them in order.
+    """
+
+    def __init__(self, recipe: Recipe, directory: Path):
+        from tunix.sft import metrics_logger
+
+        os.environ.setdefault("WANDB_SILENT", "true")
+        self.metrics = directory / "metrics.jsonl"
+        kept = directory / "wandb-id"
+        if not kept.exists():
+            write_text_atomic(kept, secrets.token_hex(4))
+        self.backend = metrics_logger.WandbBackend(
+            project=recipe.tracking.project,
+            name=recipe.name,
+            mode=recipe.tracking.wandb,
+            dir=str(directory),
+            id=kept.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            config=recipe.model_dump(mode="json"),
+        )
+
+    def log(self, row: Row) -> None:
+        """W&B drops values of a step before its last one, so rows must come complete and in order."""
+        for name, value in _values(row):
+            self.backend.log_scalar(name, value, step=row["step"])
+
+    def log_evaluation(self, rows: dict[str, Row]) -> None:
+        """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
+
+        With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
+        """
+        import wandb
+
+        if wandb.run:
+            trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
+            evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
+            wandb.run.summary.update(trained | evaluations)
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+def _values(row: Row) -> list[tuple[str, float]]:
+    """The metrics of a row, without the step and without values that were not finite."""
+    return [(name, value) for name, value in row.items() if name != "step" and value is not None]
+
+
+def _logged_in() -> bool:
+    """Whether W&B's server accepts this machine's key; checked before the run, which would otherwise lose its log."""
+    import wandb
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        return bool(wandb.login(prompt=False, verify=True))
+    except wandb.errors.Error:
+        return False

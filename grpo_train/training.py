@@ -1,0 +1,488 @@
+"""GRPO from a recipe: Tunix's RLCluster and GRPOLearner around a MaxText actor.
+
+    session = build_session(recipe, run_dir, problems, checkpoint)   # actor, sampler, learner; continues a run
+    check_first_sync(session)                    # refuses to go on when sampler and trainer differ
+    rows = train(session, on_step=print)         # metrics.jsonl, TensorBoard, checkpoints
+
+Terms:
+    actor       the model that is trained, in MaxText; its weights are the policy
+    reference   the base model, which the KL penalty keeps the actor near; only a recipe with grpo.beta has one
+    sampler     writes completions with a copy of the actor's weights; Tunix's "rollout engine": TunixSampler or vLLM
+    cluster     Tunix's RLCluster: actor, reference and sampler, the devices of each, optimizer and checkpoints
+    learner     Tunix's GRPOLearner: the loop over steps, with rewards, advantages and loss
+
+A finished step is not done twice: building a session on a run with checkpoints continues after the last one, with the
+same problems, noise and rows as if it had not stopped.  The same step on one page, without Tunix and MaxText, is
+grpo_lib/plain_grpo.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_json_atomic
+from grpo_lib.problems import Problem, batch_of_step, training_batches
+from grpo_lib.records import Generation
+from grpo_lib.rewards import get_rewards, overlong_penalty
+from grpo_train import losses
+from grpo_train.engines import compat, maxtext_model
+from grpo_train.engines.prompt_lengths import fit_prompts, render_with
+from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.runs import multihost, tracking
+
+environment.prepare()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from tunix.rl import rl_cluster as rl  # noqa: E402
+from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
+
+from grpo_train.engines import cluster as clusters  # noqa: E402
+from grpo_train.engines import kl_watch, weight_sync  # noqa: E402
+from grpo_train.engines.learner import AGGREGATIONS, Learner, policy_loss_config  # noqa: E402
+from grpo_train.engines.optimizer import learning_rates  # noqa: E402
+from grpo_train.runs import checkpoints  # noqa: E402
+from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics  # noqa: E402
+
+# How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
+DISK_FULL = ("No space left", "File too large", "quota exceeded")
+VALIDATED = "validation_accuracy"  # a row that has it has been validated
+COMPARED = 2  # completions of a step by which sampler and trainer are compared
+
+
+@dataclass
+class Session:
+    """Everything a run needs in memory. Made by `build_session`."""
+
+    recipe: Recipe
+    plan: BatchPlan
+    directory: Path
+    tokenizer: Any
+    actor: maxtext_model.Actor
+    cluster: rl.RLCluster
+    learner: Learner
+    rollout_config: RolloutConfig
+    problems: list[Problem]
+    recorder: Recorder
+    timer: StepTimer
+    checkpoint_policy: checkpoints.CheckpointPolicy
+    num_filtered: int  # training problems whose prompts are too long
+    closed: bool = False
+
+    @property
+    def sampler(self) -> Any:
+        """A TunixSampler or a VllmSampler."""
+        return self.cluster.rollout
+
+    @property
+    def step(self) -> int:
+        """Finished steps: batches of completions with all their updates."""
+        return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
+
+    def render(self, question: str, prompts: PromptsRecipe | None = None) -> str:
+        return render_with(self.recipe, self.tokenizer, question, prompts)
+
+    def generate(self, prompts: list[str]) -> list[Generation]:
+        """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation.
+
+        With several processes it is called inside `run_on_main`.
+        """
+        return self._ask(prompts, {})
+
+    def sample(self, prompts: list[str], *, seed: int = 0) -> list[Generation]:
+        """As `generate`, drawn at the temperature and top-p of the recipe's evaluation: its `sampled`."""
+        return self._ask(prompts, self.recipe.evaluation_sampling | {"seed": seed})
+
+    def run_on_main[T](self, work: Callable[[], T]) -> T | None:
+        """Run `work`, which may call `generate`, on process 0; the other processes help to generate, and get None."""
+        if multihost.is_main_process():
+            result = work()
+            multihost.broadcast(None)
+            return result
+        asked: Any
+        while (asked := multihost.broadcast(None)) is not None:
+            prompts, sampling = asked
+            self._completions(prompts, **sampling)
+        return None
+
+    def _ask(self, prompts: list[str], sampling: dict[str, Any]) -> list[Generation]:
+        prompts, sampling = multihost.broadcast((prompts, sampling))
+        return self._completions(prompts, **sampling)
+
+    @functools.cached_property
+    def _completions(self) -> Callable[..., list[Generation]]:
+        return self.sampler.greedy_generate(
+            max_completion_length=self.recipe.evaluation_completion_length,
+            batch_size=-(-self.recipe.evaluation.batch_size // jax.process_count()),
+        )
+
+
+def require_supported(recipe: Recipe) -> None:
+    """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
+    clusters.require_engine(recipe)
+    tracking.require(recipe.tracking)
+    clusters.place(recipe, jax.devices())
+
+
+def build_session(
+    recipe: Recipe,
+    directory: str | Path,
+    problems: list[Problem],
+    checkpoint: str | Path,
+    log: Callable[[str], None] = print,
+) -> Session:
+    """Load the actor, build sampler and learner, and restore the run's latest checkpoint if it has one.
+
+    Args:
+      directory: the run directory; its `checkpoints/` holds actor and optimizer, unless the recipe says where.
+      problems: the training problems.
+      checkpoint: MaxText weights to start from (`conversion.convert_to_maxtext`).
+      log: called with a sentence about a damaged checkpoint, in whose place the one before it is restored.
+
+    Raises CourseError when a checkpoint cannot be read, a reward is unknown, a prompt is too long, or the recipe needs
+    more devices than there are, or something that is not installed.
+    """
+    require_supported(recipe)
+    get_rewards(recipe.rewards, {problem.kind for problem in problems})  # refuses those that cannot score them
+    directory = Path(directory).resolve()
+
+    # 1. Sizes: prompts of at most P tokens, completions of C; how a step is cut into micro-batches.
+    plan = recipe.plan_on(jax.device_count(), jax.process_count())
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    max_prompt_length, fitting = fit_prompts(recipe, tokenizer, problems)
+    rollout = recipe.rollout
+    rollout_config = RolloutConfig(
+        max_tokens_to_generate=rollout.max_completion_length,
+        max_prompt_length=max_prompt_length,
+        kv_cache_size=max_prompt_length + rollout.max_completion_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+    )
+
+    # 2. The run's files: rows of metrics, and checkpoints.
+    recorder = Recorder(
+        directory,
+        iterations=recipe.grpo.iterations,
+        completions=plan.completions_per_step,
+        learning_rate=learning_rates(recipe).__getitem__,
+        writes=multihost.is_main_process(),
+    )
+    checkpoint_policy = checkpoints.CheckpointPolicy(recipe, checkpoints.checkpoint_root(recipe, directory) / "actor")
+    if multihost.is_main_process():
+        checkpoints.drop_unlogged_checkpoint(checkpoint_policy.folder, recorder.last_step, recipe.grpo.iterations)
+
+    with maxtext_model.quiet():
+        # 3. Models and Tunix's cluster; it restores the newest checkpoint.
+        trainer_devices, sampler_devices = clusters.place(recipe, jax.devices())
+        load = functools.partial(
+            maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
+            devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
+            lora=recipe.lora, seed=recipe.seed,
+        )  # fmt: skip
+        shared = recipe.lora.rank is not None  # the actor's base is the reference
+        reference = load().module if recipe.grpo.beta and not shared else None
+        watched = kl_watch.on_host(load()) if recipe.grpo.watch_kl and not shared else None
+
+        def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
+            actor = load()
+            return actor, clusters.make_cluster(
+                recipe, plan, actor, actor.base if shared and recipe.grpo.beta else reference, tokenizer,
+                rollout_config,
+                sampler_devices=sampler_devices,
+                checkpoints=checkpoint_policy.folder.parent,
+                checkpoint_options=checkpoint_policy.options,
+                log_directory=directory / "tensorboard",
+                metric_backends=[lambda: recorder],
+            )  # fmt: skip
+
+        actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
+        if recipe.grpo.watch_kl and shared:
+            watched = dataclasses.replace(actor, module=nnx.split(actor.base))
+        _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
+
+        # 4. The learner: rewards, advantages, policy loss, metrics.
+        render = functools.partial(render_with, recipe, tokenizer)
+        batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe))
+        learner = _make_learner(
+            recipe, plan, actor, cluster, watched,
+            batch_of_step=batches, log=log,
+            kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
+        )  # fmt: skip
+    timer = StepTimer(cluster)
+    cluster.actor_trainer.with_training_hooks(timer)
+
+    # 5. Continue where the checkpoint is: its weights in the sampler, its noise, its step.
+    session = Session(
+        recipe=recipe,
+        plan=plan,
+        directory=directory,
+        tokenizer=tokenizer,
+        actor=actor,
+        cluster=cluster,
+        learner=learner,
+        rollout_config=rollout_config,
+        problems=fitting,
+        recorder=recorder,
+        timer=timer,
+        checkpoint_policy=checkpoint_policy,
+        num_filtered=len(problems) - len(fitting),
+    )
+    cluster.rollout.update_params(actor.weights())
+    cluster.rollout.calls = session.step * plan.num_rollout_micro_batches
+    cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
+    if recipe.training.profile_steps and recipe.training.steps - session.step < 2:
+        log("training.profile_steps: nothing to record, no step is left after this session's first, which compiles")
+    return session
+
+
+def _adapt_cluster(
+    recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
+) -> None:
+    """Give the cluster the log-probabilities, the weights and the layout of micro-batches that this recipe needs."""
+    if recipe.lora.rank:
+        clusters.sync_whole_weights(cluster, actor)
+    if recipe.grpo.iterations > 1:
+        compat.old_logps_from_actor(cluster, actor)
+    if recipe.grpo.beta and recipe.loss.implementation != "jax":
+        worker = cluster.inference_worker
+        worker.get_ref_per_token_logps = losses.reference_logps(worker, recipe.loss.implementation)
+    if multihost.is_distributed():
+        compat.shard_whole_batches(cluster, actor.mesh)
+    if plan.layout != "padded":
+        clusters.pack_micro_batches(cluster, plan, rollout_config, AGGREGATIONS[recipe.grpo.aggregation])
+    if recipe.grpo.beta:
+        clusters.time_the_reference(cluster)
+
+
+def _make_learner(
+    recipe: Recipe,
+    plan: BatchPlan,
+    actor: maxtext_model.Actor,
+    cluster: rl.RLCluster,
+    watched: maxtext_model.Actor | None,
+    **more: Any,
+) -> Learner:
+    """`watched`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
+    grpo = recipe.grpo
+    sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
+    rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
+    if grpo.overlong_buffer:
+        rewards.append(TimedReward(_overlong_reward(sampler, recipe)))
+    devices = actor.mesh.size
+    compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPARED, devices))
+    sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
+    gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if watched and grpo.watch_kl:
+        rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)  # a shape that fits beside the training
+        config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)  # the learner changes its temperature
+        kl = functools.partial(kl_watch.kl_from_base, sampler, actor, watched, rows, config)
+        metrics.append(kl_watch.every(grpo.watch_kl, cluster, kl))
+    learner = Learner(
+        recipe=recipe,
+        calls_per_step=plan.num_rollout_micro_batches,
+        rl_cluster=cluster,
+        algo_config=policy_loss_config(recipe, plan.layout),
+        reward_fns=rewards,
+        metric_fns=metrics,
+        **more,
+    )
+    if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
+        learner.can_enable_async_rollout = False
+    logged = ["kl", "pg_clipfrac", *["importance_ratio"] * (grpo.correction == "tis"), "entropy"]  # the last ends a row
+    cluster.actor_trainer.with_rl_metrics_to_log(dict.fromkeys(logged, np.mean))
+    return learner
+
+
+def _overlong_reward(sampler: Any, recipe: Recipe) -> Callable[..., list[float]]:
+    """The penalty for long completions as a reward function.  Tunix's own, for DAPO, counts the letters of a text."""
+    limit, grpo = recipe.rollout.max_completion_length, recipe.grpo
+
+    def penalty(**_: Any) -> list[float]:
+        return overlong_penalty(sampler.lengths, limit, grpo.overlong_buffer or 0, grpo.overlong_penalty)
+
+    penalty.__name__ = overlong_penalty.__name__  # in the names of its metrics
+    return penalty
+
+
+def _weights(recipe: Recipe) -> dict[str, float]:
+    """The tasks' shares of the training prompts."""
+    return {task.name: task.weight for task in recipe.tasks}
+
+
+def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
+    """Did every weight arrive in the sampler, and do both sides give the same log-probabilities?
+
+    The result is kept in the run's sync.json. Raises CourseError, which names the weight or the gap, when not.
+    """
+    recipe = session.recipe
+    # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
+    rows = min(prompts, session.plan.micro_batch_size)
+    rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
+    pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
+
+    def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
+        parts = (slice(start, start + rows) for start in range(0, len(ids), rows))
+        logps = [maxtext_model.per_token_logps(session.actor, prompt_ids[part], ids[part], pad, eos) for part in parts]
+        return np.concatenate([multihost.to_numpy(part) for part in logps])
+
+    calls = session.sampler.calls
+    check = weight_sync.check_sync(
+        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, recipe.model.dtype
+    )
+    session.sampler.calls = calls  # the check must not change what the run samples
+    if multihost.is_main_process():
+        write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
+    return check
+
+
+def sampler_trainer_gap(sampler: Any, actor: maxtext_model.Actor, rows: int, width: int) -> float:
+    """Mean absolute difference of the log-probabilities of the first `rows` completions of the step, nats per token.
+
+    Args:
+      width: tokens to which completions are padded, so that one shape is compiled.
+    """
+    scored = sampler.last_scored(rows, width)
+    trained = multihost.to_numpy(
+        maxtext_model.per_token_logps(
+            actor, scored.prompt_ids, scored.completion_ids, sampler.pad_id(), sampler.eos_id()
+        )
+    )
+    gaps = [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
+    return float(np.concatenate(gaps).mean())
+
+
+def train(
+    session: Session,
+    on_step: Callable[[Row], None] | None = None,
+    validate: Callable[[], Row] | None = None,
+    validate_every: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Row]:
+    """Run the recipe's remaining steps; returns the rows of metrics.jsonl, those of earlier sessions included.
+
+    Args:
+      on_step: called with each row, one step late (Tunix logs a step when the next one has begun), and again when a
+        validation joins it later than that.
+      validate: called after every `validate_every`-th step; what it returns joins that step's row.
+      stop: asked now and then, in all processes; once it is true, the step under way is finished and saved, and
+        training ends.
+
+    With several processes, process 0 has the rows and calls `on_step`; all call `validate`, see `Session.run_on_main`.
+    """
+    recipe, recorder = session.recipe, session.recorder
+    left = session.step < recipe.training.steps
+    if left and session.closed:
+        raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
+
+    def validate_after(step: int) -> None:
+        if not (validate and validate_every and step) or step % validate_every:
+            return
+        if multihost.broadcast(not recorder.has(step, VALIDATED)):
+            recorder.add(step, validate())
+
+    rows = recorder.begin(session.step, on_step)
+    try:
+        if left:
+            session.closed = True
+            if multihost.is_main_process():
+                recorder.trackers = tracking.start(recipe, session.directory, session.step)
+            session.timer.start()
+            with maxtext_model.quiet(), contextlib.ExitStack() as recording:
+                # One step of B = prompts x G completions, and where Tunix 0.1.7 does it (the stages of plain_grpo.py):
+                #   1. sample      RLCluster.generate -> TunixSampler.generate or VllmSampler.generate
+                #   2. reward      RLLearner._compute_rewards: the recipe's functions, added up      [B]
+                #   3. advantages  algo_core.compute_advantages, by GRPOLearner                      [B]
+                #   4. loss        algo_core.grpo_loss_fn, or losses.grpo_loss                       scalar
+                #   5. update      PeftTrainer._train_step, per micro-batch; optax adds up the gradients
+                #   6. sync        RLCluster.sync_weights -> sampler.update_params
+                session.learner.train(_batches(session, validate_after, stop, recording))
+        if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
+            validate_after(session.step)
+    except Exception as error:
+        if full := _disk_full(error):
+            found = checkpoints.updates(session.checkpoint_policy.folder)
+            step = found[-1] // recipe.grpo.iterations if found else 0
+            good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
+            raise CourseError(
+                f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
+                "and give the same command again"
+            ) from error
+        raise
+    finally:
+        recorder.finish()
+    return rows
+
+
+def _disk_full(error: BaseException | None) -> str | None:
+    """How an error, or one that caused it, says that the disk is full; None if it says something else."""
+    while error is not None:
+        if found := next((sign for sign in DISK_FULL if sign in str(error)), None):
+            return found
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _profile(session: Session, finished: int, recording: contextlib.ExitStack) -> None:
+    """Called at the start of a step: begin or end `training.profile_steps`, in TensorBoard's folder.
+
+    Args:
+      finished: steps of this session; the first one is not recorded, because it compiles.
+      recording: holds the profiler while it records.
+    """
+    # Not Tunix's ProfilerOptions (0.1.7): they end a profile when the last update is dispatched, before it is computed
+    # and the weights are synced; refuse a session with too few steps; and go on recording after an interrupted one.
+    steps = session.recipe.training.profile_steps
+    if not steps or not multihost.is_main_process():
+        return
+    if finished == 1:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # with JAX's default, 1, half of the file is calls of Python functions
+        recording.enter_context(jax.profiler.trace(session.directory / "tensorboard", profiler_options=options))
+    elif finished == 1 + steps:
+        recording.close()
+
+
+def _batches(
+    session: Session,
+    validate_after: Callable[[int], None],
+    stop: Callable[[], bool],
+    recording: contextlib.ExitStack,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
+
+    Tunix skips one batch per update, so a batch of a restored step is yielded `iterations` times.
+    """
+    recipe, restored = session.recipe, session.step
+    batches = training_batches(
+        session.problems,
+        session.render,
+        batch_size=session.plan.prompts_per_step,
+        seed=recipe.seed,
+        weights=_weights(recipe),
+    )
+    for step, batch in enumerate(batches, start=1):
+        done = step - 1
+        if done >= max(restored, 1) and stop():
+            return  # Tunix saves a checkpoint when it closes
+        if done >= restored:
+            if (
+                recipe.lora.rank and done == 1
+            ):  # at the first sync B was 0, and the base would have passed for the actor
+                weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
+            validate_after(done)
+            _profile(session, done - restored, recording)
+        for _ in range(recipe.grpo.iterations if step <= restored else 1):
+            yield dict(batch)

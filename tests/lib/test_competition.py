@@ -1,0 +1,468 @@
+"""Competition mathematics in every published layout: the wrapper, duplicates, golds, splits, and errors by row.
+
+All problems here are invented; no row of a published data set is in this repository.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import requests
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import Problem, competition, competition_rows, load_problems, what_became_of_the_rows
+from grpo_lib.problems.competition import Counts, load, published_prompt
+from grpo_train.recipes import ProblemsRecipe
+
+FIXTURE = Path(__file__).parent / "gsm8k_fixture"
+WRAPPER = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
+    '\n\nRemember to put your answer on its own line after "Answer:".',
+)
+
+
+def chat(problem: str, gold: str = "7", index: object = "a1", **message) -> dict:
+    """A row of DAPO-Math-17k."""
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": WRAPPER[0] + problem + WRAPPER[1], "role": "user"} | message],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": gold, "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": index},
+    }
+
+
+def processed(problem: str, gold: str, index: str) -> dict:
+    """A row of the processed copy; its column `solution` is the answer."""
+    return chat(problem, gold, index) | {"prompt": problem, "solution": gold}
+
+
+def save(folder: Path, rows: list, kind: str = "parquet", name: str = "rows") -> Path:
+    file = folder / f"{name}.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def answers(source: str, path: Path, **options) -> dict[str, str]:
+    return {problem.question: problem.answer for problem in load(source, str(path), **options)[0]}
+
+
+# --- layouts ------------------------------------------------------------------------------------------------
+
+SUMS = [f"Find the number that is {n} more than {n}." for n in range(3)]
+LAYOUTS = {
+    "published": ("dapo-math", [chat(q, str(2 * n), f"u{n}") for n, q in enumerate(SUMS)], "u1"),
+    "processed": ("dapo-math", [processed(q, str(2 * n), f"u{n}") for n, q in enumerate(SUMS)], "u1"),
+    "HuggingFaceH4": (
+        "aime",
+        [{"id": 60 + n, "problem": q, "solution": "Add.", "answer": f"{2 * n:03}"} for n, q in enumerate(SUMS)],
+        "61",
+    ),
+    "AI-MO": (
+        "aime",
+        [{"id": n, "problem": q, "solution": "Add.", "answer": str(2 * n), "url": "u"} for n, q in enumerate(SUMS)],
+        "1",
+    ),
+    "Maxwell-Jia": (
+        "aime",
+        [{"ID": f"2024-I-{n}", "Problem": q, "Solution": "Add.", "Answer": 2 * n} for n, q in enumerate(SUMS)],
+        "2024-I-1",
+    ),
+    "math-ai": (
+        "aime",
+        [{"id": n, "problem": q, "solution": rf"\boxed{{9}}, no, \boxed{{{2 * n:03}}}"} for n, q in enumerate(SUMS)],
+        "1",
+    ),
+    "BytedTsinghua-SIA": ("aime", [chat(q, str(2 * n), n) for n, q in enumerate(SUMS)], "1"),
+    "MATH-500": (
+        "math500",
+        [
+            {"problem": q, "solution": "Add.", "answer": str(2 * n), "level": 1, "unique_id": f"t/{n}"}
+            for n, q in enumerate(SUMS)
+        ],
+        "t/1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_gives_the_same_problems(tmp_path, name, kind):
+    source, rows, number = LAYOUTS[name]
+    repeated = [row for row in rows for _ in range(4)]  # as AIME-2024 of BytedTsinghua-SIA has each 32 times
+    problems, counts = load(source, str(save(tmp_path, repeated, kind)))
+    assert counts == Counts(rows=12, duplicates=9, conflicts=0, kept=3)
+    assert [(problem.question, problem.answer) for problem in problems] == list(zip(SUMS, "024", strict=True))
+    solution = "Add." if "prompt" not in rows[1] else ""  # DAPO's rows have no worked solution
+    assert problems[1] == Problem(
+        id=f"{source}-{number}",
+        question=SUMS[1],
+        solution=rows[1]["solution"] if name == "math-ai" else solution,
+        answer="2",
+        source=source,
+        kind="latex" if source == "math500" else "integer",
+    )  # fmt: skip
+
+
+def test_latex_golds_stay_as_they_are(tmp_path):
+    golds = [r"\left( 3, \frac{\pi}{2} \right)", r"2\sqrt{3}", "007", r"\text{Evelyn}"]
+    rows = [{"problem": f"P{n}", "solution": "", "answer": g, "unique_id": f"t/{n}"} for n, g in enumerate(golds)]
+    assert list(answers("math500", save(tmp_path, rows)).values()) == golds
+
+
+def test_a_folder_is_read_in_sorted_order(tmp_path):
+    save(tmp_path, [chat("Second", "2", "b"), chat("First", "1", "a")], "jsonl", "part-1")
+    save(tmp_path, [chat("First", "1", "a")], "parquet", "part-0")
+    (tmp_path / "README.md").write_text("not rows")
+    problems, counts = load("dapo-math", str(tmp_path))
+    assert [problem.question for problem in problems] == ["First", "Second"]
+    assert str(counts) == "3 rows, 2 problems: 1 duplicates removed, 0 problems with two golds skipped"
+
+
+def test_large_files_come_in_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(competition_rows, "BATCH_ROWS", 3)
+    rows = [chat(f"P{n % 5}", str(n % 5), f"u{n % 5}") for n in range(17)]
+    problems, counts = load("dapo-math", str(save(tmp_path, rows)))
+    assert [problem.answer for problem in problems] == ["0", "1", "2", "3", "4"]
+    assert counts == Counts(17, 12, 0, 5)
+    with pytest.raises(CourseError, match=r"rows.parquet, row 17, column reward_model.ground_truth"):
+        load("dapo-math", str(save(tmp_path, [*rows, chat("P9", "two", "u9")])))
+
+
+# --- the wrapper --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "Solve the system x + y = 3, x - y = 1 for x.",  # lstrip and rstrip with characters would eat both ends
+        "Answer: is it? Remember to answer",
+        '\n\nthe ":." answer is its own line after',
+        "$x$",
+        "Ünï → 求 x",
+    ],
+)
+def test_only_the_wrapper_is_taken_off(tmp_path, problem):
+    assert list(answers("dapo-math", save(tmp_path, [chat(problem)]))) == [problem]
+    assert published_prompt(problem) == chat(problem)["prompt"][0]["content"]
+
+
+@given(st.text(min_size=1).filter(str.strip))
+@example("Solve the following math problem step by step. ")
+@example("{question}")
+@example(WRAPPER[0] + "inside" + WRAPPER[1])
+@example("x" + WRAPPER[1])
+@example("\n\n.")
+def test_the_prompt_comes_back_as_it_was(question):
+    rows = [competition_rows.Row("row 0", competition_rows.LAYOUTS["dapo-math"][0], *values, 1) for values in (
+        (chat(question)["prompt"], "1", "a", None),
+    )]  # fmt: skip
+    (problem,), _ = competition._distinct("dapo-math", rows, "refuse")
+    assert problem.question == question
+    assert published_prompt(problem.question) == WRAPPER[0] + question + WRAPPER[1]
+
+
+def test_a_plain_text_may_have_the_wrapper_or_not(tmp_path):
+    rows = [processed("Plain.", "1", "a"), processed(published_prompt("Wrapped."), "2", "b")]
+    assert answers("dapo-math", save(tmp_path, rows)) == {"Plain.": "1", "Wrapped.": "2"}
+
+
+# --- duplicates and golds -----------------------------------------------------------------------------------
+
+CONFLICT = [chat("P", "1", "a"), chat("Q", "5", "b"), chat("P", "1", "c"), chat("P", "2", "d"), chat("Q", "05", "e")]
+
+
+@pytest.mark.parametrize(("kind", "first", "second"), [("parquet", "row 0", "row 3"), ("jsonl", "line 1", "line 4")])
+def test_two_golds_for_one_problem(tmp_path, kind, first, second):
+    file = save(tmp_path, CONFLICT, kind)
+    with pytest.raises(CourseError, match=f"{second}, column reward_model.ground_truth: .*'2'.*{first} .*'1'") as error:
+        load("dapo-math", str(file))
+    assert "problems.conflicts=skip" in str(error.value) and "\n" not in str(error.value)
+    problems, counts = load("dapo-math", str(file), conflicts="skip")
+    assert [(problem.question, problem.answer) for problem in problems] == [("Q", "5")]
+    assert counts == Counts(rows=5, duplicates=3, conflicts=1, kept=1)
+    assert counts.rows == counts.kept + counts.duplicates + counts.conflicts
+
+
+@pytest.mark.parametrize(
+    ("source", "gold", "canonical"),
+    [
+        ("dapo-math", "34", "34"),
+        ("dapo-math", "-12", "-12"),
+        ("dapo-math", "+5", "5"),
+        ("dapo-math", "-0", "0"),
+        ("dapo-math", " 007\n", "7"),
+        ("dapo-math", "123456789012345678901234567890", "123456789012345678901234567890"),
+        ("aime", "000", "0"),
+        ("aime", "999", "999"),
+        ("aime", "0033", "33"),
+    ],
+)
+def test_integer_golds_have_one_spelling(tmp_path, source, gold, canonical):
+    assert answers(source, save(tmp_path, [chat("P", gold)])) == {"P": canonical}
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    file = save(tmp_path, [chat("P", "1")], "jsonl")
+    read = []
+    real = competition.read_rows
+    monkeypatch.setattr(competition, "read_rows", lambda *arguments: read.append(1) or real(*arguments))
+    first = load("dapo-math", str(file))
+    first[0].clear()  # what is handed out belongs to the caller
+    assert len(load("dapo-math", str(file))[0]) == 1
+    assert len(read) == 1
+    save(tmp_path, [chat("P", "2")], "jsonl")
+    os.utime(file, ns=(1, 1))
+    assert answers("dapo-math", file) == {"P": "2"}
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+GOOD = chat("P0", "1", "u0")
+HF = {"id": 1, "problem": "P", "solution": "", "answer": "033"}
+
+
+def without(row: dict, column: str) -> dict:
+    return {name: value for name, value in row.items() if name != column}
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "says"),
+    [
+        ("dapo-math", without(GOOD, "reward_model"), "line 2, column reward_model.ground_truth: there is no gold"),
+        ("dapo-math", without(GOOD, "prompt"), "line 2, column prompt: None is not a problem"),
+        ("dapo-math", chat("P1", "1", None), "line 2, column extra_info.index: None is not an id"),
+        ("dapo-math", chat("P1", "1", True), "line 2, column extra_info.index: True is not an id"),
+        ("dapo-math", chat("P1", "3.5"), "line 2, column reward_model.ground_truth: '3.5' .* is not an integer"),
+        ("dapo-math", chat("P1", ""), "line 2, column reward_model.ground_truth: '' .* is not an integer"),
+        ("dapo-math", chat("P1", "x" * 500), "line 2, column reward_model.ground_truth: 'xxx.{70,80} is a gold"),
+        ("dapo-math", chat("P1", 3.0), "line 2, column reward_model.ground_truth: 3.0 .* is not an integer"),
+        ("dapo-math", chat("P1", True), "line 2, column reward_model.ground_truth: True .* is not an integer"),
+        ("dapo-math", chat("P1", "1", "u0"), "line 2, column extra_info.index: 'dapo-math-u0' is also .* line 1"),
+        ("dapo-math", chat("P1", content="P1"), "line 2, column prompt: the prompt must begin with 'Solve the "),
+        ("dapo-math", chat("P1", content=WRAPPER[0] + "P1"), "line 2, column prompt: the prompt must begin with"),
+        ("dapo-math", chat("P1", content=WRAPPER[0][:-2] + WRAPPER[1]), "line 2, column prompt: the prompt must begin"),
+        ("dapo-math", chat(" "), "line 2, column prompt: the problem is empty"),
+        ("dapo-math", chat("\ud800"), "line 2, column prompt: the text has a lone surrogate"),
+        ("dapo-math", chat("P1", role="assistant"), "line 2, column prompt: the chat must be one user message"),
+        ("dapo-math", GOOD | {"prompt": []}, "line 2, column prompt: the chat must be one user message"),
+        ("dapo-math", GOOD | {"prompt": 3}, "line 2, column prompt: 3 is not a problem"),
+        ("dapo-math", [1], "line 2 must be an object with columns"),
+        ("aime", chat("P1", "1000"), "line 2, column reward_model.ground_truth: '1000' is not .* from 0 to 999"),
+        ("aime", chat("P1", "-1"), "line 2, column reward_model.ground_truth: '-1' is not .* from 0 to 999"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_named(tmp_path, source, row, says):
+    file = save(tmp_path, [GOOD, row], "jsonl")
+    with pytest.raises(CourseError, match=rf"rows\.jsonl, {says}") as error:
+        load(source, str(file))
+    assert "\n" not in str(error.value) and "; " in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (chat("P1", "3.5"), "row 1, column reward_model.ground_truth"),
+        (chat("P1", content="P1"), "row 1, column prompt: the prompt must begin"),
+        (GOOD | {"prompt": []}, "row 1, column prompt: the chat must be one user message"),
+        (GOOD | {"prompt": GOOD["prompt"] * 2}, "row 1, column prompt: the chat must be one user message"),
+        (GOOD | {"prompt": None}, "row 1, column prompt: None is not a problem"),
+        (GOOD | {"prompt": [None]}, "row 1, column prompt: the chat must be one user message"),
+        (GOOD | {"extra_info": None, "prompt": chat("P1")["prompt"]}, "row 1, column extra_info.index: None is not"),
+        (GOOD | {"reward_model": {"ground_truth": None}}, "row 1, column reward_model.ground_truth: there is no gold"),
+        (chat("P1", "1", "u0"), "row 1, column extra_info.index: 'dapo-math-u0' is also the id of another problem"),
+    ],
+)
+def test_a_bad_row_of_a_parquet_file_is_named(tmp_path, row, says):
+    file = save(tmp_path, [GOOD, row, GOOD])
+    with pytest.raises(CourseError, match=rf"rows\.parquet, {says}") as error:
+        load("dapo-math", str(file))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("gold", [r"\boxed{x}", r"it is 33", r"\boxed{33} \boxed{\text{34}}", r"\boxed{33"])
+def test_a_box_without_an_integer(tmp_path, gold):
+    file = save(tmp_path, [{"id": 1, "problem": "P", "solution": gold}], "jsonl")
+    with pytest.raises(CourseError, match=r"line 1, column solution: .* has no integer in its last \\boxed"):
+        load("aime", str(file))
+
+
+def test_math500_needs_texts(tmp_path):
+    file = save(tmp_path, [{"problem": "P", "answer": 3, "unique_id": "t/1"}], "jsonl")
+    with pytest.raises(CourseError, match="line 1, column answer: 3 is not a gold answer, which is a text"):
+        load("math500", str(file))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_other_columns_are_listed_with_those_that_are_known(tmp_path, kind):
+    for source, row, known in [
+        ("dapo-math", HF, "prompt, reward_model.ground_truth, extra_info.index"),
+        ("aime", without(HF, "id"), "problem, answer, id | Problem, Answer, ID | problem, solution, id | prompt, "),
+        ("math500", HF, "problem, answer, unique_id"),
+    ]:
+        file = save(tmp_path, [row], kind)
+        found = f"rows.{kind} has the columns {', '.join(sorted(row))}, but {source} needs {known}"
+        with pytest.raises(CourseError, match=re.escape(found)) as error:
+            load(source, str(file))
+        assert "set problems.path to a copy" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_bad_files_are_named(tmp_path):
+    schema = pa.Table.from_pylist([GOOD]).schema
+    files = {"empty.jsonl": b"\n", "zero.parquet": b"", "text.parquet": b"not parquet", "half.jsonl": b'{"prompt": "P'}
+    files |= {"bytes.jsonl": b'{"prompt": "\xff"}', "deep.jsonl": b"[" * 100_000}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    pq.write_table(schema.empty_table(), tmp_path / "none.parquet")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "rows.csv").write_text("prompt\n")
+    for name, says in [
+        ("empty.jsonl", "empty.jsonl is empty; put the original file"),
+        ("none.parquet", "none.parquet is empty; put the original file"),
+        ("zero.parquet", "zero.parquet cannot be read"),
+        ("text.parquet", "text.parquet cannot be read"),
+        ("bytes.jsonl", "bytes.jsonl cannot be read"),
+        ("half.jsonl", "half.jsonl, line 1 is not JSON"),
+        ("deep.jsonl", "deep.jsonl, line 1 is not JSON"),
+        ("folder", "problems.path=.*folder has no .parquet or .jsonl file"),
+        ("rows.csv", "problems.path=.*rows.csv has no .parquet or .jsonl file"),
+        ("absent", "problems.path=.*absent does not exist; give a .parquet or .jsonl file"),
+    ]:
+        with pytest.raises(CourseError, match=says) as error:
+            load("dapo-math", str(tmp_path / name))
+        assert "\n" not in str(error.value)
+
+
+# --- splits -------------------------------------------------------------------------------------------------
+
+
+def recipe(path: Path | None, source: str = "dapo-math", **fields) -> ProblemsRecipe:
+    return ProblemsRecipe(source=source, path=path and str(path), **fields)
+
+
+def test_splits_are_disjoint_and_stable(tmp_path):
+    rows = [chat(f"P{n}", str(n), f"u{n}") for n in range(40)]
+    train, validation = (load_problems(recipe(save(tmp_path, rows * 3)), split) for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (36, 4)
+    assert not {p.question for p in train} & {p.question for p in validation}
+    turned = recipe(save(tmp_path, rows[::-1], "jsonl", "turned"))
+    assert {p.id for p in load_problems(turned, "validation")} == {p.id for p in validation}
+    assert load_problems(recipe(save(tmp_path, rows), train=5), "train") == train[:5]
+    with pytest.raises(CourseError, match="tenth of 1 problems is none"):
+        load_problems(recipe(save(tmp_path, rows[:1])), "validation")
+
+
+def test_the_test_split_comes_from_test_source(tmp_path):
+    train, test = save(tmp_path, [chat("P", "1")], name="train"), save(tmp_path, [HF], name="test")
+    with pytest.raises(CourseError, match=r"dapo-math has no test split; set problems.test_source=aime"):
+        load_problems(recipe(train), "test")
+    found = load_problems(recipe(train, test_source="aime", test_path=str(test)), "test")
+    assert [(p.source, p.answer, p.kind) for p in found] == [("aime", "33", "integer")]
+    with pytest.raises(CourseError, match=r"problems.test_path=absent does not exist"):
+        load_problems(recipe(train, test_source="math500", test_path="absent"), "test")
+    words = load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
+    assert [(p.source, p.kind) for p in words] == [("gsm8k", "tagged")] * 2
+    with pytest.raises(CourseError, match=r"problems.test_path=absent is not a folder"):
+        load_problems(recipe(train, test_source="gsm8k", test_path="absent"), "test")
+
+
+def test_a_test_problem_is_not_trained_on(tmp_path):
+    rows = [chat(f"P{n}", str(n), f"u{n}") for n in range(40)]
+    test = save(tmp_path, [HF | {"problem": " P7\n", "id": 1}, HF | {"problem": "P90", "id": 2}], name="test")
+    judged = recipe(save(tmp_path, rows), test_source="aime", test_path=str(test))
+    splits = {split: {p.question for p in load_problems(judged, split)} for split in ("train", "validation")}
+    assert splits["train"] | splits["validation"] == {f"P{n}" for n in range(40)} - {"P7"}
+    assert not splits["train"] & splits["validation"]
+    assert "; 1 left out of training, because they are test problems" in what_became_of_the_rows(judged)
+    assert "left out of training" not in what_became_of_the_rows(recipe(save(tmp_path, rows)))
+
+
+def test_a_test_set_has_no_other_split(tmp_path):
+    aime = recipe(save(tmp_path, [HF]), "aime")
+    assert [p.id for p in load_problems(aime, "test")] == ["aime-1"]
+    for split in ("train", "validation"):
+        with pytest.raises(
+            CourseError, match=r"problems.source=aime has only a test split; .*problems.test_source=aime"
+        ):
+            load_problems(aime, split)
+
+
+def test_conflicts_of_the_recipe(tmp_path):
+    file = save(tmp_path, CONFLICT)
+    with pytest.raises(CourseError, match=r"problems.conflicts=skip"):
+        load_problems(recipe(file), "train")
+    assert [p.question for p in load_problems(recipe(file, conflicts="skip"), "train")] == ["Q"]
+
+
+def test_the_schema_refuses_a_test_source_that_would_not_be_used():
+    with pytest.raises(ValidationError, match="gsm8k has a test split of its own"):
+        ProblemsRecipe(source="gsm8k", test_source="aime")
+    with pytest.raises(ValidationError, match="needs test_source"):
+        ProblemsRecipe(source="dapo-math", test_path="x")
+
+
+# --- the hub ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that can be reached; its answers are set with `monkeypatch`."""
+    competition._read.cache_clear()
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(requests, "head", lambda *_, **__: None)
+    yield monkeypatch
+    competition._read.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["published", "HuggingFaceH4", "MATH-500"])
+def test_the_hub_gives_what_a_file_gives(tmp_path, hub, name):
+    source, rows, _ = LAYOUTS[name]
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        return datasets.Dataset.from_list(rows * 2)
+
+    hub.setattr(datasets, "load_dataset", load_dataset)
+    assert load(source) == load(source, str(save(tmp_path, rows * 2)))
+    assert asked == [competition_rows.HUB[source]]
+    with pytest.raises(CourseError, match=r"DAPO-Math-17k, row 1, column reward_model"):
+        hub.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([GOOD, chat("P1", "x")]))
+        competition._read.cache_clear()
+        load("dapo-math")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(hub, tmp_path):
+    def refuse(*_, **__):
+        raise requests.ConnectionError
+
+    hub.setattr(requests, "head", refuse)
+    hub.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    says = r"HuggingFaceH4/aime_2024 cannot be loaded .* set problems.test_path"
+    with pytest.raises(CourseError, match=says) as error:
+        load_problems(recipe(None, test_source="aime"), "test")
+    assert "\n" not in str(error.value)
+    with pytest.raises(
+        CourseError, match=r"DAPO-Math-17k cannot be loaded .*no network.* set problems.path to a .parquet"
+    ):
+        load_problems(recipe(None), "train")
+    assert datasets.config.HF_HUB_OFFLINE is False  # as it was
+
+    def from_the_cache(*_, **__):
+        assert datasets.config.HF_HUB_OFFLINE  # else it asks the hub five times before it looks there
+        return datasets.Dataset.from_list([GOOD])
+
+    hub.setattr(datasets, "load_dataset", from_the_cache)
+    assert load("dapo-math")[1] == Counts(1, 0, 0, 1)

@@ -1,0 +1,157 @@
+"""Completions from a file: every row finds its problem, and none is skipped."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.completions_file import saved_completions
+from grpo_lib.evaluation import evaluate
+from grpo_lib.problems.types import Problem
+from grpo_lib.prompts import template_completion
+from grpo_lib.records import Generation
+
+PROBLEMS = [Problem(f"p{i}", f"What is {i} plus {i}?", "", str(2 * i), "test") for i in range(12)]
+
+
+def tagged(answer):
+    return template_completion("so it is", str(answer))
+
+
+def right(prompt):
+    return tagged(2 * int(prompt.split()[2]))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def graded(generate, problems=PROBLEMS, **options):
+    return evaluate(generate, problems, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda p: {"id": p.id, "completion": right(p.question)},
+        lambda p: {"question": p.question, "response": right(p.question)},
+        lambda p: {"prompt": p.question, "completion": right(p.question), "something": [1]},
+        lambda p: {"id": "another name", "question": p.question, "completion": right(p.question)},
+    ],
+)
+def test_rows_are_matched_by_id_question_or_prompt_in_any_order(tmp_path, row):
+    path = write(tmp_path / "c.jsonl", [row(p) for p in reversed(PROBLEMS)])
+    run = graded(saved_completions(path, PROBLEMS), batch_size=5)
+    assert run.summary()["accuracy"] == 1 and [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
+
+
+def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(tmp_path):
+    rows = [{"prompt": f"<user>{p.question}<model>", "completion": tagged(0)} for p in PROBLEMS]
+    with pytest.raises(CourseError, match=r"c\.jsonl: none of its 12 rows .*if that is the bare question"):
+        saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS)
+    rows = [row | {"id": p.id} for row, p in zip(rows, PROBLEMS, strict=True)]
+    del rows[3]["prompt"], rows[4]
+    path = tmp_path / "graded.jsonl"
+    run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), path=path)
+    assert [r["prompt"] for r in run.records[2:6]] == [
+        *("<user>What is 2 plus 2?<model>", "What is 3 plus 3?", "What is 4 plus 4?", "<user>What is 5 plus 5?<model>"),
+    ]
+    assert graded(saved_completions(tmp_path / "c.jsonl", PROBLEMS), path=path) == run
+
+
+def test_what_is_missing_counts_as_wrong(tmp_path):
+    rows = [{"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]]
+    rows += [{"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}]
+    run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS))
+    assert (run.summary()["accuracy"], run.summary()["n"]) == (0.5, 12)
+    errors = {r["id"]: r["error"] for r in run.records if r["error"]}
+    assert list(errors) == ["p6", "p7", "p8", "p9", "p10", "p11"]
+    assert "row 8 has no text" in errors["p7"] and "c.jsonl has no completion" in errors["p8"]
+
+
+def test_tokens_and_truncation_are_kept(tmp_path):
+    rows = [
+        {"id": "p0", "completion": "", "tokens": 5, "truncated": True},
+        {"id": "p1", "completion": "", "finish_reason": "length"},
+        {"id": "p2", "completion": "", "tokens": "many", "truncated": "yes", "error": "HTTP 400"},
+    ]
+    generate = saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS[:3])
+    kept = [Generation("", 5, True), Generation("", None, True), Generation("", None, False, "HTTP 400")]
+    assert generate(["", "", ""], tasks=[("p0", 0), ("p1", 0), ("p2", 0)]) == kept
+
+
+def test_samples_are_in_their_order_or_by_number(tmp_path):
+    rows = [{"id": p.id, "completion": f"{p.id} {s}"} for s in range(3) for p in PROBLEMS]
+    plain = saved_completions(write(tmp_path / "a.jsonl", rows), PROBLEMS)
+    numbered = [{"id": p.id, "completion": f"{p.id} {s}", "sample": s} for s in (2, 0, 1) for p in PROBLEMS]
+    by_number = saved_completions(write(tmp_path / "b.jsonl", numbered), PROBLEMS)
+    assert plain.most == by_number.most == 3 and not plain.greedy
+    for saved in (plain, by_number):
+        run = graded(saved, samples=3, batch_size=4)
+        assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
+
+
+def test_rows_of_two_problems_with_one_question_need_an_id(tmp_path):
+    twins = [Problem("a", "Why?", "", "1", "test"), Problem("b", "Why?", "", "2", "test")]
+    rows = [{"question": "Why?", "completion": tagged(1)}, {"question": "Why?", "completion": tagged(2)}]
+    with pytest.raises(CourseError, match=r"row 1 may belong to problem a or b, .*give every row its id"):
+        saved_completions(write(tmp_path / "c.jsonl", rows), twins)
+    path = write(tmp_path / "c.jsonl", [row | {"id": p.id} for row, p in zip(rows, twins, strict=True)])
+    saved = saved_completions(path, twins)
+    assert saved.most == 1 and all(r["strict"] for r in graded(saved, twins).records)
+
+
+def test_records_of_an_evaluation_are_completions(tmp_path):
+    path = tmp_path / "run.jsonl"
+
+    def guess(prompts, *, seed):
+        return [tagged((seed + n) % 24) for n in range(len(prompts))]
+
+    def greedy(prompts):
+        return [Generation(right(p), 7, True) for p in prompts]
+
+    run = graded(greedy, sampled=guess, samples=4, path=path)
+    saved = saved_completions(path, PROBLEMS)
+    assert saved.greedy and saved.most == 5
+    again = graded(saved, sampled=saved, samples=4, batch_size=5)
+    assert again.summary() == run.summary()
+    assert [r["completion"] for r in again.records] == [r["completion"] for r in run.records]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "none of its 0 rows"),
+        ([{"completion": "x"}, {"id": None, "completion": "x"}], "none of its 2 rows"),
+        ([{"id": "p0", "question": "Who?", "completion": "x"}], "row 1 has another question for problem p0"),
+        ([{"id": "p0", "sample": 1}, {"id": "p0", "sample": 1}], "row 2 is sample 1 of problem p0 again"),
+        ([{"id": "p0", "sample": 1}, {"id": "p0", "sample": 2}], "sample must run from 0 to 1"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, rows, message):
+    with pytest.raises(CourseError, match=message) as caught:
+        saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS)
+    assert "c.jsonl" in str(caught.value)
+    with pytest.raises(CourseError, match=r"none\.jsonl: no such file"):
+        saved_completions(tmp_path / "none.jsonl", PROBLEMS)
+
+
+values = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.integers(), max_size=2)
+fields = st.sampled_from(
+    ["id", "question", "prompt", "completion", "response", "sample", "tokens", "truncated", "error", "greedy"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.dictionaries(fields, values | st.sampled_from(["p0", "p1"]), max_size=6), max_size=6))
+def test_no_row_breaks_anything(rows, tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("wild") / "c.jsonl", rows)
+    try:
+        saved = saved_completions(path, PROBLEMS[:2])
+    except CourseError as error:
+        assert "\n" not in str(error)
+    else:
+        assert len(graded(saved, PROBLEMS[:2], samples=saved.most).records) == 2 * saved.most

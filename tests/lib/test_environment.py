@@ -1,0 +1,104 @@
+"""environment: caches stay in the repo, and the description of a run names no user, host or folder."""
+
+import getpass
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_lib.common import environment
+
+# A stand-in for the package: it says when it is called, and whether JAX has looked for devices before.
+PATHWAYSUTILS = """
+def initialize():
+    from jax._src import xla_bridge
+    print("initialize:", "too late" if xla_bridge.backends_are_initialized() else "first")
+"""
+
+
+def test_caches_are_in_the_ignored_folder_of_the_repo(root: Path) -> None:
+    assert (root / "pyproject.toml").is_file() and Path(environment.__file__).is_relative_to(root / "grpo_lib")
+    variables = environment.default_variables()
+    folders = [v for k, v in variables.items() if k.endswith(("_DIR", "_HOME", "DIR"))]
+    assert len(folders) >= 5
+    assert all(Path(folder).is_relative_to(root / ".cache") for folder in folders)
+    assert "JAX_PLATFORMS" not in variables  # a TPU VM must find its TPU
+
+
+def test_prepare_respects_what_is_set(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HOME", "elsewhere")
+    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
+    environment.prepare()
+    assert os.environ["HF_HOME"] == "elsewhere"
+    assert os.environ["MPLCONFIGDIR"].endswith("matplotlib")
+
+
+def test_description_names_versions_and_no_user_or_host() -> None:
+    description = environment.describe()
+    text = json.dumps(description)
+    assert description["packages"]["maxtext"] == "0.2.5"
+    assert description["devices"] and description["cores"] >= 1
+    private = [platform.node(), str(Path.home()), os.getcwd(), sys.prefix]
+    if len(getpass.getuser()) > 4:
+        private.append(getpass.getuser())
+    assert not [word for word in private if len(word) > 2 and word in text]
+
+
+def test_import_is_light() -> None:
+    modules = "answers, grpo_lib.prompts, grpo_lib.statistics, grpo_lib.common.environment"
+    code = f"import sys, grpo_lib.{modules}; print({{'jax', 'numpy', 'scipy', 'transformers'}} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def run(code: str, packages: Path, platforms: str | None) -> subprocess.CompletedProcess[str]:
+    """Run code where JAX_PLATFORMS names these platforms, and packages come before those that are installed."""
+    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    variables |= {"PYTHONPATH": os.pathsep.join([str(packages), *sys.path])}
+    variables |= {"JAX_PLATFORMS": platforms} if platforms is not None else {}
+    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "named"), [("proxy", True), ("cpu,proxy", True), ("", False), ("tpu,cpu", False), ("a-proxy", False)]
+)  # fmt: skip
+def test_pathways_is_the_platform_proxy(monkeypatch, platforms: str, named: bool) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert environment.uses_pathways() is named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platforms", "calls"), [("proxy,cpu", ["initialize: first"]), (None, [])])
+def test_pathways_is_started_first_once_and_only_where_it_is_named(tmp_path: Path, platforms, calls) -> None:
+    (tmp_path / "pathwaysutils.py").write_text(PATHWAYSUTILS)
+    # Modules that import JAX, then a look for devices.  JAX knows no proxy here, so it looks for the CPU.
+    code = (
+        "import grpo_train.runs.multihost, grpo_train.losses, jax; from grpo_lib.common import environment; "
+        "jax.config.update('jax_platforms', 'cpu'); print(len(jax.devices())); environment.prepare()"
+    )
+    done = run(code, tmp_path, platforms)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [*calls, "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "options", "words"),
+    [
+        ("raise ImportError", [], "pathwaysutils is not installed; make setup-tpu installs it"),
+        (PATHWAYSUTILS, ["hardware.processes=2"], "one process drives the devices of all hosts; set hardware.p"),
+        (PATHWAYSUTILS, ["--process=0", "--coordinator=a:1"], "leave out --processes, --coordinator and --process"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_pathways_is_one_line(tmp_path: Path, package, options, words) -> None:
+    (tmp_path / "pathwaysutils.py").write_text(package)
+    arguments = ["train", "recipes/tiny-cpu.yaml", "--runs", str(tmp_path / "runs"), *options]
+    done = run(f"import sys; from grpo_lib import cli; sys.argv[1:] = {arguments}; cli.main()", tmp_path, "proxy")
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: JAX_PLATFORMS names proxy") and words in line
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,600 @@
+"""Every problem counts, the order does not, the baseline is computed once, and no batch is generated twice."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_lib import answers, evaluation
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
+from grpo_lib.evaluation import EvalRun, Generation, evaluate, summarize
+from grpo_lib.problems.types import Problem
+from grpo_lib.records import reward_means
+from grpo_lib.rewards import correct_answer, tidy_format
+
+KEYS = [
+    *("id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold"),
+    "kind",
+    *("strict", "lenient", "partial", "format", "truncated", "tokens", "error", "steps"),
+]
+
+
+def problem(i, answer=None):
+    question = f"What is {i} plus {i}?" + " Take your time." * (i % 7)
+    return Problem(f"p{i}", question, f"{i}+{i}={2 * i}", str(2 * i) if answer is None else answer, "test", i % 3)
+
+
+def tagged(answer, reasoning="so it is"):
+    return f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
+
+
+def double(prompts):
+    """A model that is always right."""
+    return [Generation(tagged(2 * int(prompt.split()[2])), 9, False) for prompt in prompts]
+
+
+def refuse(prompts):
+    raise AssertionError("generate was called")
+
+
+PROBLEMS = [problem(i) for i in range(20)]
+
+
+def quiet(generate, problems=PROBLEMS, **options):
+    return evaluate(generate, problems, progress=False, **options)
+
+
+# --- records ---
+
+
+def test_a_record_holds_everything_and_records_stand_in_problem_order():
+    run = quiet(double, batch_size=6)
+    assert [record["id"] for record in run.records] == [p.id for p in PROBLEMS]
+    assert all(list(record) == KEYS for record in run.records)
+    record = run.records[9]
+    assert record["gold"] == record["extracted"] == "18"
+    assert record["strict"] and record["lenient"] and record["partial"] and record["format"]
+    assert (record["tokens"], record["truncated"], record["error"], record["steps"]) == (9, False, None, 0)
+    assert (record["solution"], record["greedy"], record["model"]) == ("9+9=18", True, None)
+    assert quiet(double, model="step 7").records[9] == record | {"model": "step 7"}
+    json.dumps(run.records)
+
+
+def test_the_record_keeps_what_was_sent(tmp_path):
+    class Chat:
+        def __call__(self, prompts):
+            return double(prompts)
+
+        def sent(self, prompt, task):
+            return f"{task} {prompt}"
+
+    run = quiet(Chat(), path=tmp_path / "a.jsonl")
+    assert run.records[1]["prompt"] == "('p1', 0) What is 1 plus 1? Take your time."
+    assert quiet(Chat(), path=tmp_path / "a.jsonl") == run
+    with pytest.raises(CourseError, match="prompt of problem p0"):
+        quiet(refuse, path=tmp_path / "a.jsonl")
+
+
+def test_verdicts_are_separate():
+    completions = {
+        "p5": tagged(10),  # right
+        "p6": "it is 12",  # right without the tags
+        "p7": tagged("14.5"),  # within 10 %
+        "p8": f" {tagged(16)}\n",  # right, format off by white space
+        "p9": "",
+    }
+    problems = [problem(i) for i in range(5, 10)]
+    run = quiet(lambda prompts: [completions[f"p{prompt.split()[2]}"] for prompt in prompts], problems)
+    verdicts = [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records]
+    assert verdicts == [
+        (True, True, True, True),
+        (False, True, False, False),
+        (False, False, True, True),
+        (True, True, True, False),
+        (False, False, False, False),
+    ]
+    summary = run.summary()
+    assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.4, 0.6)
+    assert (summary["partial_accuracy"], summary["format_accuracy"], summary["n"]) == (0.6, 0.4, 5)
+
+
+def test_a_completion_that_breaks_the_grader_counts_as_wrong(monkeypatch):
+    strict = answers.same_value
+
+    def fragile(answer, gold):
+        if gold == "6":
+            raise RecursionError("too deep")
+        return strict(answer, gold)
+
+    monkeypatch.setattr(answers, "same_value", fragile)
+    run = quiet(double)
+    assert len(run.records) == 20
+    broken = run.records[3]
+    assert broken["error"] == "the grader raised RecursionError: too deep"
+    assert not any(broken[name] for name in evaluation.VERDICTS)
+    summary = run.summary()
+    assert [summary[key] for key in summary if key.endswith("accuracy")] == [0.95] * 4
+
+
+def test_a_failure_counts_as_wrong_whatever_its_text():
+    """A server may fail after half of a right answer."""
+    run = quiet(lambda prompts: [Generation(double([p])[0].text, None, True, error="HTTP 400") for p in prompts])
+    assert (run.summary()["accuracy"], run.summary()["lenient_accuracy"], run.summary()["n"]) == (0, 0, 20)
+    assert (run.records[9]["error"], run.records[9]["completion"]) == ("HTTP 400", tagged(18))
+    run = quiet(lambda prompts: [None] * len(prompts))
+    assert run.summary()["accuracy"] == 0 and run.summary()["n"] == 20
+    assert "NoneType" in run.records[0]["error"]
+
+
+def mixed(prompts, *, seed):
+    """Right, wrong, or nothing: as the seed and the place in the batch have it."""
+    rng = random.Random(seed)
+    return [rng.choice([tagged(2 * int(prompt.split()[2])), tagged(1_000_000), "I do not know"]) for prompt in prompts]
+
+
+def test_greedy_and_sampled_in_one_run(tmp_path):
+    path, asked = tmp_path / "both.jsonl", []
+
+    def greedy(prompts):
+        asked.append("greedy")
+        return double(prompts)
+
+    def sampled(prompts, *, seed):
+        asked.append("sampled")
+        return mixed(prompts, seed=seed)
+
+    run = quiet(greedy, sampled=sampled, samples=6, path=path, batch_size=15)
+    assert asked == ["greedy"] * 2 + ["sampled"] * 8
+    assert [(r["id"], r["sample"], r["greedy"]) for r in run.records[:8]] == [
+        *[("p0", sample, sample == 0) for sample in range(7)],
+        ("p1", 0, True),
+    ]
+    assert EvalRun.load(path) == run == quiet(refuse, sampled=refuse, samples=6, path=path)
+
+    summary = run.summary()
+    assert (summary["accuracy"], summary["n"], summary["samples"]) == (1.0, 20, 6)
+    right = [sum(r["strict"] for r in run.records if r["id"] == p.id and not r["greedy"]) for p in PROBLEMS]
+    assert summary["sampled_accuracy"] == summary["pass_at_k"]["1"] == pytest.approx(sum(right) / 120)
+    assert summary["pass_at_k"]["6"] == sum(c > 0 for c in right) / 20
+    all_sampled = quiet(mixed, samples=6)
+    assert 0 < all_sampled.summary()["accuracy"] < 1 and all_sampled.summary()["n"] == 20
+    assert summarize(all_sampled, all_sampled)["mcnemar_p"] is None
+
+
+def test_each_problem_is_graded_by_its_own_grader(tmp_path):
+    said = {"q1": "Answer: 033", "q2": r"so \boxed{\frac{1}{2}}", "q3": tagged(7), "q4": "Answer: 7, or 8"}
+    golds = {"q1": ("33", "integer"), "q2": (r"\dfrac12", "latex"), "q3": ("7", "tagged"), "q4": ("8", "integer")}
+    problems = [Problem(q, q, "", gold, "test", kind=by) for q, (gold, by) in golds.items()]
+    path = tmp_path / "evals.jsonl"
+    run = quiet(lambda prompts: [said[p] for p in prompts], problems, path=path)
+    assert [record["strict"] for record in run.records] == [True, True, True, False]
+    assert [record["lenient"] for record in run.records] == [True, True, True, True]  # q4 ends in its number
+    assert [record["partial"] for record in run.records] == [True, True, True, False]
+    assert [record["format"] for record in run.records] == [True, True, True, False]
+    assert EvalRun.load(path) == run  # graded again by the same graders
+
+
+def test_samples_of_latex_vote_by_their_text():
+    answers = iter([r"\boxed{x+1}", r"\boxed{2}", r"\boxed{x+1}"])
+    problem = Problem("p", "q", "", "1+x", "test", kind="latex")
+    summary = quiet(lambda prompts: [next(answers) for _ in prompts], [problem], samples=3).summary()
+    assert summary["maj_at_k"] == 1 and summary["pass_at_k"]["1"] == pytest.approx(2 / 3)
+    low, high = summary["pass_at_k_interval"]["1"]
+    assert 0 <= low < 2 / 3 < high <= 1
+
+
+def test_pass_at_k_is_given_for_powers_of_two_and_for_all_samples():
+    for samples, ks in ((1, ["1"]), (2, ["1", "2"]), (6, ["1", "2", "4", "6"])):
+        pass_at_k = quiet(double, sampled=double, samples=samples).summary()["pass_at_k"]
+        assert list(pass_at_k) == ks and set(pass_at_k.values()) == {1.0}
+    nothing = quiet(double, sampled=lambda prompts: ["?"] * len(prompts), samples=2).summary()
+    assert (nothing["maj_at_k"], nothing["pass_at_k"]["1"], nothing["accuracy"]) == (0, 0, 1)
+
+
+def test_the_seed_is_that_of_the_batch_and_the_longest_prompts_come_first():
+    seeds, lengths = [], []
+
+    def record(prompts, *, seed):
+        seeds.append(seed)
+        lengths.append([len(prompt) for prompt in prompts])
+        return double(prompts)
+
+    quiet(record, samples=4, batch_size=30)
+    assert [len(batch) for batch in lengths] == [30, 30, 20]
+    flat = [length for batch in lengths for length in batch]
+    assert flat == sorted(flat, reverse=True)
+    assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 for seed in seeds)
+    once, seeds[:] = seeds[:], []
+    quiet(record, samples=4, batch_size=30)
+    assert seeds == once
+
+
+def test_a_generate_gets_the_keywords_that_it_has():
+    def with_tasks(prompts, tasks):
+        return [Generation(tagged(2 * int(key[1:])), sample, False) for key, sample in tasks]
+
+    run = quiet(with_tasks, samples=3, batch_size=7)
+    assert run.summary()["accuracy"] == 1
+    assert [record["tokens"] for record in run.records] == [0, 1, 2] * 20
+
+    def with_anything(prompts, **options):
+        assert not options
+        return double(prompts)
+
+    assert quiet(with_anything) == quiet(double)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3))
+def test_no_completion_is_ever_dropped(texts, batch_size, samples):
+    problems = [problem(i) for i in range(len(texts))]
+
+    def generate(prompts):
+        return [Generation(texts[int(prompt.split()[2])], 1, True) for prompt in prompts]
+
+    run = quiet(generate, problems, batch_size=batch_size, samples=samples)
+    assert [r["completion"] for r in run.records] == [text for text in texts for _ in range(samples)]
+    assert run.summary()["n"] == len(texts)
+    assert run.summary()["truncated"] == 1
+
+
+# --- what evaluate refuses ---
+
+
+def test_what_evaluate_refuses():
+    for returned in ([], ["a"], ["a"] * 21):
+        with pytest.raises(CourseError, match=f"generate returned {len(returned)} completions for 20 prompts"):
+            quiet(lambda prompts, returned=returned: returned)
+    for problems, message in (([], "no problems"), ([problem(1), problem(1)], "same id")):
+        with pytest.raises(CourseError, match=message):
+            quiet(double, problems)
+    with pytest.raises(CourseError, match="batch_size"):
+        quiet(double, batch_size=0)
+
+
+# --- files: the baseline once ---
+
+
+def test_a_finished_file_is_loaded_and_nothing_is_generated(tmp_path):
+    path = tmp_path / "evals" / "before.jsonl"
+    first = quiet(double, path=path)
+    assert len(path.read_text().splitlines()) == 20
+    assert quiet(refuse, path=path) == first == EvalRun.load(path)
+    # The order of the problems is the caller's, not the file's.
+    again = quiet(refuse, PROBLEMS[::-1], path=path)
+    assert [record["id"] for record in again.records] == [p.id for p in PROBLEMS[::-1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problems": PROBLEMS[:-1]}, "other problems"),
+        ({"problems": [*PROBLEMS[:-1], problem(19, answer="1")]}, "gold of problem p19 is '38', not '1'"),
+        ({"samples": 1, "sampled": refuse}, "number of samples"),
+        ({"model": "step 30"}, "model of problem p0 is 'step 0', not 'step 30'"),
+        ({"render": lambda question: f"Now: {question}"}, "prompt of problem p0"),
+    ],
+)
+def test_a_file_for_other_problems_is_refused(tmp_path, change, message):
+    path = tmp_path / "before.jsonl"
+    quiet(double, path=path, model="step 0")
+    assert len(quiet(refuse, path=path).records) == 20  # who does not say which model gets the file's
+    with pytest.raises(CourseError, match=message) as caught:
+        quiet(refuse, path=path, **change)
+    assert str(path) in str(caught.value) and "remove" in str(caught.value)
+    assert len(EvalRun.load(path).records) == 20
+
+
+def test_a_file_made_with_other_settings_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    run = quiet(double, path=path, settings={"max_tokens": 16, "stop": ("a", "b")})
+    assert len({record["settings"] for record in run.records}) == 1
+    for same in (None, {"stop": ["a", "b"], "max_tokens": 16}):
+        assert quiet(refuse, path=path, settings=same) == run
+    with pytest.raises(CourseError, match=r"a\.jsonl: settings of problem p0 .*remove"):
+        quiet(refuse, path=path, settings={"max_tokens": 512})
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    quiet(double, path=path, model="step 0")
+    old = path.read_bytes()
+    for batches in (0, 2):
+        interrupt(path, batches, batch_size=6, overwrite=True, model="step 1")
+        assert path.read_bytes() == old and partial.exists() == bool(batches)
+    asked = []
+
+    def rest(prompts):
+        asked.append(len(prompts))
+        return double(prompts)
+
+    run = quiet(rest, path=path, batch_size=6, overwrite=True, model="step 1")
+    assert asked == [6, 2] and EvalRun.load(path) == run and {r["model"] for r in run.records} == {"step 1"}
+    interrupt(path, 1, overwrite=True, batch_size=6, model="step 2")  # a partial file of another evaluation
+    assert quiet(double, path=path, overwrite=True, model="step 3").records[0]["model"] == "step 3"
+    assert not partial.exists()
+
+
+def test_every_reader_sees_the_verdicts_of_one_grader(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+
+    def mostly(prompts):
+        return [Generation("", 0, False, error="HTTP 500") if " 7 " in p else double([p])[0] for p in prompts]
+
+    def broken(*_):
+        raise RecursionError("too deep")
+
+    for grader in (lambda answer, gold: answer == "18", broken):
+        with monkeypatch.context() as patch:  # a file and a partial file by an older grader
+            patch.setattr(answers, "same_value", grader)
+            old = quiet(mostly, path=path)
+            interrupt(tmp_path / "b.jsonl", 2, mostly, batch_size=6)
+            assert old.summary()["accuracy"] <= 0.05
+        stored = path.read_bytes()
+        run = EvalRun.load(path)
+        assert run == quiet(refuse, path=path) == quiet(mostly)
+        assert run.summary()["accuracy"] == 0.95 and run.records[7]["error"] == "HTTP 500"
+        assert path.read_bytes() == stored
+        assert quiet(mostly, path=tmp_path / "b.jsonl", batch_size=6) == run
+        path.unlink()
+        (tmp_path / "b.jsonl").unlink()
+
+
+def test_a_torn_or_foreign_file_is_not_a_finished_one(tmp_path, root):
+    path = tmp_path / "before.jsonl"
+    with pytest.raises(CourseError, match="no such file"):
+        EvalRun.load(path)
+    quiet(double, samples=4, path=path)
+    with pytest.raises(CourseError, match="greedy of problem p0 is False, not True"):
+        quiet(refuse, sampled=refuse, samples=3, path=path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(CourseError, match="79 records, 80 wanted"):
+        quiet(refuse, samples=4, path=path)
+    for text, message in (("", "no records"), ('{"id": "p0", "sample": 0}\n', r"before\.jsonl: record 1 lacks greedy")):
+        path.write_text(text)
+        with pytest.raises(CourseError, match=message):
+            EvalRun.load(path)
+    assert EvalRun.load(root / "assets/reference/course/evals/after.jsonl").summary()["n"] == 1000
+
+
+# --- an evaluation that was interrupted goes on ---
+
+
+def interrupt(path, batches, generate=double, **options):
+    """Leave an evaluation that was stopped after so many batches, by an exception."""
+    left = iter(range(batches))
+
+    def until(prompts, *, seed):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return generate(prompts, seed=seed) if generate is mixed else generate(prompts)
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet(until, path=path, **options)
+
+
+@pytest.mark.parametrize("batches", [0, 9])
+def test_an_interrupted_evaluation_asks_only_for_what_is_missing(tmp_path, batches):
+    path, clean = tmp_path / "after.jsonl", tmp_path / "clean.jsonl"
+    quiet(mixed, path=clean, batch_size=6, samples=3)
+    interrupt(path, batches, mixed, batch_size=6, samples=3)
+    assert not path.exists() and (tmp_path / "after.jsonl.partial").exists() == bool(batches)
+    asked = []
+
+    def rest(prompts, *, seed):
+        asked.append(len(prompts))
+        return mixed(prompts, seed=seed)
+
+    run = quiet(rest, path=path, batch_size=6, samples=3)
+    assert asked == [6] * (10 - batches)
+    assert path.read_bytes() == clean.read_bytes()
+    assert run == EvalRun.load(clean)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["after.jsonl", "clean.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"problems": [*PROBLEMS[:-1], problem(19, answer="1")]}, "problems, prompts or samples"),
+        ({"render": str.upper}, "problems, prompts or samples"),
+        ({"sampled": refuse}, "problems, prompts or samples"),
+        ({"batch_size": 7}, "batch_size"),
+        ({"model": "step 60"}, "model"),
+        ({"settings": {"temperature": 0.7}}, "settings"),
+    ],
+)
+def test_the_partial_file_of_another_evaluation_is_refused(tmp_path, change, field):
+    path = tmp_path / "a.jsonl"
+    options = {"batch_size": 6, "model": "step 30", "settings": {"temperature": 1.0}}
+    interrupt(path, 2, **options)
+    before = (tmp_path / "a.jsonl.partial").read_bytes()
+    with pytest.raises(CourseError, match=rf"a\.jsonl\.partial: .*\({field} differ\); remove it") as caught:
+        quiet(refuse, path=path, **options | change)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "a.jsonl.partial").read_bytes() == before
+    assert len(quiet(double, path=path, **options).records) == 20
+
+
+def test_a_partial_file_without_a_batch_does_not_stop_another_evaluation(tmp_path):
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    interrupt(path, 1, batch_size=6, model="wrong")
+    whole = partial.read_bytes()
+    for cut in (0, 9, whole.index(b"\n"), whole.index(b"\n") + 1, len(whole) - 2):  # killed within the first batch
+        partial.write_bytes(whole[:cut])
+        interrupt(path, 2, batch_size=3, model="right")
+        assert len(quiet(double, path=path, batch_size=3, model="right").records) == 20
+        path.unlink()
+
+
+def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    with monkeypatch.context() as patch:
+        patch.setattr(EvalRun, "save", lambda *_: refuse(()))
+        with pytest.raises(AssertionError):
+            quiet(double, path=path)
+    left = partial.read_bytes()
+    assert len(quiet(refuse, path=path).records) == 20
+    partial.write_bytes(left)
+    finished = path.read_bytes()
+    assert len(quiet(refuse, path=path).records) == 20
+    assert not partial.exists() and path.read_bytes() == finished
+
+
+def test_the_seconds_of_an_interrupted_evaluation_add_up(tmp_path):
+    """A second run has those of the batches that the first one finished."""
+    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    interrupt(path, 2, batch_size=6)
+    lines = read_jsonl(partial)
+    earlier = [line["seconds"] for line in lines[1:]]
+    assert len(earlier) == 2 and min(earlier) > 0
+    write_jsonl_atomic(partial, [lines[0], *(line | {"seconds": 1000.0} for line in lines[1:])])
+    left = partial.read_bytes()
+    assert 2000 < quiet(double, path=path, batch_size=6).seconds < 2100
+    assert quiet(refuse, path=path, batch_size=6).seconds is None  # only read
+    path.unlink()
+    partial.write_bytes(left.replace(b'"seconds"', b'"other"'))  # begun by a version that did not measure
+    assert quiet(double, path=path, batch_size=6).seconds is None
+    assert quiet(double).seconds > 0
+
+
+WILD = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["", "\n", "\r\u2028\x85", "\ud83d", '"}\n{"'])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_partial_file_that_is_cut_anywhere_leads_to_the_same_records(tmp_path_factory, data):
+    texts = data.draw(st.lists(WILD | st.just(tagged(4)), min_size=5, max_size=5))
+    folder = tmp_path_factory.mktemp("cut")
+    path, partial = folder / "a.jsonl", folder / "a.jsonl.partial"
+
+    def generate(prompts):
+        return [texts[int(prompt.split()[2])] for prompt in prompts]
+
+    clean = quiet(generate, PROBLEMS[:5], path=folder / "clean.jsonl", batch_size=2)
+    assert EvalRun.load(folder / "clean.jsonl") == clean  # what is returned is what is stored
+    interrupt(path, 2, generate, problems=PROBLEMS[:5], batch_size=2)
+    whole = partial.read_bytes()
+    cut = data.draw(st.integers(0, 10_000)) % (len(whole) + 1)  # the length varies with the digits of the seconds
+    partial.write_bytes(whole[:cut])
+    asked = []
+
+    def rest(prompts):
+        asked.append(len(prompts))
+        return generate(prompts)
+
+    assert quiet(rest, PROBLEMS[:5], path=path, batch_size=2) == clean
+    assert path.read_bytes() == (folder / "clean.jsonl").read_bytes()
+    # A line is whole when all of it but its line break is there.
+    kept = sum(cut >= end - 1 for end in (i + 1 for i, byte in enumerate(whole) if byte == 10))
+    assert len(asked) == 3 - max(0, kept - 1)
+
+
+# --- the summary ---
+
+
+def test_summarize_has_exactly_the_keys_of_summary_json():
+    def worse(prompts):
+        return [Generation("no idea", 3, True) if int(p.split()[2]) < 12 else double([p])[0] for p in prompts]
+
+    summary = summarize(quiet(worse), quiet(double), wall_seconds=12.5, train_seconds=10.0, steps=3)
+    assert list(summary) == [
+        *("before", "after", "difference", "difference_interval", "mcnemar_p", "mcnemar_mid_p"),
+        *("wall_seconds", "train_seconds", "steps"),
+    ]
+    assert list(summary["before"]) == [
+        *("accuracy", "n", "interval", "lenient_accuracy", "partial_accuracy", "format_accuracy", "truncated")
+    ]
+    assert summary["before"]["accuracy"] == 0.4 and summary["after"]["accuracy"] == 1.0
+    assert summary["before"]["truncated"] == 0.6
+    assert summary["difference"] == pytest.approx(0.6)
+    low, high = summary["difference_interval"]
+    assert 0.3 < low < 0.6 < high < 0.9
+    assert summary["mcnemar_p"] == pytest.approx(2 / 2**12)
+    assert summary["mcnemar_mid_p"] == pytest.approx(1 / 2**12)
+    assert (summary["wall_seconds"], summary["train_seconds"], summary["steps"]) == (12.5, 10.0, 3)
+    json.dumps(summary, allow_nan=False)
+
+
+def test_summarize_pairs_by_id_and_not_by_position():
+    def some(prompts):
+        return [tagged(0) if int(p.split()[2]) % 3 else double([p])[0] for p in prompts]
+
+    summary = summarize(quiet(some), quiet(some, PROBLEMS[::-1]))
+    assert summary["difference_interval"] == [0, 0]
+    assert summary["mcnemar_p"] == 1.0
+
+
+def test_summarize_refuses_what_cannot_be_compared():
+    greedy, drawn, both = quiet(double), quiet(double, samples=4), quiet(double, sampled=double, samples=4)
+    for before, after, message in (
+        (greedy, quiet(double, PROBLEMS[:-1]), "share only 19"),
+        (greedy, quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")]), "share only 19"),
+        (greedy, drawn, "before is greedy and after sampled"),
+        (drawn, both, "before is sampled and after greedy"),
+    ):
+        with pytest.raises(CourseError, match=message):
+            summarize(before, after)
+    assert summarize(greedy, both)["difference"] == summarize(drawn, drawn)["difference"] == 0
+
+
+@pytest.mark.slow
+def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path, tiny_recipe):
+    from types import SimpleNamespace
+
+    from grpo_train import pipeline
+    from grpo_train.recipes import parse_recipe
+
+    recipe = parse_recipe(
+        tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
+    )
+
+    def session(step, generate):
+        return SimpleNamespace(
+            directory=tmp_path,
+            recipe=recipe,
+            step=step,
+            generate=generate,
+            render=str.upper,
+            run_on_main=lambda work: work(),
+        )
+
+    def idle(prompts):
+        return ["?"] * len(prompts)
+
+    def said(which):
+        return json.loads((tmp_path / "evals" / f"{which}.json").read_text())
+
+    before = pipeline.evaluate(session(0, idle), "before", progress=False)
+    first = said("before")
+    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds}
+    assert first == {"seconds": before.seconds, "logged": logged} and before.seconds > 0
+    assert {record["model"] for record in before.records} == {"step 0"}
+    written = (tmp_path / "evals" / "before.jsonl").read_bytes()
+    for step in (10, 30):  # resumed in the middle, and at the end
+        assert pipeline.evaluate(session(step, refuse), "before", progress=False) == before
+    with pytest.raises(CourseError, match="10 of 30 steps"):
+        pipeline.evaluate(session(10, refuse), "after", progress=False)
+    after = pipeline.evaluate(session(30, idle), "after", progress=False)
+    assert {record["model"] for record in after.records} == {"step 30"}
+    assert (tmp_path / "evals" / "before.jsonl").read_bytes() == written and said("before") == first
+
+    write_jsonl_atomic(tmp_path / "metrics.jsonl", [{"step": 30, "seconds": 1.5}])
+    summary = pipeline.write_summary(recipe, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    for which, run in (("before", before), ("after", after)):
+        assert summary[which] == run.summary() | {"reward": 0.0, "seconds": run.seconds}
+    (tmp_path / "evals" / "after.json").unlink()  # as version 0.1 left it
+    assert pipeline.write_summary(recipe, tmp_path)["after"]["seconds"] is None
+    assert pipeline.evaluate(session(30, refuse), "after", progress=False) == after
+    assert said("after") == {"seconds": None, "logged": {"step": 30, "accuracy": 0.0, "reward": 0.0}}
+
+
+def test_reward_means_are_of_each_function_and_by_the_kind_of_the_record():
+    said = {"tagged": tagged(33), "integer": "Answer: 33", "latex": "no idea"}
+    problems = [Problem(kind, kind, "", "33", "test", kind=kind) for kind in said]
+    run = quiet(lambda prompts: [said[prompt] for prompt in prompts], problems)
+    assert reward_means(run.counted, [correct_answer]) == [pytest.approx(2 / 3)]
+    assert reward_means(run.counted[:1], [correct_answer, tidy_format]) == [1.0, 0.1]

@@ -1,0 +1,14 @@
+"""The TPU stack on a CPU.  Outside .venv-tpu these tests fail instead of being skipped."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tiny_models
+
+
+def pytest_configure() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise pytest.UsageError("tests/tpu/stack needs vllm-tpu, which is not in this environment; run make test-tpu")

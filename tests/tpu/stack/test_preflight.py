@@ -1,0 +1,156 @@
+"""The real TPU compiler on the tiny model: libtpu compiles for v6e without a TPU.
+
+Each command runs once, as a user types it, and the tests read its output.  --quick: the same compiler with low effort.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo_tpu.preflight import Result
+
+TINY = [
+    "--quick",
+    "model.dtype=bfloat16",
+    "hardware.accelerator=v6e-4",
+    "rollout.max_prompt_length=64",
+    "training.micro_batch_size=8",
+]
+# 98,304 completions of 88 tokens at once: their activations alone are more than the memory of four chips.
+ABSURD = ["training.prompts_per_step=12288", "training.micro_batch_size=98304", "rollout.micro_batch_size=16"]
+
+COMMANDS = {
+    "fits": TINY,
+    "again": TINY,
+    "absurd": [*TINY, *ABSURD],
+    "two processes": [*TINY, "hardware.processes=2", "hardware.sampler_tensor=2"],
+    "pallas": [*TINY, "loss.implementation=pallas", "grpo.beta=0.04"],
+}
+
+
+@pytest.fixture(scope="module")
+def done(root, tmp_path_factory):
+    """`grpo preflight` in a process of its own for every command, in order; they share a cache that begins empty."""
+    code = (
+        "import functools, pathlib, sys\n"
+        "from grpo_lib import cli\n"
+        "from grpo_tpu import compiler\n"
+        "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
+        "cli.main()\n"
+    )
+    start = [sys.executable, "-c", code, str(tmp_path_factory.mktemp("cache"))]
+    start += ["preflight", "recipes/tiny-cpu.yaml", "--json"]
+    return {
+        name: subprocess.run([*start, *arguments], cwd=root, capture_output=True, text=True)
+        for name, arguments in COMMANDS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def results(done):
+    for process in done.values():
+        assert process.returncode in (0, 1), process.stderr
+    return {name: Result.model_validate_json(process.stdout.splitlines()[-1]) for name, process in done.items()}
+
+
+@pytest.fixture(scope="module")
+def sizes(root):
+    """The tiny model's sizes, from its own config.json."""
+    return json.loads((root / "assets" / "tiny-base" / "config.json").read_text(encoding="utf-8"))
+
+
+def parameters(sizes):
+    """Of a tied Qwen3: embedding; per layer four projections, a gated MLP and four norms; a last norm."""
+    width, head, heads, kv = (
+        sizes[key] for key in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+    )
+    attention = width * head * (2 * heads + 2 * kv)
+    layer = attention + 3 * width * sizes["intermediate_size"] + 2 * width + 2 * head
+    return sizes["vocab_size"] * width + sizes["num_hidden_layers"] * layer + width
+
+
+def test_the_tiny_recipe_compiles_and_fits_and_a_second_call_compiles_nothing(done, results):
+    assert done["fits"].returncode == 0
+    fits = results["fits"]
+    assert fits.fits and fits.margin > 0 and fits.lower_bound.seconds > 0 and fits.trials == ()
+    assert set(fits.versions) >= {"jax", "libtpu", "maxtext", "google-tunix"}
+    assert fits.command == "grpo preflight recipes/tiny-cpu.yaml " + " ".join([*TINY[1:], "--quick"])
+    assert "compiling the policy update" in done["fits"].stderr and len(done["fits"].stdout.splitlines()) == 1
+    assert "compiling" not in done["again"].stderr
+    assert results["again"] == fits
+
+
+def test_the_kernel_s_loss_is_compiled_for_the_update_and_for_the_reference(results):
+    result = results["pallas"]
+    assert result.fits
+    assert [program.kind for program in result.programs] == ["update", "logps", "prefill", "decode", "sync"]
+    assert any("the compiler does not count inside a kernel" in note for note in result.notes)
+    # The same weights, optimizer and batch; the reference's log-probabilities are added, in packed rows of 96 tokens.
+    jax, pallas = results["fits"].programs[0].compilation, result.programs[0].compilation
+    assert (pallas.parameter_shard, pallas.optimizer_shard) == (jax.parameter_shard, jax.optimizer_shard)
+    assert pallas.batch == jax.batch + 4 * 8 * 96 // 4
+
+
+def test_the_compiler_s_sizes_are_those_of_the_parameters(results, sizes):
+    """Two independent derivations: shapes in config.json, and the arguments of what was compiled."""
+    found = results["fits"].programs[0].compilation
+    count, own = parameters(sizes), found.parameter_shard + found.optimizer_shard + found.batch
+    assert found.parameters == count
+    assert found.parameter_bytes == 2 * count  # bfloat16
+    # Two moments and the accumulated gradients; norms are not split, so a shard is a little more than a quarter.
+    assert found.optimizer_shard == pytest.approx(3 * 2 * count / 4, rel=0.01)
+    # In memory small arrays are padded to whole tiles, which is much for a model of this size.
+    assert own <= found.arguments < 2 * own
+    # Tunix donates the optimizer's state and not the weights: those are outputs.
+    assert found.optimizer_shard <= found.aliased < found.arguments
+    assert found.parameter_shard <= found.outputs - found.aliased < 2 * found.parameter_shard
+
+
+@pytest.mark.parametrize("command, devices, tensor, rows", [("fits", 4, 1, 128), ("two processes", 2, 2, 64)])
+def test_the_sampler_s_sizes_are_those_of_the_model(results, sizes, command, devices, tensor, rows):
+    """128 completions on four replicas of one chip; or 64 in each process, on one replica of two."""
+    found = {program.kind: program for program in results[command].programs}
+    assert list(found) == ["update", "prefill", "decode", "sync"]
+    assert found["prefill"].title == f"sampler's prefill of {rows} x 64 tokens, {devices} devices of v6e-4"
+    head, layers, width = (sizes[key] for key in ("head_dim", "num_hidden_layers", "hidden_size"))
+    assert sizes["num_key_value_heads"] == 1  # of two chips each has it
+    weights = parameters(sizes) + (2 * width * head * layers if tensor == 2 else 0)
+    own_rows = rows * tensor // devices
+    cache = own_rows * 88 * head * layers * 2 * 2  # keys and values, bfloat16
+    for kind in ("prefill", "decode"):
+        made = found[kind].compilation
+        assert made.sampler_shard == pytest.approx(2 * weights / tensor, rel=0.01)  # norms of a head are not split
+        assert made.cache_shard == cache + own_rows * 4 * layers  # and where the rows end
+        own = made.sampler_shard + made.cache_shard + made.batch
+        assert own <= made.arguments < 2 * own  # small arrays are padded to whole tiles
+        assert made.aliased >= made.cache_shard  # the cache is written where it is
+        assert made.outputs - made.aliased < 4096 and made.temporaries > 0
+    (chip,) = results[command].chips
+    lines = {line.name: line for line in chip.lines}
+    decode = found["decode"].compilation
+    assert lines["sampler weights"].bytes + lines["KV cache"].bytes == decode.arguments - decode.batch
+    # The largest weight: an MLP's, taken from its stack.
+    sync = found["sync"].compilation
+    assert sync.arriving == 2 * width * sizes["intermediate_size"] // tensor
+    assert sync.arriving <= lines["sync: one weight"].bytes < 4 * 2 * width * sizes["intermediate_size"]
+
+
+def test_the_counted_work_is_that_of_the_model(results, sizes):
+    """A forward and a backward pass take 6 flops to a parameter and token, 8 with recomputation, and attention."""
+    update = next(part for part in results["fits"].lower_bound.parts if part.name == "policy update")
+    tokens_per_chip = 8 * 88 / 4
+    attention = 2 * 2 * 88 * sizes["num_attention_heads"] * sizes["head_dim"] * sizes["num_hidden_layers"]
+    assert 6 * parameters(sizes) < update.work.flops / tokens_per_chip < 8 * parameters(sizes) + 4 * attention
+
+
+def test_an_absurd_micro_batch_does_not_fit_and_a_change_is_suggested(done, results):
+    absurd = results["absurd"]
+    assert done["absurd"].returncode == 1
+    assert not absurd.fits and "out of memory in the policy update" in absurd.problem
+    found = absurd.programs[0].compilation
+    assert found.oom_message and found.bytes_needed > 31.24 * 2**30 / 4
+    assert set(absurd.suggestion) == {"training.micro_batch_size"}
+    assert absurd.suggestion["training.micro_batch_size"] < 98304
+    assert absurd.trials[-1].fits and absurd.trials[-1].margin > 0

@@ -1,0 +1,135 @@
+"""Smoke tests of every recipe and every profile, on virtual CPU devices.
+
+Recipes that scale down to one and the same run are tested once.  One of each kind (where the sampler is, KL penalty,
+updates per batch, loss) goes through the real vLLM engine.  The others use Tunix's sampler, take minutes each and run
+with --run-long.  A test's name has its engine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from grpo_lib.common import environment
+from grpo_lib.common.files import read_jsonl
+from grpo_tpu import random_model, smoke_test
+from grpo_train.engines.weight_sync import MAX_MEAN_GAP
+from grpo_train.recipes import load_recipe, profiles_of
+
+RECIPES = environment.repo_root() / "recipes"
+
+
+def every_recipe() -> list[str]:
+    """FILE and FILE@PROFILE of all there is, and all profiles of a file together."""
+    found = []
+    for file in sorted(RECIPES.rglob("*.yaml")):
+        profiles = profiles_of(file)
+        together = [",".join(profiles)] if len(profiles) > 1 else []
+        name = str(file.relative_to(RECIPES))
+        found += [name, *(f"{name}@{profile}" for profile in [*profiles, *together])]
+    return found
+
+
+def shapes() -> dict[str, list[str]]:
+    """The last recipe of each shape -> all recipes whose scaled recipes differ in their name only."""
+    found: dict[str, list[str]] = {}
+    for name in every_recipe():
+        scaled = smoke_test.scaled_recipe(load_recipe(RECIPES / name), wandb=True)
+        found.setdefault(scaled.model_copy(update={"name": "any"}).model_dump_json(), []).append(name)
+    return {names[-1]: names for names in found.values()}
+
+
+def engines() -> dict[str, str]:
+    """Recipe -> the engine of its smoke test: its own for the first of each kind."""
+    found, kinds = {}, set()
+    for name in SHAPES:
+        scaled = smoke_test.scaled_recipe(load_recipe(RECIPES / name))
+        engine, grpo = scaled.rollout.engine, scaled.grpo
+        kind = (engine, scaled.hardware.colocated, grpo.beta > 0, grpo.iterations > 1, scaled.loss.implementation)
+        found[name] = "tunix" if kind in kinds else engine
+        kinds.add(kind)
+    return found
+
+
+SHAPES = shapes()
+ENGINES = engines()
+
+
+def is_short(name: str) -> bool:
+    """Through vLLM, and not with the kernel, which runs in interpret mode here (test_loss_kernel.py compiles it)."""
+    return ENGINES[name] == "vllm" and load_recipe(RECIPES / name).loss.implementation != "pallas"
+
+
+each_shape = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if is_short(name) else pytest.mark.long) for name in SHAPES],
+    ids=lambda name: f"{' = '.join(SHAPES[name])} through {ENGINES[name]}",
+)
+
+
+def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "grpo_tpu.cli", "smoke-test", str(RECIPES / name), "--runs", str(folder), "--json"]
+    command += ["--engine", ENGINES[name]]
+    if load_recipe(RECIPES / name).model.dtype == "bfloat16":
+        command += ["--base", str(base)]
+    variables = os.environ | {"GSM8K_DIR": str(gsm8k or "")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=variables)
+
+
+@pytest.fixture(scope="module")
+def processes(request, tmp_path_factory) -> dict[str, Future]:
+    """One smoke test per selected recipe, two at a time (one, under pytest-xdist).  They share a bfloat16 model."""
+    from grpo_train.engines import conversion
+
+    try:
+        gsm8k = request.getfixturevalue("gsm8k_dir")
+    except pytest.skip.Exception:  # without its files the command uses word problems
+        gsm8k = None
+    folder = tmp_path_factory.mktemp("smoke")
+    selected = [item for item in request.session.items if item.function is test_it_passes]
+    names = [item.callspec.params["name"] for item in selected if not item.get_closest_marker("skip")]
+    model = smoke_test.scaled_recipe(load_recipe(RECIPES / "qwen3-1.7b-gsm8k-smoke.yaml")).model
+    base = conversion.convert_to_maxtext(model, folder / "base")
+    pool = ThreadPoolExecutor(max_workers=1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+    yield {name: pool.submit(smoke, name, folder, base, gsm8k) for name in names}
+    pool.shutdown(cancel_futures=True)
+
+
+@each_shape
+def test_it_passes(name, processes):
+    done = processes[name].result()
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    recipe = load_recipe(RECIPES / name)
+    assert result["passed"] and result["engine"] == ENGINES[name]
+    assert result["weights"] > 0 and result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
+    architecture = result["architecture"]
+    assert architecture["architecture"] == random_model.family(recipe.model)
+    assert architecture["parity"]["reference"] == "transformers"
+    assert ("gaps" in architecture) == (ENGINES[name] == "vllm" or architecture["architecture"] != "llama")
+    assert recipe.model.dtype == "float32" or min(architecture.get("gaps", [1])) > 0  # 0: it writes one letter for ever
+    # Upstream's noise is in the log file.
+    assert not [line for line in done.stderr.splitlines() if line.startswith(("Error getting", "Traceback", "Unable"))]
+
+    run = Path(result["run"])
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["loss"] is not None for row in rows)
+    assert (rows[-1]["kl"] != 0) == bool(recipe.grpo.beta)
+    notes = " ".join(result["notes"])
+    scaled = load_recipe(run / "recipe.yaml")
+    same_sources = [source.source for source in scaled.sources] == [source.source for source in recipe.sources]
+    assert same_sources or "word problems were used" in notes
+    for when in ("before", "after"):
+        records = read_jsonl(run / "evals" / f"{when}.jsonl")
+        assert len(records) == smoke_test.PROBLEMS["test"] * len(scaled.sources) * (1 + scaled.evaluation.samples)
+        tested = tuple(source.test_source or source.source for source in scaled.sources)
+        assert all(record["id"].rpartition("/")[2].startswith(tested) for record in records)
+    assert list((run / "export").glob("*.safetensors")) and (run / "checkpoints" / "actor" / "2").is_dir()
+    assert (run / "report.html").stat().st_size > 10_000
+    assert ("the kernel ran in interpret mode" in notes) == (recipe.loss.implementation == "pallas")
+    assert ("THE vLLM ENGINE WAS NOT TESTED" in notes) == (recipe.rollout.engine != ENGINES[name])

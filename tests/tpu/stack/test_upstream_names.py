@@ -1,0 +1,56 @@
+"""Names and arguments of upstream packages that we use exist in the locked versions: pyright reads their source."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+
+from grpo_lib.common import environment
+
+# An import, a name of a module, an argument.
+MISSING = re.compile(
+    r'could not be resolved|is unknown import symbol|is not a known attribute of|No parameter named "(\w+)"'
+)
+# What pyright cannot see: classes generated at run time (protobuf, flax.struct), lazy modules.
+KNOWN = re.compile(
+    r'"(Event|Summary|SessionLog)" is not|wandb"$|tensorflow_datasets|'
+    r'named "(split|\w+_ids|\w+_mask|advantages|\w+_per_token_logps)"'
+)
+MADE_UP = """
+import maxtext.no_such_module
+from tunix.rl.rl_cluster import RLClusterOfTomorrow
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from tpu_inference import utils
+utils.no_such_function
+RolloutConfig(no_such_argument=1)
+"""
+
+
+def test_every_name_and_argument_that_we_use_exists(root, tmp_path):
+    (tmp_path / "made_up.py").write_text(MADE_UP)
+    rules = ("reportMissingImports", "reportAttributeAccessIssue", "reportCallIssue")
+    packages = ("grpo_lib", "grpo_train", "grpo_tpu")
+    included = [*(os.path.relpath(root / name, tmp_path) for name in packages), "made_up.py"]
+    config = {
+        "include": included,
+        "extraPaths": [str(root)],
+        "typeCheckingMode": "off",
+        **dict.fromkeys(rules, "error"),
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--pythonpath", sys.executable, "--outputjson"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    assert report["summary"]["filesAnalyzed"] > 40
+    found = [(one["file"], one["range"]["start"]["line"] + 1, one["message"]) for one in report["generalDiagnostics"]]
+    found = [one for one in found if MISSING.search(one[2])]
+    assert len([one for one in found if one[0].endswith("made_up.py")]) == 4
+    assert [one for one in found if not one[0].endswith("made_up.py") and not KNOWN.search(one[2])] == []
+
+
+def test_the_installed_versions_are_those_of_the_lock(root):
+    lock = (root / "requirements" / "tpu.lock").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^(\S+)==([^\s+]+)", lock, re.MULTILINE))
+    installed = {name: importlib.metadata.version(name).partition("+")[0] for name in environment.PACKAGES}
+    assert installed == {name: locked[name] for name in installed}

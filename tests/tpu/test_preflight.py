@@ -1,0 +1,475 @@
+"""Preflight without a compiler: sums, suggestions, saved results.  The real compiler: tests/tpu/stack."""
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_tpu import cli, memory, preflight, roofline, suggestions
+from grpo_tpu.compile_jobs import GIB, Compilation, few_layers, programs_of
+from grpo_tpu.compiler import bytes_needed
+from grpo_tpu.preflight import saved_result, saved_results, table
+from grpo_train.recipes import load_recipe, parse_recipe, profiles_of
+from grpo_train.recipes.batch_plan import micro_batch_sizes
+from grpo_train.recipes.slices import CHIPS
+
+SMOKE = environment.repo_root() / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"
+
+
+def recipe(**sections):
+    """A colocated recipe on eight v6e chips, 16 prompts of 8 completions; sections are merged into it."""
+    data = {
+        "name": "made-up",
+        "model": {"path": "nowhere", "maxtext_name": "qwen3-1.7b", "dtype": "bfloat16"},
+        "hardware": {"accelerator": "v6e-8"},
+        "rollout": {"engine": "vllm", "max_prompt_length": 256, "max_completion_length": 768},
+        "training": {"steps": 100, "micro_batch_size": 128},
+    }
+    for name, values in sections.items():
+        data[name] = data.get(name, {}) | values
+    return parse_recipe(data)
+
+
+def stand_in(activations_gib=1.0, limit_gib=31.0, weights_gib=8.0, prefill_gib=2.0):
+    """A compiler whose temporaries grow with the tokens of a chip, and shrink to a half with remat=full."""
+
+    def sampler(program):
+        """A KV cache of 2 KiB a token, an eighth more as it is laid out; decoding needs half of prefill."""
+        shard = int(weights_gib * GIB) // program.tensor
+        if program.kind == "sync":
+            return Compilation(outputs=GIB // 16, temporaries=GIB // 16, arriving=GIB // 16)
+        rows = program.sequences * program.tensor // program.devices
+        cache = rows * (program.prompt_length + program.completion_length) * 2048
+        temporaries = int(prefill_gib * GIB * rows * program.prompt_length / 8192)
+        facts = {"sampler_shard": shard, "cache_shard": cache, "batch": 100}
+        if shard + cache + temporaries > limit_gib * GIB:
+            return Compilation(oom_message="RESOURCE_EXHAUSTED: too much", bytes_needed=temporaries, **facts)
+        half = temporaries if program.kind == "prefill" else temporaries // 2
+        arguments = shard + cache * 9 // 8 + 100
+        return Compilation(
+            arguments=arguments, outputs=arguments - shard, aliased=arguments - shard,
+            temporaries=half, code=GIB // 128, **facts,
+        )  # fmt: skip
+
+    def compile(program):
+        if program.kind in ("prefill", "decode", "sync"):
+            return sampler(program)
+        shard = int(weights_gib * GIB / program.devices)
+        per_chip = program.sequences * (program.prompt_length + program.completion_length) / program.devices / 1024
+        temporaries = int(activations_gib * GIB * per_chip * (0.5 if program.model.remat == "full" else 1))
+        if program.kind == "logps":
+            temporaries //= 2
+        optimizer = 3 * shard if program.kind == "update" else 0
+        layers = program.layers or 10
+        facts = {
+            "parameters": int(weights_gib * GIB) // 2, "parameter_bytes": int(weights_gib * GIB),
+            "parameter_shard": shard, "optimizer_shard": optimizer,
+            "num_layers": 10, "kv_heads": 4, "head_dim": 128, "vocabulary": 1000, "width": 1000,
+        }  # fmt: skip
+        if shard + optimizer + temporaries > limit_gib * GIB:
+            return Compilation(oom_message="RESOURCE_EXHAUSTED: too much", bytes_needed=shard + temporaries, **facts)
+        return Compilation(
+            arguments=shard + optimizer,
+            outputs=shard + optimizer if program.kind == "update" else 0,
+            aliased=optimizer,
+            temporaries=temporaries,
+            flops=1e12 * (1 + layers),
+            traffic=1e9 * (5 + 2 * layers),
+            **facts,
+        )
+
+    return compile
+
+
+def suggested(made, compile):
+    """(trials, the changes that fit) for a recipe that does not."""
+    examine = functools.partial(preflight.examine, compile=compile)
+    return suggestions.find_suggestion(made, examine(made), examine)
+
+
+def test_a_program_has_what_decides_how_it_is_compiled():
+    base = programs_of(recipe())
+    assert set(base) == {"update"}
+    for taken in ({"beta": 0.1}, {"iterations": 2}):
+        assert set(programs_of(recipe(grpo=taken))) == {"update", "logps"}
+    # Equal products of prompts and completions are one program.
+    assert programs_of(recipe(grpo={"group_size": 16, "epsilon": 0.1}, training={"steps": 7})) == base
+    others = [
+        programs_of(recipe(**sections))["update"]
+        for sections in (
+            {"model": {"remat": "full"}},
+            {"training": {"micro_batch_size": 64}},
+            {"rollout": {"max_completion_length": 512}},
+            {"rollout": {"temperature": 0.9}},
+            {"grpo": {"beta": 0.1}},
+            {"grpo": {"iterations": 2}},
+            {"hardware": {"trainer_tensor": 2}},
+            {"loss": {"implementation": "pallas"}},
+        )
+    ]
+    assert few_layers(others[-1]) == few_layers(base["update"])
+    quick = programs_of(recipe(), quick=True)["update"]
+    assert few_layers(quick) == few_layers(base["update"])
+    every = [base["update"], quick, *few_layers(quick), *others]
+    assert len({program.key({}) for program in every}) == len(every)
+    assert quick.key({"jax": "1"}) != quick.key({"jax": "2"})
+
+
+def test_a_part_of_a_slice_is_compiled_as_a_slice_where_there_is_one():
+    for whole, part, used in (("v6e-8", 4, "v6e-4"), ("v5p-8", 2, "v5p-8")):
+        half = recipe(hardware={"accelerator": whole, "trainer_devices": part, "sampler_devices": part})
+        program = programs_of(half)["update"]
+        assert (program.accelerator, program.devices) == (used, part)
+
+
+@pytest.mark.parametrize(
+    "sections, field",
+    [
+        ({"hardware": {"accelerator": None}}, "hardware.accelerator"),
+        ({"rollout": {"max_prompt_length": "auto"}}, "rollout.max_prompt_length"),
+    ],
+)
+def test_what_the_recipe_leaves_open_is_asked_for(sections, field):
+    with pytest.raises(CourseError, match=f"{field}.*add {field}="):
+        programs_of(recipe(**sections))
+
+
+def test_memory_adds_up_by_hand():
+    """8 GiB of weights on 8 chips, KL penalty, two micro-batches."""
+    made = recipe(
+        grpo={"beta": 0.1}, training={"micro_batch_size": 64}, rollout={"vllm": {"memory_fraction": 0.5}}
+    )  # 64 sequences, 8 to a chip
+    result = preflight.examine(made, stand_in())
+    (chip,) = result.chips
+    gib = {line.name: line.bytes / GIB for line in chip.lines}
+    assert gib["actor weights"] == gib["reference weights"] == gib["update: new weights"] == 1
+    assert gib["optimizer state, gradients"] == 3
+    assert (gib["update: temporaries"], gib["log-probabilities: temporaries"]) == (8, 4)
+    assert gib["sampler weights"] == gib["sync: arriving weights"] == 1  # one replica over eight chips
+    assert gib["KV cache"] == pytest.approx(0.5 * 31.24 - 1)
+    reserve, cache = 0.02 * 31.24, 0.5 * 31.24 - 1
+    stays = 1 + 3 + 1 + 1 + reserve
+    assert chip.total("update") / GIB == pytest.approx(stays + cache + 1 + 8)
+    assert chip.total("log-probabilities") / GIB == pytest.approx(stays + cache + 4)
+    assert chip.total("sync") / GIB == pytest.approx(stays + 1 + 1)  # the engine has freed its cache
+    assert chip.phase == "update" and result.fits
+    assert result.margin / GIB == pytest.approx(31.24 - chip.total("update") / GIB)
+
+
+def tunix(**sections):
+    """Two hosts of four chips; each samples 8 of the 16 prompts, 64 completions, on one replica of its four chips."""
+    two_hosts = {"accelerator": "v4-16", "sampler_tensor": 4}
+    data = {"hardware": two_hosts, "rollout": {"engine": "tunix"}, "evaluation": {"batch_size": 64}}
+    for name, values in sections.items():
+        data[name] = data.get(name, {}) | values
+    return recipe(**data)
+
+
+def test_each_process_samples_on_its_own_devices():
+    programs = programs_of(tunix(grpo={"beta": 0.1}, loss={"implementation": "pallas"}))
+    assert list(programs) == ["update", "logps", "prefill", "decode", "sync"]
+    prefill, decode, sync = (programs[name] for name in ("prefill", "decode", "sync"))
+    assert (prefill.accelerator, prefill.devices, prefill.tensor, prefill.sequences) == ("v4-8", 4, 4, 64)
+    assert decode == prefill.model_copy(update={"kind": "decode"})
+    assert (sync.accelerator, sync.devices, sync.tensor, sync.processes, sync.sampler_tensor) == ("v4-16", 8, 1, 2, 4)
+    assert prefill.title == "sampler's prefill of 64 x 256 tokens, 4 devices of v4-8"
+    assert decode.title == "sampler's decoding of 64 x 768 tokens, 4 devices of v4-8"
+    assert sync.title == "weight sync, one weight at a time, 8 devices of v4-16"
+    # Rows are filled up for the replicas: 3 prompts of 3 completions on four replicas.
+    odd = tunix(hardware={"accelerator": "v6e-4", "sampler_tensor": 1}, grpo={"group_size": 3},
+                training={"prompts_per_step": 4, "micro_batch_size": 12}, rollout={"micro_batch_size": 1})  # fmt: skip
+    assert programs_of(odd)["prefill"].sequences == 4
+    apart = tunix(hardware={"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4})
+    assert programs_of(apart)["sync"].sampler_tensor is None
+    with pytest.raises(CourseError, match=r"sampler_tensor=8 does not divide the 4 devices of a process"):
+        programs_of(tunix(hardware={"sampler_tensor": 8}))
+    assert list(programs_of(recipe())) == ["update"]  # vLLM compiles its own
+
+
+def test_tunix_s_sampler_adds_up_by_hand():
+    """8 GiB of weights on 8 chips to train, on 4 to sample; 64 rows of 1024 tokens; prefill's temporaries 4 GiB."""
+    result = preflight.preflight(tunix(training={"micro_batch_size": 64}), stand_in())
+    (chip,) = result.chips
+    lines = {line.name: line for line in chip.lines}
+    gib = {name: line.bytes / GIB for name, line in lines.items()}
+    assert gib["sampler weights"] == 2 and gib["sampler's programs"] == 2 / 128
+    assert gib["KV cache"] == pytest.approx(64 * 1024 * 2048 * 9 / 8 / GIB)
+    assert gib["sampling: temporaries"] == 4 and "prefill" in lines["sampling: temporaries"].how
+    assert gib["sync: one weight"] == 0.125
+    assert {lines[name].origin for name in ("sampler weights", "KV cache", "sync: one weight")} == {"compiler"}
+    assert not set(lines) & {"sync: actor weights, unstacked", "sync: arriving weights", "sampling: activations"}
+    stays = 1 + 3 + 2 + 2 / 128 + gib["programs"] + 0.02 * 30.75
+    assert chip.total("sampling") / GIB == pytest.approx(stays + gib["KV cache"] + 4, rel=1e-3)
+    assert chip.total("sync") / GIB == pytest.approx(stays + 0.125, rel=1e-3)
+    assert chip.total("update") / GIB == pytest.approx(stays + 1 + 8, rel=1e-3)  # without KV cache
+    assert result.kv_cache.requested == result.kv_cache.max_concurrency == 64
+    assert result.kv_cache.tokens == 64 * 1024
+    parts = {part.name: part for part in result.lower_bound.parts}
+    assert set(parts) == {"decoding", "policy update"} and parts["decoding"].times == 768
+    assert parts["decoding"].seconds == pytest.approx(768 * 2 * GIB / CHIPS["v4"].bandwidth)  # 8 GiB over 4 chips
+    assert [program.kind for program in result.programs] == ["update", "prefill", "decode", "sync"]
+
+
+def test_a_sampler_on_chips_of_its_own():
+    made = tunix(
+        hardware={"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4},
+        training={"micro_batch_size": 32},
+    )
+    trains, samples = preflight.examine(made, stand_in()).chips
+    assert "sync: one weight" in {line.name for line in trains.lines}
+    names = {line.name for line in samples.lines}
+    assert {"sampler weights", "KV cache", "sync: arriving weight", "reserve"} <= names
+    assert not names & {"actor weights", "sync: one weight"}
+
+
+def test_what_sampling_has_room_for_is_said():
+    made = tunix(rollout={"micro_batch_size": 2}, training={"micro_batch_size": 16}, evaluation={"batch_size": 16})
+    result = preflight.examine(made, stand_in())  # 8 rows in a process
+    (note,) = (note for note in result.notes if "what sampling leaves free" in note)
+    assert "rollout.micro_batch_size=16, the whole step" in note
+    (chip,) = result.chips
+    used = sum(line.bytes for line in chip.lines if line.phases == ("sampling",))
+    times = 1 + (chip.usable - chip.total("sampling")) / used
+    longest = int(note.partition("max_completion_length=")[2].partition(" ")[0])
+    assert longest <= 1024 * times - 256 < longest + 64
+    assert not any("evaluation" in note for note in result.notes)
+    tight = preflight.examine(made, stand_in(prefill_gib=80.0))  # 20 of 30.75 GiB for 2 prompts
+    assert any("rollout.micro_batch_size=2" in note for note in tight.notes)
+
+
+def test_an_evaluation_that_samples_more_at_once_is_pointed_out(root):
+    made = tunix(rollout={"micro_batch_size": 2}, evaluation={"batch_size": 17})
+    note = next(note for note in preflight.examine(made, stand_in()).notes if "evaluation" in note)
+    assert "evaluation.batch_size=16" in note  # 8 rows of 256 tokens
+    source = (root / "grpo_train" / "engines" / "tunix_sampler.py").read_text(encoding="utf-8")
+    assert f"\nLONG_PROMPT = {preflight.EVALUATED_LENGTH}\n" in source
+
+
+@pytest.mark.parametrize("per_device", [False, True])
+def test_fewer_prompts_at_once_where_sampling_does_not_fit(per_device):
+    size = {"micro_batch_size_per_device": 8} if per_device else {}
+    made = tunix(rollout=size, training={"micro_batch_size": 16})
+    result = preflight.preflight(made, stand_in(prefill_gib=18.0))  # 36 GiB for 64 rows
+    assert "out of memory in the sampler's prefill" in result.problem
+    key, now = ("rollout.micro_batch_size_per_device", 4) if per_device else ("rollout.micro_batch_size", 8)
+    assert result.suggestion == {key: now}
+    short = preflight.preflight(made, stand_in(prefill_gib=14.0))  # 28 GiB, beside the actor
+    assert "GiB during sampling" in short.problem and short.suggestion == {key: now}
+
+
+def test_the_engine_s_limit_is_that_of_the_sampler(root):
+    """Read from the source: the module itself needs vLLM."""
+    source = (root / "grpo_train" / "engines" / "vllm_sampler.py").read_text(encoding="utf-8")
+    assert f"\nFULL = {memory.ENGINE_LIMIT}\n" in source
+
+
+def test_the_kv_cache_is_counted_in_tokens():
+    paged = recipe(rollout={"vllm": {"kv_blocks": 100, "block_size": 64}})
+    assert preflight.examine(paged, stand_in()).kv_cache.tokens == 6400
+    result = preflight.examine(recipe(), stand_in())
+    # 4 key-value heads over 8 chips: one to a chip; keys and values of 10 layers, 128 numbers of 2 bytes
+    assert result.kv_cache.tokens == result.kv_cache.bytes // (2 * 10 * 1 * 128 * 2)
+    assert result.kv_cache.max_concurrency == result.kv_cache.tokens // 1024
+    assert result.kv_cache.requested == 128
+
+
+def test_trainer_and_sampler_apart_have_a_table_each():
+    made = recipe(hardware={"trainer_devices": 4, "sampler_devices": 4, "sampler_tensor": 2})
+    result = preflight.examine(made, stand_in())
+    trains, samples = result.chips
+    assert (trains.role, samples.role) == ("trains", "samples")
+    assert not {line.name for line in trains.lines} & {"sampler weights", "KV cache"}
+    assert all(sum(line.name == "reserve" for line in chip.lines) == 1 for chip in (trains, samples))
+    weights = next(line for line in samples.lines if line.name == "sampler weights")
+    assert weights.bytes == 4 * GIB  # half of the model: two replicas of two chips
+    assert result.notes[0].startswith("the trainer's 4 of 8 chips were compiled as a v6e-4")
+
+
+@pytest.mark.parametrize(
+    "fraction, beta, gib",
+    [(0.9, 0, 0.9 * 31.24), (0.9, 0.1, 0.9 * 31.24), (0.97, 0, 0.98 * 31.24 - 1), (0.97, 0.1, 0.98 * 31.24 - 2)],
+)
+def test_the_memory_fraction_is_added_to_what_was_there(fraction, beta, gib):
+    """Actor and reference, 1 GiB each, are on the chip when the engine starts; with it they take 98 % at most."""
+    made = recipe(rollout={"vllm": {"memory_fraction": fraction}}, grpo={"beta": beta})
+    assert preflight.examine(made, stand_in()).kv_cache.bytes / GIB == pytest.approx(gib - 1)  # without its weights
+
+
+def test_a_change_is_compiled_before_it_is_suggested():
+    compile = stand_in(activations_gib=3.0)
+    made = recipe()  # 128 sequences, 16 to a chip: 48 GiB
+    result = preflight.preflight(made, compile)
+    assert not result.fits and result.lower_bound is None
+    assert result.problem.startswith("the compiler runs out of memory in the policy update")
+    assert [trial.changes for trial in result.trials] == [
+        {"training.micro_batch_size": 64},
+        {"training.micro_batch_size": 32},
+    ]
+    assert [trial.fits for trial in result.trials] == [False, True]
+    assert result.suggestion == {"training.micro_batch_size": 32}
+    margin = preflight.examine(suggestions.with_changes(made, result.suggestion), compile).margin
+    assert margin == result.trials[-1].margin > 0
+    assert f"change training.micro_batch_size=32: fits, {margin / GIB:.2f} GiB left" in table(result)
+
+
+def test_a_change_that_the_slice_cannot_take_is_passed_over():
+    inner = stand_in(activations_gib=3.0)
+
+    def compile(program):
+        if program.sequences == 64:
+            raise CourseError("hardware.trainer_tensor=2: the 8 chips of v6e-8 cannot be split so")
+        return inner(program)
+
+    trials, suggestion = suggested(recipe(), compile)
+    assert [trial.changes for trial in trials] == [{"training.micro_batch_size": 32}]
+    assert trials[-1].fits and suggestion == trials[-1].changes
+
+
+def test_changes_are_tried_in_order_and_add_up():
+    made = recipe(training={"micro_batch_size": 8}, rollout={"vllm": {"memory_fraction": 0.6}})
+    trials, suggestion = suggested(made, stand_in(activations_gib=30.0))
+    assert [set(trial.changes) for trial in trials] == [
+        {"model.remat"},
+        {"model.remat", "rollout.vllm.memory_fraction"},
+    ]
+    assert suggestion == trials[-1].changes and trials[-1].fits
+    assert suggestion["rollout.vllm.memory_fraction"] < 0.6
+
+
+@pytest.mark.parametrize(
+    "message, gib",
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 37.02G of 31.24G hbm. Exceeded", 37.02 - 15),
+        ("the total memory required for HLO temporaries (180.00G) exceeds available HBM (31.24G)", 180),
+        ("the total memory required for HLO temporaries (512.00M) exceeds available HBM (256.00M)", 0.5),
+    ],
+)
+def test_the_out_of_memory_message_is_parsed(message, gib):
+    assert bytes_needed(message, arguments=15 * GIB) == pytest.approx(gib * GIB)
+    assert bytes_needed("something else", 0) is None
+
+
+def test_a_remedy_uses_the_keys_of_the_recipe_and_keeps_the_step():
+    """Sizes per device, on two hosts: twice the chips are twice the hosts, and the step stays."""
+    made = recipe(
+        hardware={"accelerator": "v4-16"},
+        model={"remat": "full"},
+        training={"prompts_per_step_per_device": 2, "micro_batch_size": None, "micro_batch_size_per_device": 2},
+        rollout={"micro_batch_size_per_device": 4, "vllm": {"memory_fraction": 0.3}},
+    )
+    assert (made.plan.processes, made.plan.micro_batch_size, made.plan.num_rollout_micro_batches) == (2, 16, 4)
+    suggestion = suggested(made, stand_in(weights_gib=60.0))[1]
+    plan = suggestions.with_changes(made, suggestion).plan
+    assert suggestion["hardware.accelerator"] == "v4-32" and plan.processes == 4
+    assert (plan.prompts_per_step, plan.num_rollout_micro_batches, plan.micro_batch_size) == (16, 4, 16)
+    typed = suggestions.format_changes(suggestion)
+    assert "training.prompts_per_step_per_device=null training.prompts_per_step=16" in typed
+
+    small = recipe(
+        training={"micro_batch_size": 8}, model={"remat": "full"}, rollout={"vllm": {"memory_fraction": 0.3}}
+    )
+    suggestion = suggested(small, stand_in(weights_gib=60.0))[1]  # the micro-batch fills the larger slice
+    assert suggestion["hardware.accelerator"] == "v6e-16" and suggestion["training.micro_batch_size"] == 16
+
+    tight = recipe(training={"micro_batch_size": None, "micro_batch_size_per_device": 16})
+    result = preflight.preflight(tight, stand_in(activations_gib=3.0))
+    assert result.suggestion == {"training.micro_batch_size_per_device": 4}
+
+
+def test_rollout_micro_batches_sample_fewer_at_once_and_decode_as_often():
+    made = recipe(rollout={"micro_batch_size": 4})
+    result = preflight.preflight(made, stand_in(activations_gib=0.1))
+    assert result.kv_cache.requested == 32  # 4 prompts of 8
+    assert {part.name: part.times for part in result.lower_bound.parts}["decoding"] == 4 * 768
+    slots = suggestions.with_changes(made, {"rollout.vllm.max_sequences": 16})
+    bound = preflight.preflight(slots, stand_in(activations_gib=0.1)).lower_bound
+    assert {part.name: part.times for part in bound.parts}["decoding"] == 4 * 2 * 768
+
+
+def test_a_cache_that_holds_no_sequence_does_not_fit():
+    made = recipe(rollout={"vllm": {"memory_fraction": 0.03}})
+    result = preflight.preflight(made, stand_in(activations_gib=0.1))
+    assert "KV cache would hold" in result.problem
+    assert set(result.suggestion) == {"rollout.vllm.memory_fraction"}
+    hopeless = preflight.preflight(recipe(), stand_in(weights_gib=100_000.0))
+    assert hopeless.suggestion is None and "none of the changes that were tried fits" in table(hopeless)
+
+
+def test_the_lower_bound_by_hand():
+    """Per chip: layers add 1e12 flops and 2e9 bytes to 1e12 and 5e9; ten layers."""
+    result = preflight.preflight(
+        recipe(training={"micro_batch_size": 32, "steps": 100}, grpo={"beta": 0.1}), stand_in()
+    )
+    chip = CHIPS["v6e"]
+    parts = {part.name: part for part in result.lower_bound.parts}
+    assert parts["policy update"].work == roofline.Work(flops=11e12, traffic=25e9)
+    assert parts["policy update"].times == 4 and parts["log-probabilities"].times == 4
+    assert parts["policy update"].seconds == pytest.approx(4 * 25e9 / chip.bandwidth)
+    assert parts["policy update"].bound == "memory"
+    assert parts["decoding"].seconds == pytest.approx(768 * GIB / chip.bandwidth)  # 8 GiB over 8 chips
+    assert result.lower_bound.seconds == pytest.approx(sum(part.seconds for part in parts.values()))
+    assert result.lower_bound.chip_hours == pytest.approx(8 * 100 * result.lower_bound.seconds / 3600)
+
+
+def test_every_shipped_recipe_has_a_result_that_still_holds(root):
+    paths = sorted((root / "recipes").rglob("*.yaml"))
+    names = [f"{path}{profile}" for path in paths for profile in ("", *(f"@{name}" for name in profiles_of(path)))]
+    shipped = [one for one in map(load_recipe, names) if one.hardware.accelerator]
+    assert len(shipped) >= 8
+    for one in shipped:
+        result = saved_result(one)
+        assert result.fits and result.lower_bound and result.versions["libtpu"], one.name
+    for result in saved_results():  # also of several profiles together
+        assert saved_result(load_recipe(root / result.command.removeprefix("grpo preflight "))) == result
+
+
+def test_a_result_is_stale_when_a_value_that_matters_changes():
+    shipped = load_recipe(SMOKE)
+    changed = suggestions.with_changes(shipped, {"training.steps": shipped.training.steps + 1})
+    with pytest.raises(CourseError, match=r"has changed since.*grpo preflight"):
+        saved_result(changed)
+    with pytest.raises(CourseError, match=r"does not exist"):
+        saved_result(shipped.model_copy(update={"name": "mine"}))
+    assert saved_result(suggestions.with_changes(shipped, {"training.learning_rate": 1e-9, "seed": 5}))
+
+
+def test_recipes_made_too_large_are_saved_with_a_change_that_fits(root):
+    refused = [preflight.read_result(path) for path in (root / preflight.SAVED).glob("refused-*.json")]
+    assert len(refused) >= 2
+    for result in refused:
+        assert not result.fits and result.trials[-1].fits and result.trials[-1].changes == result.suggestion
+
+
+def test_without_libtpu_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(environment, "describe", lambda devices: {"packages": {"jax": "1"}})
+    done = CliRunner().invoke(cli.app, ["preflight", str(SMOKE)])
+    assert isinstance(done.exception, CourseError) and done.stdout == ""
+    assert "libtpu" in str(done.exception) and "make setup-tpu" in str(done.exception)
+
+
+def test_a_margin_smaller_than_the_weights_is_pointed_out():
+    """16 GiB of weights on 8 chips: 2 to a chip.  Two updates a step, and then one."""
+    several = recipe(training={"prompts_per_step": 16, "micro_batch_size": 64})
+    result = preflight.examine(several, stand_in(weights_gib=16.0, activations_gib=1.6))
+    assert 0 < result.margin < 2 * GIB
+    short = 2 - result.margin / GIB
+    assert any(f"would be {short:.2f} GiB short" in note for note in result.notes)
+    one = suggestions.with_changes(several, {"training.prompts_per_step": 8})
+    assert not preflight.examine(one, stand_in(weights_gib=16.0, activations_gib=1.6)).notes
+
+
+@pytest.mark.parametrize("limit", [0, 8, 40, 128, 500])
+def test_the_largest_micro_batch_is_found_by_halving(limit):
+    asked = []
+
+    def examine(recipe):
+        asked.append(recipe.plan.micro_batch_size)
+        return SimpleNamespace(fits=asked[-1] <= limit)
+
+    whole = recipe(training={"prompts_per_step": 16, "micro_batch_size": 128})
+    fitting = [size for size in micro_batch_sizes(whole.plan) if size <= limit]
+    assert suggestions.largest_micro_batch(whole, examine) == (fitting[-1] if fitting else None)
+    assert len(asked) <= 4

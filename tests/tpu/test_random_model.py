@@ -1,0 +1,262 @@
+"""Small random models of the recipes' architectures: their files, and faults that conversion, parity and sync find.
+
+Llama 3.1 and transformers in PyTorch are in tests/tpu/stack/test_random_model.py.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from grpo_lib.common.errors import CourseError
+from grpo_tpu import random_model
+from grpo_train.engines import conversion, maxtext_model, tunix_models, weight_sync
+from grpo_train.recipes import ModelRecipe, load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYER = "decoder.layers."
+PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assistant\n" for n in range(3, 11)]
+
+
+def published(name: str, **sizes) -> ModelRecipe:
+    """A model that is not on this machine."""
+    return ModelRecipe(path="nobody/nothing", maxtext_name=name, sizes=sizes)
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, kind, tied, heads, own",
+    [
+        ("qwen2.5-7b", "qwen2", False, (8, 4), {"rope_theta": 1e6, "rms_norm_eps": 1e-6}),
+        ("qwen2.5-1.5b", "qwen2", True, (4, 2), {"rope_theta": 1e6}),
+        ("qwen3-1.7b", "qwen3", True, (8, 4), {"rope_theta": 1e6, "attention_bias": False}),
+        ("qwen3-8b", "qwen3", False, (8, 4), {"rope_theta": 1e6}),
+        ("llama3.1-8b", "llama", False, (8, 4), {"rope_theta": 5e5, "rms_norm_eps": 1e-5, "mlp_bias": False}),
+    ],
+)
+def test_config_json_is_that_of_the_architecture(name, kind, tied, heads, own, tmp_path):
+    folder = random_model.write_random_model(published(name), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["tie_word_embeddings"]) == (kind, tied)
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == heads
+    assert own.items() <= config.items()
+    assert ("attention_bias" in config) == (kind != "qwen2")  # the published file of Qwen2.5 has no such key
+    assert (config.get("rope_scaling") == maxtext_model.LLAMA31_SCALING | {"rope_type": "llama3"}) == (kind == "llama")
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype.name for weight in weights.values()} == {"float32"}
+    parts = {key.split("self_attn.")[1] for key in weights if "layers.0.self_attn" in key}
+    assert {part for part in parts if part.endswith("bias")} == {
+        f"{part}_proj.bias" for part in ("qkv" if kind == "qwen2" else "")
+    }
+    assert ("q_norm.weight" in parts) == (kind == "qwen3") and ("lm_head.weight" in weights) != tied
+    model = ModelRecipe(path=str(folder), maxtext_name=name)
+    assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == own["rope_theta"]
+    assert maxtext_model.load_tokenizer(model).pad_token_id == random_model.PADDING
+
+
+def test_every_recipe_gets_its_own_architecture():
+    kinds = {file.stem: random_model.family(load_recipe(file).model) for file in (ROOT / "recipes").rglob("*.yaml")}
+    assert {"qwen2", "qwen3", "llama"} == set(kinds.values())
+    three = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-jax.yaml").model
+    assert random_model.small_config(three)["num_key_value_heads"] == 2  # the recipe's sizes, not those of the 1.5B
+    assert random_model.small_config(published("qwen2.5-14b", logits_via_embedding=True))["tie_word_embeddings"] is True
+    assert random_model.family(published("qwen3-30b-a3b")) is random_model.family(published("gemma2-2b")) is None
+    with pytest.raises(CourseError, match=r"gemma2-2b: random models are of qwen2\.5, qwen3, llama3\.1 only"):
+        random_model.small_config(published("gemma2-2b"))
+
+
+def test_the_seed_decides_the_weights_and_a_local_config_json_wins(tmp_path):
+    weights = []
+    for number, seed in enumerate((0, 0, 1)):
+        folder = random_model.write_random_model(published("qwen2.5-7b"), tmp_path / str(number), seed)
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+    file = tmp_path / "0" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 77.0, "tie_word_embeddings": True}))
+    local = random_model.small_config(ModelRecipe(path=str(tmp_path / "0"), maxtext_name="qwen2.5-7b"))
+    assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
+
+
+def changed(folder: Path, copy: Path, change) -> Path:
+    """A copy whose tensors went through `change`."""
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    change(weights)
+    save_file(weights, copy / "model.safetensors")
+    return copy
+
+
+def test_what_did_not_come_back_is_named(tmp_path):
+    folder = random_model.write_random_model(published("qwen2.5-7b"), tmp_path / "model")
+    assert random_model.check_round_trip(folder, folder) == 27
+    bias, gate, up = (f"model.layers.1.{part}" for part in ("self_attn.q_proj.bias", *("mlp.gate_proj.weight",) * 2))
+    up = up.replace("gate", "up")
+    without = changed(folder, tmp_path / "a", lambda weights: weights.pop(bias))
+    with pytest.raises(CourseError, match=rf"weight {bias} is not the same after conversion to MaxText and back"):
+        random_model.check_round_trip(folder, without)
+    swapped = changed(folder, tmp_path / "b", lambda weights: weights.update({gate: weights[up], up: weights[gate]}))
+    with pytest.raises(CourseError, match=rf"weight {gate} \(and 1 more\)"):
+        random_model.check_round_trip(folder, swapped)
+
+
+# --- faults ---------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """A random model and its actor, whose weights a test may change."""
+
+    def __init__(self, name: str, folder: Path):
+        self.folder = random_model.write_random_model(published(name), folder / "model")
+        self.recipe = ModelRecipe(path=str(self.folder), maxtext_name=name)
+        self.checkpoint = conversion.convert_to_maxtext(self.recipe, folder / "maxtext")
+        self.actor = self.load(self.recipe)
+        self.values = self.parameters()
+
+    def parameters(self) -> dict[str, object]:
+        return weight_sync.by_name(nnx.state(self.actor.module, nnx.Param))
+
+    def load(self, recipe: ModelRecipe) -> maxtext_model.Actor:
+        return maxtext_model.load_actor(
+            recipe, self.checkpoint, random_model.PROMPT + random_model.COMPLETION, random_model.PADDING
+        )
+
+    def change(self, names: list[str], change) -> None:
+        """`change` takes the values of the weights of these names and returns the new ones."""
+        self.put(self.values | dict(zip(names, change(*(self.values[name] for name in names)), strict=True)))
+
+    def put(self, values: dict[str, object]) -> None:
+        state = nnx.state(self.actor.module, nnx.Param)
+        names = weight_sync.by_name(state)
+        assert {name: value.shape for name, value in names.items()} == {n: v.shape for n, v in values.items()}
+        flat = zip(names, state.flat_state(), strict=True)
+        nnx.update(
+            self.actor.module,
+            nnx.State.from_flat_path({path: variable.replace(values[name]) for name, (path, variable) in flat}),
+        )
+
+
+# Untied with biases; tied.
+FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-7b", "qwen3-1.7b")]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def random(request, tmp_path_factory) -> Model:
+    return Model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def model(random):
+    random.put(random.values)
+    return random
+
+
+def heads_reversed(*kernels):
+    """Of key and value kernels, [width, layers, heads, size]."""
+    return [kernel[:, :, ::-1] for kernel in kernels]
+
+
+ATTENTION, MLP = f"{LAYER}self_attention.", f"{LAYER}mlp."
+FAULTS = {
+    "q bias dropped": ("qwen2.5", [f"{ATTENTION}query.bias"], lambda bias: [0 * bias]),
+    "v bias dropped": ("qwen2.5", [f"{ATTENTION}value.bias"], lambda bias: [0 * bias]),
+    "q and k norm swapped": ("qwen3", [f"{ATTENTION}{x}_norm.scale" for x in ("query", "key")], lambda q, k: [k, q]),
+    "gate and up swapped": ("", [f"{MLP}wi_0.kernel", f"{MLP}wi_1.kernel"], lambda gate, up: [up, gate]),
+    "k and v heads reversed": ("", [f"{ATTENTION}{x}.kernel" for x in ("key", "value")], heads_reversed),
+    "k heads reversed": ("", [f"{ATTENTION}key.kernel"], heads_reversed),
+    "layers in reverse": ("", [f"{MLP}wo.kernel"], lambda stack: [stack[:, ::-1]]),
+}
+
+
+@pytest.mark.slow
+def test_maxtext_computes_the_same_model(model):
+    found = random_model.check_parity(model.actor, model.folder)
+    tied = "lm_head.weight" not in load_file(model.folder / "model.safetensors")
+    assert found.tokens == 256 and found.mean_gap < (0.01 if tied else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_parity_finds(model, fault):
+    families, names, change = FAULTS[fault]
+    if not model.recipe.maxtext_name.startswith(families):
+        pytest.skip("this family has no such weights")
+    model.change(names, change)
+    with pytest.raises(CourseError, match=r"disagree on this qwen\d model: .* differ by [0-9.e-]+ nats on average"):
+        random_model.check_parity(model.actor, model.folder)
+
+
+@pytest.mark.slow
+def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
+    wrong = Path(shutil.copytree(model.folder, tmp_path / "wrong"))
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000.0}))
+    actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
+    with pytest.raises(CourseError, match="nats on average"):
+        random_model.check_parity(actor, model.folder)
+
+
+@pytest.mark.slow
+def test_it_goes_to_maxtext_and_back(model, tmp_path):
+    exported = conversion.export_to_hugging_face(model.actor, model.recipe, tmp_path / "export")
+    assert random_model.check_round_trip(model.folder, exported) == len(conversion.read_weights(model.folder))
+
+
+@pytest.fixture
+def check(model, rollout_config):
+    """The check of the first sync, after `change`: of the tables by which Tunix's sampler gets its weights."""
+    from grpo_train.engines.tunix_sampler import TunixSampler
+
+    tokenizer = maxtext_model.load_tokenizer(model.recipe)
+
+    def logps(prompt_ids, ids):
+        return maxtext_model.per_token_logps(model.actor, prompt_ids, ids, pad_id=0, eos_id=1)
+
+    def run():
+        sampler = TunixSampler(model.actor.module, tokenizer, model.actor.mesh, rollout_config, seed=7)
+        return weight_sync.check_sync(sampler, model.actor.weights(), PROMPTS, rollout_config, logps)
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_weight_is_synced_and_one_that_is_not_is_named(model, check, monkeypatch):
+    assert check().weights == {"qwen2.5-7b": 15, "qwen3-1.7b": 13, "qwen3-8b": 14}[model.recipe.maxtext_name]
+    heads = [] if model.recipe.maxtext_name == "qwen3-1.7b" else ["lm_head.w"]
+    biases = ["attn.q_bias"] if model.recipe.maxtext_name == "qwen2.5-7b" else ["attn.k_norm.w"]
+    for table, names in (("OTHER_WEIGHTS", heads), ("LAYER_WEIGHTS", biases)):
+        for name in names:
+            given = getattr(weight_sync, table)
+            with monkeypatch.context() as patch:
+                patch.setattr(weight_sync, table, {key: value for key, value in given.items() if key != name})
+                with pytest.raises(CourseError, match=r"weight \S*{}".format(given[name].replace(".", r"\."))):
+                    check()
+
+
+@pytest.mark.slow
+def test_a_sync_into_another_model_shows_as_a_gap(model, check, monkeypatch):
+    given = weight_sync.LAYER_WEIGHTS
+    gate, up = "mlp.gate_proj.kernel", "mlp.up_proj.kernel"
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
+        with pytest.raises(CourseError, match="sampler and trainer disagree"):
+            check()
+    if model.recipe.maxtext_name.startswith("qwen2.5"):  # Tunix's Qwen3 refuses another base
+        config = tunix_models.model_config
+        with monkeypatch.context() as patch:
+            patch.setattr(tunix_models, "model_config", lambda name, _, *rest: config(name, 10_000.0, *rest))
+            with pytest.raises(CourseError, match="sampler and trainer disagree"):
+                check()
+
+
+def test_the_gap_of_nan_is_refused(tmp_path, monkeypatch):
+    folder = random_model.write_random_model(published("qwen3-1.7b"), tmp_path)
+    monkeypatch.setattr(random_model, "_reference", lambda config: lambda folder, prompts, ids: np.zeros(ids.shape))
+    monkeypatch.setattr(maxtext_model, "per_token_logps", lambda actor, p, ids, *rest: np.full(ids.shape, np.nan))
+    with pytest.raises(CourseError, match="nan nats"):
+        random_model.check_parity(None, folder)

@@ -1,0 +1,433 @@
+"""The switches of the `grpo` section: which of them are the same thing, and what they are where they are not."""
+
+import ast
+import importlib.util
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_packing import B, C, batch, pack, prompts_of
+from test_plain_grpo import as_plain, first_moment
+from tunix.rl import common, function_registry, rl_cluster
+from tunix.rl.grpo import dapo_learner, grpo_learner
+from tunix.rl.grpo.grpo_learner import GRPOConfig
+
+from grpo_lib import plain_grpo
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import load_problems
+from grpo_lib.rewards import overlong_penalty
+from grpo_train import losses, training
+from grpo_train.engines import learner
+from grpo_train.recipes import load_recipe
+
+whole_lengths = st.lists(st.integers(1, C), min_size=B, max_size=B)
+
+
+def gradient(logps, padded, **settings_):
+    """Of the loss with respect to log π [B, C]."""
+    given_ = (padded.old_per_token_logps, padded.ref_per_token_logps, padded.advantages, padded.completion_mask)
+    return jax.grad(lambda logps: losses.policy_loss(logps, *given_, **settings_)[0])(logps)
+
+
+def drawn(seed):
+    return jnp.asarray(-np.abs(np.random.default_rng(seed).normal(3, 1, (B, C))), jnp.float32)
+
+
+@settings(max_examples=30)
+@given(whole_lengths, st.integers(0, 99), st.sampled_from(list(learner.AGGREGATIONS.values())))
+def test_with_one_update_per_batch_clip_higher_and_gspo_are_grpo(lengths, seed, aggregation):
+    padded = batch(lengths, [3, 4], seed, old=False, ref=False)
+    plain = gradient(drawn(seed), padded, aggregation=aggregation)
+    higher = gradient(drawn(seed), padded, aggregation=aggregation, epsilon_high=0.28)
+    assert np.array_equal(plain, higher)
+    # Of one completion: the mean gradient of its tokens, at each of them.
+    sequence = np.asarray(gradient(drawn(seed), padded, aggregation=aggregation, ratio="sequence"))
+    np.testing.assert_allclose(sequence, plain, rtol=1e-5, atol=1e-9)
+
+
+def test_off_policy_they_differ():
+    padded = batch([4] * B, [3, 4], ref=False)
+    near = padded.old_per_token_logps + jnp.where(jnp.arange(C) % 2, 0.22, -0.1)  # ratios of 1.25 and 0.90
+    gradients = [gradient(near, padded, **changes) for changes in ({}, {"epsilon_high": 0.28}, {"ratio": "sequence"})]
+    for one, other in itertools.combinations(gradients, 2):
+        assert np.abs(one - other).max() > 1e-3
+
+
+@settings(max_examples=30)
+@given(whole_lengths, prompts_of, st.integers(0, 99), st.sampled_from(["packed", "groups"]))
+def test_a_sequence_s_ratio_is_the_same_in_rows_of_several(lengths, prompts, seed, layout):
+    padded = batch(lengths, prompts, seed)
+    packed = pack(padded, layout)
+    logps = drawn(seed) / 10 + padded.old_per_token_logps
+    rows = np.zeros(packed.completion_mask.shape, np.float32)
+    # Values of the same order in both: pack them like another field.
+    carried = pack(padded.replace(ref_per_token_logps=logps), layout)
+    rows = carried.ref_per_token_logps
+    keys = losses._completion_keys(packed.segment_positions)
+    ours, aux = losses.policy_loss(
+        rows, packed.old_per_token_logps, None, packed.advantages, packed.completion_mask,
+        weights=packed.weights, ratio="sequence", completions=keys,
+    )  # fmt: skip
+    theirs, their_aux = losses.policy_loss(
+        logps, padded.old_per_token_logps, None, padded.advantages, padded.completion_mask, ratio="sequence"
+    )
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-5, abs=1e-6)
+    for key in ("is_ratio/max", "is_ratio/min", "pg_clipfrac"):
+        assert float(aux[key]) == pytest.approx(float(their_aux[key]), rel=1e-5), key
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=4), st.integers(2, 4))
+def test_leave_one_out_is_a_multiple_of_no_std(rewards, group_size):
+    rewards = np.tile(np.array(rewards[:group_size], np.float64), 2)
+    of = {name: function_registry.get_advantage_estimator(own) for name, own in learner.ADVANTAGES.items()}
+    mean, out = (
+        np.asarray(of[name](rewards=rewards, num_generations=group_size)) for name in ("mean", "leave-one-out")
+    )
+    np.testing.assert_allclose(out, mean * group_size / (group_size - 1), rtol=1e-5, atol=1e-6)
+    for name, function in of.items():
+        ours = plain_grpo.group_advantages(rewards, group_size, name)
+        np.testing.assert_allclose(ours, function(rewards=rewards, num_generations=group_size), rtol=1e-5, atol=1e-6)
+
+
+def test_advantages_by_hand():
+    rewards = np.array([1.0, 0.0, 0.0, 0.0])
+    assert plain_grpo.group_advantages(rewards, 4, "mean").tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert plain_grpo.group_advantages(rewards, 4, "leave-one-out") == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    assert plain_grpo.group_advantages(rewards, 4, "std") == pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-5)
+
+
+# --- length -------------------------------------------------------------------------------------------------------
+
+
+def test_the_overlong_penalty_by_hand():
+    # Limit 20, buffer 8: nothing is taken off up to 12 tokens, half at 16, all of it at 20.
+    assert overlong_penalty([1, 12, 14, 16, 20], 20, 8) == [0, 0, -0.25, -0.5, -1]
+    assert overlong_penalty([16], 20, 8, penalty=0.2) == pytest.approx([-0.1])
+
+
+def test_the_overlong_penalty_is_of_tokens_and_not_of_characters(root):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["grpo.overlong_buffer=8"])
+    sampler = SimpleNamespace(lengths=[20, 20])  # of one batch, whatever its texts are
+    function = training._overlong_reward(sampler, recipe)
+    short, long = function(prompts=["", ""], completions=["a", "a" * 500])
+    assert short == long == -0.5 and function.__name__ == "overlong_penalty"
+
+
+# --- the mean over the tokens of a step -------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(whole_lengths, st.sampled_from([1, 2, 3, 6]))
+def test_the_step_s_mean_is_the_same_for_every_micro_batch(lengths, size):
+    padded = batch(lengths, [3, 4], old=False, ref=False)
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(B, C)), jnp.float32)
+    parts = [jax.tree.map(lambda array: array[at : at + size], padded) for at in range(0, B, size)]  # noqa: B023
+    means = [
+        float((values[index * size : (index + 1) * size] * part.weights).sum())
+        for index, part in enumerate(learner.weighted(parts))
+    ]
+    expected = common.aggregate_loss(values, padded.completion_mask, "token-mean")
+    assert np.mean(means) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_update_of_a_run_does_not_depend_on_the_micro_batch(root, converted_base, tmp_path):
+    def gradient(size: int) -> dict[str, np.ndarray]:
+        changes = ["training.steps=1", "training.validate_every=0", "problems.train=200", "grpo.aggregation=step"]
+        changes += [f"training.micro_batch_size={size}", "training.max_grad_norm=1e9"]
+        recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
+        problems = load_problems(recipe.problems, "train")
+        session = training.build_session(recipe, tmp_path / str(size), problems, converted_base)
+        training.train(session)
+        return as_plain(first_moment(session.cluster.actor_trainer.optimizer.opt_state))
+
+    whole, parts = gradient(128), gradient(16)
+    for name in whole:
+        apart = np.linalg.norm(whole[name] - parts[name]) / np.linalg.norm(whole[name])
+        # MaxText rounds the gradient of a tied embedding to bfloat16, of each micro-batch: 8 bits.
+        assert apart < (2**-8 if name == "embed_tokens" else 1e-4), name
+
+
+def test_tunix_still_takes_the_token_mean_of_a_micro_batch():
+    values, mask = jnp.array([[1.0, 1, 1, 1], [5, 0, 0, 0]]), jnp.array([[1, 1, 1, 1], [1, 0, 0, 0]])
+    each = [float(common.aggregate_loss(values[i : i + 1], mask[i : i + 1], "token-mean")) for i in range(2)]
+    assert np.mean(each) == 3.0  # what MultiSteps makes of two micro-batches
+    assert float(common.aggregate_loss(values, mask, "token-mean")) == pytest.approx(9 / 5)  # of the step's tokens
+
+
+# --- upstream: each fails on the day it is mended -----------------------------------------------------------------
+
+
+def test_tunix_still_has_epsilon_high_in_dapo_only():
+    with pytest.raises(TypeError, match="epsilon_high"):
+        GRPOConfig(epsilon_high=0.28)
+
+
+def test_tunix_s_dapo_still_counts_characters_and_still_wants_a_reference():
+    buffer = {"overlong_buffer_length": 10, "overlong_buffer_penalty": 1.0, "max_response_length": 20}
+    long, short = dapo_learner.reward_shaping([], ["a" * 15, "b" * 5], rl_cluster.Mode.TRAIN, buffer)
+    assert (long, short) == (-0.5, 0)  # by their characters, whatever their tokens are
+    assert dapo_learner.DAPOConfig(overlong_buffer=None).beta is None  # None != 0.0, so the learner asks a reference
+
+
+def test_tunix_s_dynamic_sampling_is_still_a_name():
+    assert dapo_learner.DAPOConfig().dynamic_sampling is True
+    for name in ("_generate_and_compute_advantage", "_prepare_data", "train"):
+        assert name not in vars(dapo_learner.DAPOLearner)
+
+
+def test_maxtext_still_ignores_epsilon_high_without_its_agentic_learner():
+    spec = importlib.util.find_spec("maxtext.trainers.post_train.rl.train_rl")  # importing it takes vLLM
+    assert spec and spec.origin
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    keywords = {ast.unparse(call.func): {key.arg for key in call.keywords} for call in calls}
+    assert "epsilon_high" in keywords["AgenticGrpoConfig"] and "epsilon_high" not in keywords["GrpoConfig"]
+    assert "kl_loss_mode" not in keywords["GrpoConfig"]  # so it is k1
+
+
+def test_tunix_still_reads_beta_once_and_fills_no_importance_weights():
+    source = Path(grpo_learner.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    lambdas = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    assert any("algo_config=self.algo_config" in text for text in lambdas)  # a constant of the traced update
+    assert "sampler_is_weights" not in source
+
+
+# --- KL ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_expected_gradients_of_the_kl_estimators(seed):
+    """As a loss: k2 has the gradient of KL(π‖ref), k3 that of KL(ref‖π), and k1 none; by enumeration, in float64."""
+    rng = np.random.default_rng(seed)
+    V = 6
+    logits, reference = rng.normal(size=(2, V))
+
+    def log_softmax(x):
+        return x - np.log(np.exp(x).sum())
+
+    log_p, log_q = log_softmax(logits), log_softmax(reference)
+    p, q = np.exp(log_p), np.exp(log_q)
+
+    def expected(kl):
+        """E over y ~ π of the gradient of the loss of token y, with respect to the logits."""
+        with jax.enable_x64(True):
+            tokens, one = jnp.arange(V)[:, None], jnp.ones((V, 1))
+
+            def loss(logits):
+                logps = jax.nn.log_softmax(logits)[tokens]  # [V, 1]: each entry is a completion of one token
+                _, aux = losses.policy_loss(
+                    logps,
+                    None,
+                    jnp.asarray(log_q)[tokens],
+                    jnp.zeros(V),
+                    one,
+                    beta=1.0,
+                    kl=kl,
+                    weights=jnp.asarray(p)[:, None],
+                )
+                return aux["kl_loss"]
+
+            return np.asarray(jax.grad(loss)(jnp.asarray(logits)))
+
+    forward = p * ((log_p - log_q) - (p * (log_p - log_q)).sum())  # of KL(π‖ref) with respect to the logits
+    backward = p - q  # of KL(ref‖π)
+    np.testing.assert_allclose(expected("k1"), 0, atol=1e-6)
+    np.testing.assert_allclose(expected("k2"), forward, atol=1e-6)
+    np.testing.assert_allclose(expected("k3"), backward, atol=1e-6)
+
+
+# --- recipe -------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_s_names_are_tunix_s(root):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    config = learner.policy_loss_config(recipe, "padded")
+    assert config.policy_loss_fn == "grpo" and config.epsilon_high == config.epsilon == 0.2
+    assert learner.policy_loss_config(recipe, "groups").policy_loss_fn == "grpo-jax"
+    changed = ["grpo.advantage=mean", "grpo.aggregation=constant", "grpo.epsilon_high=0.28", "grpo.ratio=sequence"]
+    config = learner.policy_loss_config(load_recipe(root / "recipes" / "tiny-cpu.yaml", changed), "padded")
+    assert (config.advantage_estimator, config.loss_agg_mode) == ("drgrpo", "sequence-mean-token-scale")
+    assert (config.epsilon_high, config.loss_algo, config.policy_loss_fn) == (0.28, "gspo-token", "grpo-jax")
+    for estimator, name in (("k1", "kl"), ("k2", "mse_kl"), ("k3", "low_var_kl")):
+        config = learner.policy_loss_config(
+            load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.kl={estimator}"]), ""
+        )
+        assert config.kl_loss_mode == name
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("grpo.epsilon_high=0.1", r"epsilon_high=0.1 is below epsilon=0.2"),
+        ("grpo.advantage=rloo", r"grpo.advantage='rloo'.*leave-one-out"),
+        ("grpo.aggregation=token-mean", r"grpo.aggregation='token-mean'.*step"),
+        ("grpo.kl=k4", r"grpo.kl='k4'.*k3"),
+        ("grpo.overlong_buffer=24", r"grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"),
+        ("grpo.overlong_penalty=0", r"grpo.overlong_penalty=0: "),
+        ("grpo.target_kl=0.1", r"target_kl=0.1 adapts beta"),
+        ("grpo.target_kl=0.1 grpo.beta=0.1 grpo.kl=k1", r"target_kl=0.1 needs .* kl to k2 or k3"),
+        ("grpo.dynamic_sampling=0", r"grpo.dynamic_sampling=0: .*1"),
+        ("grpo.dynamic_sampling=2 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*dynamic_sampling"),
+        ("grpo.overlong_buffer=4 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*overlong_buffer"),
+        ("grpo.correction=tis rollout.top_p=0.9", r"correction=tis needs the prob.* rollout.top_p=0.9 .*=tunix"),
+        ("grpo.correction=tis rollout.top_k=5", r"correction=tis needs the prob.* rollout.top_k=5 "),
+        (
+            "grpo.correction=ratio rollout.engine=vllm rollout.temperature=0.9",
+            r"=ratio needs .*rollout.temperature=0.9",
+        ),
+        ("grpo.watch_kl=5 grpo.beta=0.1", r"watch_kl=5: with beta above 0 every step has its KL"),
+        ("rollout.final_temperature=0.7 training.steps=2", r"temperature_stages=3 needs as many steps.*steps=2"),
+        ("lora.rank=0", r"lora.rank=0: "),
+    ],
+)
+def test_another_value_is_refused_in_one_line(root, change, says):
+    with pytest.raises(CourseError, match=says) as error:
+        load_recipe(root / "recipes" / "tiny-cpu.yaml", change.split())
+    assert "\n" not in str(error.value)
+
+
+# --- the sampler's probabilities ----------------------------------------------------------------------------------
+
+
+def test_truncated_importance_sampling_by_hand():
+    half, one = np.log(0.5), jnp.ones((1, 3))
+    logps, sampled = jnp.full((1, 3), half), jnp.asarray([[np.log(0.25), half, np.log(0.05)]])  # ratios of 2, 1 and 10
+    loss, aux = losses.policy_loss(
+        logps, None, None, jnp.ones(1), one, sampler_per_token_logps=sampled, correction_cap=4.0
+    )
+    assert float(loss) == pytest.approx(-(2 + 1 + 4) / 3) and float(aux["importance_ratio"]) == pytest.approx(13 / 3)
+
+
+@settings(max_examples=20)
+@given(whole_lengths, st.integers(0, 99))
+def test_a_sampler_of_the_same_probabilities_needs_no_correction(lengths, seed):
+    padded = batch(lengths, [3, 4], seed, old=False, ref=False)
+    same = gradient(drawn(seed), padded, sampler_per_token_logps=drawn(seed))
+    np.testing.assert_allclose(same, gradient(drawn(seed), padded), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("layout", ["packed", "groups"])
+def test_beta_and_the_sampler_s_probabilities_of_rows_of_several(layout):
+    padded = batch([5, 1, 3, 2, 4, 5], [3, 4])
+    padded = learner._extended(padded, beta=jnp.linspace(0.1, 0.6, B), sampler_per_token_logps=drawn(3))
+    packed = pack(padded, layout)
+
+    def loss(example, logps, **more):
+        return losses.policy_loss(
+            logps, example.old_per_token_logps, example.ref_per_token_logps, example.advantages,
+            example.completion_mask, beta=example.beta, sampler_per_token_logps=example.sampler_per_token_logps, **more,
+        )[0]  # fmt: skip
+
+    # The policy's: those of the old one, carried into the rows with it.
+    rows = loss(packed, packed.old_per_token_logps, weights=packed.weights)
+    assert float(rows) == pytest.approx(float(loss(padded, padded.old_per_token_logps)), rel=1e-5)
+
+
+@settings(max_examples=10)
+@given(st.sampled_from([0.01, 0.3, 2.0]), st.integers(0, 99))
+def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
+    padded = batch([4] * B, [3, 4], seed, old=False)
+    one, each = (gradient(drawn(seed), padded, beta=value) for value in (beta, jnp.full(B, beta)))
+    np.testing.assert_allclose(one, each, rtol=1e-5, atol=1e-8)
+
+
+# --- from step to step --------------------------------------------------------------------------------------------
+
+
+def test_temperature_and_beta_by_hand(root):
+    changes = ["rollout.temperature=0.9", "rollout.final_temperature=0.7", "grpo.beta=0.1", "grpo.target_kl=0.02"]
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
+    temperatures = [round(learner.temperature_of_step(recipe.rollout, step, 9), 6) for step in range(9)]
+    assert temperatures == [0.9] * 3 + [0.8] * 3 + [0.7] * 3
+    kls = [0.1, 0.1, 0.02, None, 0.03, 0.0301, 0.013]  # far above twice; in between; far below
+    assert learner.adapted_beta(recipe.grpo, kls) == pytest.approx(0.1 * 1.5**3 / 1.5)
+    assert learner.adapted_beta(recipe.grpo, []) == 0.1
+    assert learner.adapted_beta(recipe.grpo, [9.0] * 50) == pytest.approx(10)
+    assert learner.adapted_beta(recipe.grpo, [0.0] * 50) == pytest.approx(0.001)
+
+
+class Sampled(learner.Learner):
+    """A learner whose sampler answers as a table says: `table[step]` has the verdicts of each group of that step."""
+
+    def __init__(self, recipe, table):
+        self._recipe, self._calls_per_step, self._beta, self.table = recipe, 1, None, table
+        self.algo_config = SimpleNamespace(num_generations=2)
+        self.logged = {}
+        self.rl_cluster = SimpleNamespace(
+            rollout=SimpleNamespace(calls=0, last=None),
+            buffer_metrics=lambda values, mode=None: self.logged.update({k: v[0] for k, v in values.items()}),
+        )
+        self._batch_of_step = self.prompts
+
+    def prompts(self, step):
+        count = len(self.table[0])
+        return {"prompts": np.array([f"{step}-{i}" for i in range(count)]), "answer": np.array(["1"] * count),
+                "kind": np.array(["tagged"] * count)}  # fmt: skip
+
+    def step(self, step):
+        self.rl_cluster.rollout.calls = step
+        batch_ = {name: np.repeat(column, 2) for name, column in self.prompts(step).items()}
+        return self._generate_and_compute_advantage(batch_, None)
+
+    def _sampled_once(self, training_input, mode):
+        step = self.rl_cluster.rollout.calls
+        self.rl_cluster.rollout.calls += 1
+        right = np.array(self.table[step]).reshape(-1)
+        texts = [f"<reasoning>a</reasoning><answer>{int(each)}</answer>" for each in right]
+        self.rl_cluster.rollout.last = SimpleNamespace(text=texts)
+        assert [str(prompt).split("-")[0] for prompt in training_input["prompts"]] == [str(step)] * len(right)
+        ids = jnp.asarray(100 * step + np.arange(len(right)))[:, None]  # tells where a completion is from
+        return common.TrainExample(ids, ids, ids, ids, jnp.asarray(right - 0.5, jnp.float32), None, None)
+
+
+def dynamic(root, passes, table):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.dynamic_sampling={passes}", "training.steps=10"])
+    return Sampled(recipe, table)
+
+
+MIXED, RIGHT, WRONG = [1, 0], [1, 1], [0, 0]
+
+
+def test_groups_without_spread_are_replaced_by_those_of_later_steps(root):
+    sampled = dynamic(root, 4, {0: [MIXED, RIGHT, WRONG], 10: [WRONG, MIXED, RIGHT], 20: [MIXED, MIXED, MIXED]})
+    example = sampled.step(0)
+    # The second group from the first spare pass, the third from the next; nothing was asked for a fourth time.
+    assert example.completion_ids[:, 0].tolist() == [0, 1, 1002, 1003, 2000, 2001]
+    assert example.advantages.tolist() == [0.5, -0.5] * 3
+    assert sampled.logged == {"step/sampling_passes": 3, "step/groups_left_out": 0}
+    assert sampled.rl_cluster.rollout.calls == 1  # the next step draws its own noise
+
+
+def test_dynamic_sampling_that_finds_nothing_goes_on_and_counts(root):
+    nothing = {step: [MIXED, WRONG, RIGHT] if step == 0 else [WRONG, RIGHT, WRONG] for step in (0, 10, 20)}
+    sampled = dynamic(root, 3, nothing)
+    example = sampled.step(0)
+    assert example.completion_ids[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert example.advantages.tolist() == [0.5, -0.5, 0, 0, 0, 0]
+    assert sampled.logged == {"step/sampling_passes": 3, "step/groups_left_out": 2}
+
+
+@given(st.lists(st.lists(st.sampled_from([MIXED, RIGHT, WRONG]), min_size=3, max_size=3), min_size=4, max_size=4))
+def test_dynamic_sampling_keeps_what_it_has_and_asks_no_more_than_it_must(root, tables):
+    sampled = dynamic(root, 4, {10 * number: table for number, table in enumerate(tables)})
+    example = sampled.step(0)
+    passes = sampled.logged["step/sampling_passes"]
+    found = [table.count(MIXED) for table in tables]
+    assert passes == next((n for n in range(1, 4) if sum(found[:n]) >= 3), 4)
+    assert sampled.logged["step/groups_left_out"] == max(0, 3 - sum(found[:passes]))
+    used = example.completion_ids[::2, 0].tolist()
+    assert len(set(used)) == 3
+    for group, first in enumerate(tables[0]):
+        if first == MIXED:
+            assert used[group] == 2 * group
+        source = tables[used[group] // 1000][used[group] % 100 // 2]
+        assert (source == MIXED) == bool(np.abs(example.advantages[2 * group : 2 * group + 2]).sum() > 0)

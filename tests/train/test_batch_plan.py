@@ -1,0 +1,211 @@
+"""The batch plan: known answers, and refusals whose proposed values are accepted."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from grpo_lib.common.errors import CourseError
+from grpo_train import cli
+from grpo_train.recipes import load_recipe, parse_recipe, plan_table
+from grpo_train.recipes.batch_plan import BatchPlan, make_plan, micro_batch_sizes
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "recipes" / "tiny-cpu.yaml"
+TWO_HOSTS = ROOT / "recipes" / "qwen2.5-7b-gsm8k-2hosts.yaml"
+PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size", "training.micro_batch_size"
+
+
+def test_two_processes_on_eight_devices():
+    machine = {"group_size": 2, "processes": 2, "devices": 8, "trainer_replicas": 8, "sampler_replicas": 8}
+    plan = make_plan({PROMPTS: 16, f"{ROLLOUT}_per_device": 1, f"{MICRO}_per_device": 1}, **machine, longest=(232, 768))
+    assert (plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (8, 2)
+    assert (plan.micro_batch_size_per_device, plan.accumulation_steps, plan.completions_per_step) == (1, 4, 32)
+    assert (plan.micro_batch_size, plan.micro_batch_prompts) == (8, 4)
+    assert plan.tokens_per_step == 32_000
+    assert make_plan({f"{PROMPTS}_per_device": 2, ROLLOUT: 8, MICRO: 8}, **machine, longest=(232, 768)) == plan
+
+
+def test_by_default_a_step_is_one_rollout_and_one_gradient():
+    plan = make_plan({}, group_size=8)
+    assert (plan.prompts_per_step, plan.num_rollout_micro_batches, plan.accumulation_steps) == (16, 1, 1)
+    assert (plan.rollout_micro_batch_size, plan.micro_batch_size) == (16, 128)
+    assert plan.tokens_per_step is None
+
+
+def test_a_recipe_takes_hosts_and_replicas_from_its_slice():
+    plan = load_recipe(TWO_HOSTS).plan
+    assert (plan.processes, plan.trainer_replicas, plan.sampler_replicas) == (2, 8, 2)  # sampler_tensor: 4
+    assert (plan.prompts_per_step, plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (16, 8, 2)
+    assert (plan.micro_batch_prompts, plan.accumulation_steps) == (4, 4)  # as in the published run
+    changes = ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=null", f"{MICRO}_per_device=2"]
+    plan = load_recipe(TWO_HOSTS, changes).plan  # per device is per replica
+    assert (plan.trainer_replicas, plan.sampler_replicas, plan.micro_batch_size) == (4, 1, 8)
+
+
+def test_tunix_own_sampler_keeps_a_model_on_each_device():
+    changes = ["hardware.trainer_devices=4", f"{ROLLOUT}_per_device=2"]
+    assert load_recipe(TINY, changes).plan.num_rollout_micro_batches == 2
+    assert load_recipe(TINY, [*changes, "rollout.engine=vllm"]).plan.num_rollout_micro_batches == 8  # one replica
+
+
+KEY = r"[a-z]+\.[a-z_]+"
+REMEDY = re.compile(rf"^({KEY})=\d+ [^;]*: use (?:({KEY})=)?(\d+(?:, \d+)*(?: or \d+)?)( instead)?$")
+SIZE = st.none() | st.integers(1, 80)
+
+
+@st.composite
+def arguments(draw):
+    """A machine and at most one key for each of the three sizes."""
+    keys = [draw(st.sampled_from([key, f"{key}_per_device"])) for key in (PROMPTS, ROLLOUT, MICRO)]
+    sizes = {key: value for key in keys if (value := draw(SIZE))}
+    names = ("processes", "trainer_replicas", "sampler_replicas")
+    machine = {name: draw(st.integers(1, 12)) for name in names} | {"group_size": draw(st.integers(2, 12))}
+    return sizes, machine | {"devices": draw(st.none() | st.integers(1, 64))}
+
+
+def planned(sizes: dict, machine: dict) -> BatchPlan | str:
+    try:
+        return make_plan(sizes, **machine)
+    except ValueError as error:
+        return str(error)
+
+
+def check(plan: BatchPlan, sizes: dict) -> None:
+    """The sizes multiply out, and are those that were given."""
+    completions = plan.prompts_per_step * plan.group_size
+    assert plan.num_rollout_micro_batches * plan.rollout_micro_batch_size == plan.prompts_per_step
+    assert plan.rollout_micro_batch_size % plan.processes == plan.micro_batch_size % plan.processes == 0
+    assert plan.accumulation_steps * plan.micro_batch_size == completions == plan.completions_per_step
+    assert plan.micro_batch_size_per_device * plan.trainer_replicas == plan.micro_batch_size
+    assert plan.micro_batch_prompts * plan.group_size == plan.micro_batch_size in micro_batch_sizes(plan)
+    have = {PROMPTS: plan.prompts_per_step, ROLLOUT: plan.rollout_micro_batch_size, MICRO: plan.micro_batch_size}
+    have |= {f"{key}_per_device": have[key] / plan.trainer_replicas for key in (PROMPTS, MICRO)}
+    have[f"{ROLLOUT}_per_device"] = plan.rollout_micro_batch_size / plan.sampler_replicas
+    assert all(have[key] == value for key, value in sizes.items())
+
+
+@given(arguments())
+def test_a_plan_multiplies_out_and_every_proposed_value_is_accepted(case):
+    sizes, machine = case
+    plan = planned(sizes, machine)
+    if isinstance(plan, BatchPlan):
+        return check(plan, sizes)
+    for problem in plan.split("; "):
+        key, other, values, instead = REMEDY.match(problem).groups()
+        assert bool(other) == bool(instead)
+        for value in map(int, re.findall(r"\d+", values)):
+            if key == "hardware.processes":
+                changed = planned(sizes, machine | {"processes": value})
+            else:
+                changed = planned({k: v for k, v in sizes.items() if k != key} | {other or key: value}, machine)
+            # What is left to refuse is another size.
+            assert isinstance(changed, BatchPlan) or not re.search(rf"\b{other or key}=\d+ ", changed)
+
+
+@given(st.integers(1, 10**30), st.integers(1, 10**30), st.integers(2, 10**9))
+def test_absurd_numbers_are_answered_at_once(prompts, micro, group):
+    plan = planned({PROMPTS: prompts, MICRO: micro}, {"group_size": group})
+    assert isinstance(plan, BatchPlan) or REMEDY.match(plan)
+
+
+@given(arguments())
+def test_micro_batch_sizes_lists_all_that_are_accepted(case):
+    sizes, machine = case
+    sizes = {key: value for key, value in sizes.items() if not key.startswith(MICRO)}
+    plan = planned(sizes, machine)
+    if isinstance(plan, BatchPlan):
+        tried = range(1, min(plan.completions_per_step, 200) + 1)
+        good = [size for size in tried if isinstance(planned(sizes | {MICRO: size}, machine), BatchPlan)]
+        assert good == [size for size in micro_batch_sizes(plan) if size in tried]
+
+
+EIGHT, TWO = "hardware.accelerator=v6e-8", "hardware.accelerator=v4-16"
+IMPOSSIBLE = [
+    ([f"{MICRO}=6", f"{PROMPTS}=8", "grpo.group_size=2"], "training.micro_batch_size=6 must divide the 16 completions "
+     "of a step and be a multiple of 2 (grpo.group_size=2): use 2, 4, 8 or 16"),
+    ([f"{ROLLOUT}=5"], "rollout.micro_batch_size=5 must divide the 16 prompts of a step: use 1, 2, 4, 8 or 16"),
+    ([f"{ROLLOUT}=5", f"{MICRO}=6"], "use 1, 2, 4, 8 or 16; training.micro_batch_size=6 must divide the 128"),
+    ([EIGHT, "grpo.group_size=3", f"{MICRO}=16"], "of 24 (8 trainer replicas, grpo.group_size=3): use 24 or 48"),
+    ([EIGHT, f"{PROMPTS}=3", "grpo.group_size=2"],
+     "training.prompts_per_step=3 must be a multiple of 4 (8 trainer replicas, grpo.group_size=2): use 4"),
+    ([EIGHT, f"{MICRO}_per_device=3"], "training.micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 "
+     "completions of a step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
+    ([EIGHT, f"{ROLLOUT}_per_device=3"], "=3 x 8 replicas = 24 must divide the 16 prompts of a step: use 1 or 2"),
+    ([EIGHT, f"{PROMPTS}=9", f"{ROLLOUT}_per_device=1"], "use rollout.micro_batch_size=1, 3 or 9 instead"),
+    ([EIGHT, "hardware.processes=3"], "hardware.processes=3 must divide the 8 devices: use 1, 2, 4 or 8"),
+    (["hardware.trainer_devices=6", "hardware.trainer_tensor=4"], "trainer_tensor=4 must divide its 6 devices"),
+    ([TWO, f"{PROMPTS}=7"], "training.prompts_per_step=7 must be a multiple of 2 (2 processes, "),
+    ([TWO, f"{ROLLOUT}=6"], "must divide the 16 prompts of a step and be a multiple of 2 (2 processes): use 2, 4, 8"),
+    ([f"{PROMPTS}_per_device=4"],
+     "prompts_per_step=16 and prompts_per_step_per_device=4 set the same size: set one, and the other to null"),
+    ([f"{ROLLOUT}=8", f"{ROLLOUT}_per_device=1"], "rollout: micro_batch_size=8 and micro_batch_size_per_device=1 set"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words"), IMPOSSIBLE)
+def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes, words):
+    with pytest.raises(CourseError) as caught:
+        load_recipe(TINY, changes)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{TINY}: ")
+
+
+def test_sizes_per_device_wait_for_the_devices():
+    recipe = load_recipe(TINY, [f"{PROMPTS}=null", f"{PROMPTS}_per_device=4"])
+    words = "training.prompts_per_step_per_device=4 needs the devices: add hardware."
+    with pytest.raises(CourseError, match=re.escape(words)):
+        _ = recipe.prompts_per_step
+    assert recipe.plan_on(devices=2).prompts_per_step == 8
+    assert plan_table(recipe)[0].startswith(f"batch plan: {words}")
+
+
+def test_the_plan_on_the_devices_that_are_found():
+    recipe = load_recipe(TINY)
+    found = recipe.plan_on(devices=8, processes=2)
+    assert (found.processes, found.trainer_replicas, found.micro_batch_size_per_device) == (2, 8, 16)
+    with pytest.raises(CourseError, match=r"training\.prompts_per_step=16 must be a multiple of 3 \(3 processes"):
+        recipe.plan_on(devices=3, processes=3)
+    with pytest.raises(CourseError, match=r"hardware\.processes=2, but the run has 1: start as many"):
+        load_recipe(TINY, ["hardware.processes=2"]).plan_on(devices=8)
+    with pytest.raises(CourseError, match=r"hardware\.trainer_tensor=3 must divide its 8 devices: use 1, 2, 4 or 8"):
+        load_recipe(TINY, ["hardware.trainer_tensor=3"]).plan_on(devices=8)
+
+
+def config(*arguments: str) -> str:
+    done = CliRunner().invoke(cli.app, ["config", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_config_shows_given_and_derived_side_by_side():
+    printed = config(str(TWO_HOSTS))
+    rows = [re.split("  +", line[2:]) for line in printed.splitlines() if line.startswith("# ")]
+    columns = {name: tuple(rest) for name, *rest in rows}
+    assert columns["batch plan"] == ("given", "derived") and columns["trainer replicas"][0] == "8"
+    assert columns["prompts per step"] == ("16", "all processes: training.prompts_per_step")
+    assert columns["accumulation steps"] == ("4", "gradients per update")
+    assert columns["tokens per step"] == ("131,072", "at full length")
+    # The plan is in comments: what is printed is still the recipe.
+    assert parse_recipe(yaml.safe_load(printed)) == load_recipe(TWO_HOSTS)
+    plan = json.loads(config(str(TWO_HOSTS), "--as", "plan", "--json"))
+    assert plan["given"]["training.prompts_per_step"] == 16 and plan["derived"]["accumulation_steps"] == 4
+    assert "counted on one device" in config(str(TINY)) and "counted on one" not in printed
+
+
+def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():
+    from grpo_tpu.compile_jobs import at_mean_length, programs_of
+
+    path = ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"  # prompts of 256 tokens, completions of 768, eight chips
+    recipe = load_recipe(path, ["training.layout=padded"])
+    padded = programs_of(recipe)["update"]
+    assert padded.rows is None and at_mean_length(padded, recipe) == padded
+    recipe = load_recipe(path)  # micro-batches of 32
+    packed = programs_of(recipe)["update"]
+    assert (packed.layout, packed.rows) == ("packed", (32, 1024))
+    assert at_mean_length(packed, recipe).rows == (8, 1536)  # four sequences of 341 tokens in each row

@@ -1,0 +1,170 @@
+"""Faults of upstream that grpo_train/engines/compat.py works around: a test here fails when upstream has fixed one."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assistant\n" for n in range(3, 11)]
+
+
+def test_tunix_still_samples_the_same_noise_without_a_seed(sampler, rollout_config):
+    """Tunix 0.1.7.  When this fails, TunixSampler need not make a seed for every call."""
+    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+
+    first, second = (VanillaRollout.generate(sampler, PROMPTS, rollout_config).text for _ in range(2))
+    assert first == second
+
+
+def test_tunix_still_cuts_off_the_end_token(sampler, rollout_config):
+    """Tunix 0.1.7.  When this fails, compat.keep_end_tokens can go."""
+    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+
+    output = VanillaRollout.generate(sampler, PROMPTS, rollout_config)
+    assert all(sampler.eos_id() not in ids for ids in output.tokens)
+
+
+def test_tunix_still_forgets_the_temperature_of_old_logps():
+    """Tunix 0.1.7.  When this fails, compat.old_logps_from_actor is no longer needed with this engine."""
+    import inspect
+
+    from tunix.rl import common
+    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+
+    assert "temperature" in inspect.signature(common.compute_per_token_logps).parameters
+    assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
+
+
+def test_tunix_still_ignores_rope_theta():
+    """Tunix 0.1.7.  When this fails, compat.require_rope_theta can go."""
+    import jax.numpy as jnp
+    from flax import nnx
+    from tunix.models.qwen3 import model as qwen3
+
+    sizes = dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), 1)
+    sizes |= dict.fromkeys(("embed_dim", "hidden_dim", "head_dim"), 8)
+
+    def logits(theta):
+        config = qwen3.ModelConfig(**sizes, vocab_size=16, rope_theta=theta, norm_eps=1e-6, use_tied_embedding=True)
+        tokens = jnp.arange(8)[None]
+        mask = jnp.tril(jnp.ones((1, 8, 8), bool))
+        return qwen3.Qwen3(config, rngs=nnx.Rngs(0))(tokens, jnp.arange(8)[None], None, mask)[0]
+
+    assert jnp.array_equal(logits(10_000), logits(1_000_000))
+
+
+def test_tunix_still_takes_a_batch_for_this_process_s_part(monkeypatch):
+    """Tunix 0.1.7.  When this fails, compat.shard_whole_batches may no longer be needed: try without it."""
+    import jax
+    import numpy as np
+    from tunix.sft import sharding_utils
+
+    parts = []
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", lambda sharding, data: parts.append(data))
+    with jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",)):
+        sharding_utils.shard_input(np.zeros((4, 2)), ("fsdp",))
+    assert [part.shape for part in parts] == [(4, 2)]
+
+
+def test_tunix_still_logs_to_wandb_unasked(monkeypatch, tmp_path):
+    """Tunix 0.1.7.  When this fails, compat.hide_wandb can go."""
+    from tunix.sft.metrics_logger import MetricsLoggerOptions
+
+    started = []
+    wandb = SimpleNamespace(init=lambda **options: started.append(options), run=None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for backend in MetricsLoggerOptions(log_dir=str(tmp_path)).create_backends():
+        backend.close()
+    assert len(started) == 1
+
+
+def test_maxtext_still_cannot_save_lazy_tensors():
+    """MaxText 0.2.5, Orbax 0.12.  When this fails, compat.save_lazy_tensors can go, if memory stays as it is."""
+    import numpy as np
+    from maxtext.checkpoint_conversion.to_maxtext import LazyTensor
+    from orbax.checkpoint import v1 as ocp
+
+    lazy = LazyTensor(lambda: np.zeros(2), (2,), "float32")
+    with pytest.raises(ValueError, match=r"not registered.*LazyTensor"):
+        ocp.handlers.PyTreeHandler().validate_leaves_handleable({"weight": lazy})
+
+
+def test_maxtext_still_lacks_qwen3_1_7b():
+    """MaxText 0.2.5.  When this fails, compat.complete_converter_tables need not enter names."""
+    from maxtext.checkpoint_conversion.utils import hf_model_configs, hf_shape
+    from maxtext.utils import globals as maxtext_globals
+
+    # The files: a conversion in this process may have completed the tables.
+    lists = {module: '"qwen3-1.7b"' in Path(module.__file__).read_text(encoding="utf-8")
+             for module in (hf_model_configs, hf_shape, maxtext_globals)}  # fmt: skip
+    assert list(lists.values()) == [True, False, False]
+
+
+def test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not():
+    """MaxText 0.2.5.  When this fails, compat.complete_converter_tables need not set attention_bias."""
+    from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+    from transformers import Qwen2Config
+
+    config = Qwen2Config(num_hidden_layers=1)
+    name, bias = "qwen2.5-7b", "model.layers.0.self_attn.q_proj.bias"
+    assert bias not in HF_SHAPE[name](config.to_dict())
+    assert bias in HF_SHAPE[name](config.to_dict() | {"attention_bias": True})
+
+
+def test_maxtext_still_has_no_setting_for_unrolled_layers():
+    """MaxText 0.2.5.  When this fails, compat.unroll_layers can be that setting."""
+    from maxtext.configs.types import MaxTextConfig
+
+    others = {"force_unroll", "ring_scan_unroll"}  # of checkpoints for decoding, and of an attention kernel
+    assert {name for name in MaxTextConfig.model_fields if "unroll" in name} == others
+
+
+def test_xla_still_copies_the_operand_of_a_weight_gradient():
+    """JAX 0.11.  When this fails, compat.multiply_in_two_dimensions can go."""
+    import jax
+    import jax.numpy as jnp
+
+    def dense(x, weight, flat):
+        return (x.reshape(-1, 16) @ weight).reshape(4, 6, 48) if flat else x @ weight
+
+    def loss(weight, x, slope, flat):
+        return (jax.nn.silu(dense(x, weight, flat)) * slope).sum()
+
+    shapes = (16, 48), (4, 6, 16), (4, 6, 48)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    programs = [jax.jit(jax.grad(loss), static_argnums=3).lower(*arrays, flat).compile() for flat in (False, True)]
+    copies = [program.as_text().count(" copy(") for program in programs]
+    assert copies[0] > 0 and copies[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("workaround", "swapped"), [("multiply_in_two_dimensions", "TwoDimensions"), ("unroll_layers", "Unrolled")]
+)
+def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(tiny_recipe, workaround, swapped):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+    from test_losses import one_layer
+
+    from grpo_train.engines import compat
+
+    actor, found = one_layer(tiny_recipe, layers=2), []
+    ids = jnp.arange(2, 26).reshape(2, 12)
+    positions = jnp.tile(jnp.arange(12), (2, 1))
+
+    def total(module):
+        return (module(ids, positions, None, None)[0] ** 2).mean()
+
+    with actor.scope():
+        found.append(nnx.value_and_grad(total)(actor.module))
+        getattr(compat, workaround)(actor.module)
+        assert [part for _, part in nnx.iter_graph(actor.module) if type(part).__name__ == swapped]
+        found.append(nnx.value_and_grad(total)(actor.module))
+    (loss, gradient), (their_loss, their_gradient) = found
+    assert float(loss) == pytest.approx(float(their_loss), rel=1e-6)
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(their_gradient), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(abs(one).max()))

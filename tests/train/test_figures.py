@@ -1,0 +1,244 @@
+"""Figures say what the data says, the live plot is one picture, and the slider works without a kernel."""
+
+import math
+import re
+
+import matplotlib.pyplot as plt
+import nbclient
+import nbformat
+import pytest
+from test_report import PROBLEMS, ROWS, log
+
+from grpo_lib import rewards
+from grpo_lib.common.errors import CourseError
+from grpo_lib.evaluation import EvalRun, evaluate, summarize
+from grpo_train.report import figures, live_plot
+from grpo_train.report.alt_text import alt_text
+from grpo_train.report.comparison import Comparison, gain_parts
+from grpo_train.runs.metric_glossary import REWARD_MEAN
+
+
+def run_with(right, wrong="<reasoning>r</reasoning><answer>99</answer>"):
+    """An evaluation with the given set of right answers."""
+    texts = {p.question: wrong for p in PROBLEMS}
+    texts |= {PROBLEMS[i].question: log(i) for i in right}
+    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
+
+
+BEFORE = run_with(range(10))
+AFTER = run_with(range(5, 32), wrong="no tags")
+
+
+def lines(axes):
+    return [line for line in axes.get_lines() if len(line.get_xdata())]
+
+
+# --- figures ---
+
+
+def test_curves_have_a_panel_per_metric_with_labelled_axes():
+    figure = figures.training_curves(ROWS)
+    assert len(figure.axes) == 7 and figure.axes[0].get_title("left") == "Reward"
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert sum(axes.get_xlabel() == "training step" for axes in figure.axes) == 4
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
+
+
+def test_pass_at_k_before_and_after_with_their_intervals():
+    part = {"n": 30, "samples": 4, "pass_at_k": {"1": 0.25, "2": 0.5, "4": 0.75}}
+    part["pass_at_k_interval"] = {k: [rate - 0.125, rate + 0.125] for k, rate in part["pass_at_k"].items()}
+    axes = figures.pass_at_k({"before": part, "after": part | {"pass_at_k": {"1": 1.0, "2": 1.0, "4": 1.0}}}).axes[0]
+    assert [line.get_ydata().tolist() for line in lines(axes)] == [[0.25, 0.5, 0.75], [1.0] * 3]
+    assert len(axes.collections) == 2 and axes.get_title("left") == "30 problems, 4 samples each"
+    assert not figures.pass_at_k({"before": {"n": 3}}).axes
+
+
+def test_a_figure_says_in_words_what_it_draws():
+    said = alt_text(figures.training_curves([{"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.75}]))
+    assert "Reward" in said and "training step" in said and "from 0.25 to 0.75" in said
+    said = alt_text(figures.before_after(summarize(BEFORE, AFTER)))
+    assert "before: strict: tags required 0.25" in said and "after: strict" in said
+    said = alt_text(figures.flips(BEFORE, AFTER))
+    assert "right, then wrong 5, wrong, then right 22" in said
+    _, (left, right) = plt.subplots(1, 2)
+    left.hist(range(100), bins=20)
+    left.axvline(7, label="limit")
+    right.imshow([[1, 2], [3, 4]])
+    right.text(0, 0, "+3")
+    said = alt_text(left.figure)
+    assert "the highest 5" in said and "limit: at 7" in said and "2 rows" in said and "+3" in said
+
+
+def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():
+    rows = [
+        {"step": 2, "reward": 9.0},
+        {"step": 1, "reward": 1.0},
+        {"step": 2, "reward": 2.0, "loss": math.nan, "kl": None},
+        {"step": 3, "reward": math.inf},
+        {"step": 4, "reward": 4.0},
+    ]
+    (axes,) = figures.training_curves(rows, total_steps=60).axes
+    (line,) = lines(axes)
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 4], [1.0, 2.0, 4.0])
+    assert axes.get_xlim()[1] >= 60
+
+
+def test_the_thick_line_is_the_mean_of_the_last_steps():
+    axes = figures.training_curves([{"step": i, "reward": float(i)} for i in range(1, 31)]).axes[0]
+    thin, thick = lines(axes)
+    assert list(thin.get_ydata()) == list(range(1, 31))
+    assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
+
+
+def test_rounding_noise_looks_like_zero_and_no_factor_stands_above_a_panel():
+    rows = [
+        {"step": step, "loss": 1e-9 * step, "entropy": 1e-5, "completions/mean_length": 12_000.0} for step in (1, 2, 3)
+    ]
+    figure = figures.training_curves(rows)
+    figure._repr_png_()
+    assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == [""] * 3
+    limits = {axes.get_title("left").partition(" (")[0]: axes.get_ylim() for axes in figure.axes}
+    assert limits["Loss"] == pytest.approx((-0.01, 0.01), abs=1e-6) and limits["Entropy"] == (0, 0.001)
+
+
+def test_a_line_keeps_its_colour_where_another_is_missing():
+    (axes,) = figures.training_curves([{"step": 1, "accuracy": 0.5, "validation_accuracy": 0.5}]).axes
+    assert [line.get_color() for line in lines(axes)] == [figures.BLUE, figures.GREEN]  # as the report says
+
+
+def test_no_rows_and_no_evaluation_are_said():
+    assert "No training step" in figures.training_curves([]).texts[0].get_text()
+    assert "No evaluation" in figures.before_after({}).texts[0].get_text()
+    figures.training_curves([{"step": 1, "reward": 0.0}])._repr_png_()
+
+
+def test_bars_are_the_rates_with_their_intervals():
+    summary = summarize(BEFORE, AFTER)
+    axes = figures.before_after(summary).axes[0]
+    rates = [summary[phase][key] for phase in ("before", "after") for key in ("accuracy", "lenient_accuracy")]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx(rates)
+    ends = [box.lines[2][0].get_segments()[0][:, 1] for box in axes.containers if hasattr(box, "has_yerr")]
+    assert sorted(ends[1]) == pytest.approx(summary["after"]["interval"])
+    assert len(figures.before_after({"before": summary["before"]}).axes[0].patches) == 2
+
+
+def test_the_parts_of_the_gain_are_bars_that_add_up():
+    figure = figures.decomposition(BEFORE, AFTER)
+    (axes,) = figure.axes
+    rows = gain_parts(BEFORE, AFTER)
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100 * row["gain"] for row in rows])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row["part"] for row in rows]
+    gain = 100 * (AFTER.summary()["accuracy"] - BEFORE.summary()["accuracy"])
+    assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(gain)
+    assert f"{gain:+.1f}" in axes.get_title("left") and f"{gain:+.1f}" in alt_text(figure)
+
+
+def test_runs_side_by_side_draw_what_each_run_has():
+    runs = {"one": [{"step": 1, "reward": 1.0, "accuracy": 0.5}, {"step": 2, "reward": 3.0}], "two": [{"step": 1}]}
+    figure = figures.runs_side_by_side(runs, ("reward", "accuracy"))
+    reward, accuracy = figure.axes
+    assert [list(line.get_ydata()) for line in reward.get_lines()] == [[1.0, 3.0], []]
+    assert [line.get_linestyle() for line in reward.get_lines()] == ["-", "--"]  # not told by colour alone
+    assert reward.get_ylim()[1] > 1.1 and accuracy.get_ylim()[1] < 1.1
+
+
+def test_flips():
+    axes = figures.flips(BEFORE, AFTER).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [5, 22]
+    assert [text.get_text() for text in axes.texts] == ["5", "22"]
+    with pytest.raises(CourseError, match="different problems"):
+        figures.flips(BEFORE, EvalRun(AFTER.records[:-1]))
+    figures.flips(BEFORE, BEFORE)._repr_png_()  # nothing changed
+
+
+def test_the_parts_of_the_reward_are_lines_of_one_panel():
+    parts = ("one", "two", "three", "four")
+    rows = [{"step": step, "reward": 1.0} | {REWARD_MEAN.format(name): step for name in parts} for step in range(1, 4)]
+    _, by_part = figures.training_curves(rows).axes
+    assert by_part.get_title("left") == "Reward by part"
+    assert [text.get_text() for text in by_part.get_legend().get_texts()] == list(parts)
+    assert len({line.get_color() for line in lines(by_part)}) == 4
+
+
+def test_categories_and_parts_of_the_reward_before_and_after():
+    axes = figures.categories(BEFORE, AFTER).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["right", "no answer", "other"]
+    assert [bar.get_width() for bar in axes.patches] == [10, 0, 30, 27, 13, 0]
+    assert len(figures.categories(BEFORE, None).axes[0].patches) == 2
+    assert "No evaluation" in figures.categories(None, None).texts[0].get_text()
+    functions = rewards.get_rewards(["correct_answer", "tidy_format"])
+    axes = figures.reward_parts(Comparison(BEFORE, AFTER, functions)).axes[0]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == pytest.approx([0.25, 0.1, 0.35, 0.675, 0.0675, 0.7425])
+    below = figures.reward_parts(
+        Comparison(run_with((), wrong="no tags"), AFTER)
+    )  # the reference reward is below zero here
+    below._repr_png_()
+    assert "−2.00" in [text.get_text() for text in below.axes[0].texts]
+
+
+# --- the slider ---
+
+
+def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
+    frames = [(f"n = {n} <b>", figures.training_curves([{"step": 1, "reward": n}])) for n in (50, 100, 200)]
+    slider = figures.slider(frames, start=1)
+    assert slider.document.count("<svg") == 3 and slider.picture == (300, 230)
+    assert re.findall(r'<figure data-label="n = ([0-9]+) &lt;b&gt;"( hidden)?>', slider.document) == [
+        *(("50", " hidden"), ("100", ""), ("200", " hidden")),
+    ]
+
+
+# --- the live plot ---
+
+
+def test_the_live_plot_does_nothing_outside_a_notebook(capsys, monkeypatch):
+    monkeypatch.setattr(live_plot, "training_curves", lambda *_: pytest.fail("drew a figure"))
+    plot = live_plot.LivePlot(total_steps=3)
+    for row in [*ROWS[:3], ROWS[2] | {"validation_accuracy": 0.5}]:  # the last row again, with its validation
+        plot(row)
+    assert capsys.readouterr().out == ""
+    assert plot.rows == [*ROWS[:2], ROWS[2] | {"validation_accuracy": 0.5}]
+
+
+def test_the_live_plot_redraws_seldom_and_always_draws_the_last_step(monkeypatch):
+    drawn, clock = [], [0.0]
+    plot = live_plot.LivePlot(total_steps=20)
+
+    def draw():
+        drawn.append(len(plot.rows))
+        plot._next = clock[0] + plot.SECONDS_BETWEEN
+
+    monkeypatch.setattr(plot, "_draw", draw)
+    monkeypatch.setattr(live_plot, "_in_notebook", lambda: True)
+    monkeypatch.setattr(live_plot.time, "monotonic", lambda: clock[0])
+    for row in ROWS[:20]:
+        clock[0] += 0.2
+        plot(row)
+    assert drawn == [1, 4, 7, 10, 13, 16, 19, 20]
+
+
+def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings():
+    source = """
+import warnings; warnings.simplefilter("error", ResourceWarning)
+from grpo_train.report import figures, live_plot
+live_plot.LivePlot.SECONDS_BETWEEN, live_plot.LivePlot.LARGEST_FRACTION = 0.01, 1.0
+plot = live_plot.LivePlot(total_steps=3)
+for step in range(1, 4):
+    plot({"step": step, "reward": step})
+"""
+    warned = """
+plot = live_plot.LivePlot(total_steps=9)
+for step in range(1, 10):
+    plot({"step": step, "reward": step, "kl": 0.0 if step < 4 else 3.0})
+"""
+    cells = [nbformat.v4.new_code_cell(text) for text in (source, "figures.training_curves(plot.rows)", "1", warned)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    for cell in notebook.cells[:2]:
+        (output,) = cell.outputs
+        assert "image/png" in output["data"]
+    assert len(notebook.cells[2].outputs) == 1  # no picture is flushed late
+    picture, warnings = notebook.cells[3].outputs
+    assert "image/png" in picture["data"]
+    assert warnings["data"]["text/markdown"].startswith("- **warning**, step 6: ")

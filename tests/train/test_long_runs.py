@@ -1,0 +1,227 @@
+"""Runs that are killed, stopped or out of disk continue, and end with the results of an undisturbed one, bit by bit."""
+
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from run_server import Job, RunServer
+
+from grpo_lib.common.files import read_jsonl
+from grpo_train.runs import checkpoints
+from grpo_train.runs.preemption import EXIT_CODE
+
+pytestmark = pytest.mark.long(minutes=8)
+KILLS = 10
+STEPS = 8
+RECIPE = [
+    f"training.steps={STEPS}",
+    "training.prompts_per_step=4",
+    "training.checkpoint_every=2",
+    "training.validate_every=4",
+    "grpo.group_size=4",
+    # Two tasks: the order of each, and their mixture, continue too.
+    "problems=[{train: 150, validation: 10, test: 40},"
+    " {name: hard, difficulty: hard, weight: 3, train: 50, validation: 10, test: 20, prompts: {system: ''}}]",
+    "evaluation.batch_size=20",
+    "rollout.max_completion_length=16",
+]
+# All that changes from step to step, or adds weights; each follows from the step and from metrics.jsonl.
+SWITCHED = [
+    "lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05", "grpo.target_kl=0.01",
+    "rollout.final_temperature=0.8", "rollout.temperature_stages=2",
+]  # fmt: skip
+# Clocks differ between two runs of the same steps; nothing else may.
+CLOCKS = ("seconds", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def server(root):
+    server = RunServer(root)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def job(converted_base):
+    def make(directory: Path, changes: Sequence[str] = (), **more) -> Job:
+        return Job(str(directory), str(converted_base), [*RECIPE, *changes], **more)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, job, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "undisturbed"
+    server.start(job(directory))
+    assert server.wait() == 0, said(directory)
+    return directory
+
+
+def said(directory: Path) -> str:
+    path = Path(str(directory) + ".txt")
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def rows(directory: Path) -> list[dict]:
+    """metrics.jsonl without the clocks."""
+    path = directory / "metrics.jsonl"
+    return [
+        {name: value for name, value in row.items() if not name.startswith(CLOCKS)}
+        for row in (read_jsonl(path) if path.exists() else [])
+    ]
+
+
+def answers(directory: Path, which: str) -> list[dict]:
+    return read_jsonl(directory / "evals" / f"{which}.jsonl")
+
+
+def weights(directory: Path, step: int = STEPS) -> list[np.ndarray]:
+    """Actor and optimizer of a checkpoint."""
+    checkpoint = epath.Path(directory) / "checkpoints" / "actor" / str(step)
+    return jax.tree.leaves([checkpoints.read(checkpoint / item) for item in checkpoints.ITEMS])
+
+
+def assert_same(directory: Path, reference: Path) -> None:
+    assert rows(directory) == rows(reference)
+    for one, other in zip(weights(directory), weights(reference), strict=True):
+        assert np.array_equal(one, other)
+    for which in ("before", "after"):
+        assert answers(directory, which) == answers(reference, which)
+
+
+def run_until(server: RunServer, job: Job, moment: Callable[[], bool], number: signal.Signals) -> int:
+    """Start a run and send it a signal at a moment, unless it comes to its end before; returns its exit code."""
+    pid, ended = server.start(job), threading.Event()
+
+    def send() -> None:
+        if moment() and not ended.is_set():
+            os.kill(pid, number)
+
+    threading.Thread(target=send, daemon=True).start()
+    code = server.wait()
+    ended.set()
+    return code
+
+
+# --- kill -9 ---
+
+
+def soon(directory: Path, rng: random.Random) -> bool:
+    """Anywhere: while the model is loaded, at the first sync, in the first steps."""
+    time.sleep(rng.uniform(0, 8))
+    return True
+
+
+def in_a_step(directory: Path, rng: random.Random) -> bool:
+    """Some time after a row was written, which is when a step begins."""
+    path = directory / "metrics.jsonl"
+    size = path.stat().st_size if path.exists() else 0
+    if not wait_for(lambda: path.exists() and path.stat().st_size > size):
+        return False
+    time.sleep(rng.uniform(0, 0.4))
+    return True
+
+
+def in_a_save(directory: Path, rng: random.Random) -> bool:
+    """While Orbax writes a checkpoint: there is a temporary folder then."""
+    folder = directory / "checkpoints" / "actor"
+    found = wait_for(lambda: any("tmp" in path.name for path in folder.glob("*")), pause=0.001)
+    time.sleep(rng.uniform(0, 0.02))
+    return found
+
+
+def in_an_evaluation(directory: Path, rng: random.Random) -> bool:
+    """While one of the two evaluations is being written."""
+    folder = directory / "evals"
+    begun = {path.name for path in folder.glob("*")}
+    found = wait_for(lambda: {path.name for path in folder.glob("*")} - begun)
+    time.sleep(rng.uniform(0, 0.3))
+    return found
+
+
+def wait_for(condition, seconds: float = 40, pause: float = 0.01) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(pause)
+    return False
+
+
+MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
+
+
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, undisturbed, tmp_path):
+    """Kill -9, resume, kill again.  A run that gets to its end in spite of it is compared, and the next one begins."""
+    rng, killed, finished = random.Random(2402), [], 0
+    directory = tmp_path / "run-0"
+    while len(killed) < KILLS:
+        moment = MOMENTS[len(killed) % len(MOMENTS)]
+        code = run_until(server, job(directory), functools.partial(moment, directory, rng), signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), said(directory)
+        if code:
+            killed.append(moment)
+            continue
+        assert_same(directory, undisturbed)
+        finished += 1
+        directory = tmp_path / f"run-{finished}"
+    server.start(job(directory))
+    assert server.wait() == 0, said(directory)
+    assert_same(directory, undisturbed)
+    assert set(killed) == set(MOMENTS)
+
+
+def test_killed_with_adapters_spare_prompts_and_a_changing_beta(server, job, tmp_path):
+    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
+    server.start(job(whole, SWITCHED))
+    assert server.wait() == 0, said(whole)
+    for moment in (in_a_step, in_a_save, in_a_step):
+        code = run_until(server, job(directory, SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), said(directory)
+    server.start(job(directory, SWITCHED))
+    assert server.wait() == 0, said(directory)
+    assert_same(directory, whole)
+    found = rows(whole)
+    assert len({row["beta"] for row in found}) > 1 and {row["temperature"] for row in found} == {1.0, 0.8}
+    assert max(row["sampling_passes"] for row in found) > 1
+
+
+# --- stopped, without room, damaged ---
+
+
+def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(server, job, undisturbed, tmp_path):
+    """One run, three mishaps: each start costs seconds."""
+    directory, rng = tmp_path / "run", random.Random(2403)
+    folder = epath.Path(directory) / "checkpoints" / "actor"
+
+    # SIGTERM: saved where it was, and not only at the next multiple of checkpoint_every.
+    code = run_until(server, job(directory), lambda: wait_for(lambda: len(rows(directory)) >= 4), signal.SIGTERM)
+    assert code == EXIT_CODE, said(directory)
+    saved = checkpoints.updates(folder)
+    assert saved[-1] == len(rows(directory)) < STEPS
+
+    # A limit on the size of files stands for the full disk: it lets the small ones through, and not a checkpoint.
+    server.start(job(directory, file_bytes=300_000))
+    assert server.wait() == 2
+    line = said(directory).splitlines()[-1]
+    assert line.startswith(f"error: {directory} cannot be written, its disk is full (File too large)"), said(directory)
+    assert f"the last good checkpoint is of step {saved[-1]}" in line
+    assert checkpoints.updates(folder) == saved
+
+    # The newest checkpoint is cut short: the one before it is taken.
+    for path in Path(folder / str(saved[-1]) / "model_params" / "d").iterdir():
+        path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+    server.start(job(directory))
+    assert server.wait() == 0, said(directory)
+    assert f"checkpoint of update {saved[-1]} cannot be restored" in said(directory)
+    assert f"continuing from update {saved[-2]}" in said(directory)
+    assert_same(directory, undisturbed)

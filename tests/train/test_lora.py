@@ -1,0 +1,188 @@
+"""Adapters: the policy has them, the sampler and the export have their products, the reference has none of it."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from maxtext.checkpoint_conversion import to_huggingface
+from tunix.rl import rl_cluster
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import load_problems
+from grpo_train import training
+from grpo_train.engines import cluster, conversion, kl_watch, lora, maxtext_model, tunix_sampler, weight_sync
+from grpo_train.recipes import load_recipe
+from grpo_train.recipes.schema import LoRARecipe
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 4  # of the tiny model, and a rank: MaxText's own converter cannot tell one from the other
+PROMPTS = np.arange(24).reshape(4, 6) % 90 + 20
+COMPLETIONS = np.arange(20).reshape(4, 5) % 70 + 30
+
+
+def logps(actor) -> np.ndarray:
+    return np.asarray(maxtext_model.per_token_logps(actor, PROMPTS, COMPLETIONS, pad_id=0, eos_id=1))
+
+
+@pytest.fixture(scope="module")
+def load(tiny_recipe, converted_base):
+    def make(rank, loss="jax", trained=True):
+        """With B drawn at random in the place of a training."""
+        actor = maxtext_model.load_actor(
+            tiny_recipe.model, converted_base, 64, loss=loss, lora=LoRARecipe(rank=rank, alpha=8.0)
+        )
+        if trained:
+            rng = np.random.default_rng(0)
+            for path, variable in nnx.state(actor.module, nnx.LoRAParam).flat_state():
+                if path[-1].endswith(lora.B):
+                    variable.set_value(jnp.asarray(rng.normal(0, 0.1, variable.get_value().shape), jnp.float32))
+                    nnx.update(actor.module, nnx.State.from_flat_path({path: variable}))
+        return actor
+
+    return make
+
+
+def assert_shared(actor):
+    own, base = (weight_sync.by_name(nnx.state(module, nnx.Param)) for module in (actor.module, actor.base))
+    assert not any(name.endswith((lora.A, lora.B)) for name in base)
+    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in base.items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, LAYERS])
+def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, converted_base, rank):
+    untrained = load(rank, trained=False)
+    np.testing.assert_allclose(logps(untrained), logps(tiny_actor), atol=2e-5)  # B = 0
+    actor = load(rank)
+    assert np.abs(logps(actor) - logps(tiny_actor)).max() > 0.1
+    plain = maxtext_model.load_actor(tiny_recipe.model, converted_base, 64)
+    merged = actor.weights()
+    assert weight_sync.by_name(merged).keys() == weight_sync.by_name(plain.weights()).keys()
+    nnx.update(plain.module, merged)
+    np.testing.assert_allclose(logps(plain), logps(actor), atol=2e-4)
+    assert plain.parameter_count() == actor.parameter_count()
+
+
+@pytest.mark.long
+def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
+    actor = load(2)
+    assert_shared(actor)
+    reference = maxtext_model.Actor(actor.base, actor.config, actor.mesh)
+    np.testing.assert_allclose(logps(reference), logps(tiny_actor), atol=2e-5)
+
+
+@pytest.mark.long
+def test_only_adapters_are_trained_and_all_of_them(load):
+    actor = load(2)
+
+    def loss(module):
+        logits, _ = module(PROMPTS, np.tile(np.arange(6), (4, 1)), None, None)
+        return logits.std()
+
+    with actor.scope():
+        gradient = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(actor.module)
+    flat = dict(gradient.flat_state())
+    assert len(flat) == 14 and all(path[-1].endswith((lora.A, lora.B)) for path in flat)
+    for path, variable in flat.items():
+        assert np.abs(variable.get_value()).max() > 0, path
+
+
+@pytest.mark.long
+def test_a_loss_from_hidden_states_sees_the_adapters(load):
+    np.testing.assert_allclose(logps(load(3, "chunked")), logps(load(3)), atol=1e-4)
+
+
+@pytest.mark.long
+def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
+    from tunix.rl import common
+
+    actor = load(LAYERS)
+    directory = conversion.export_to_hugging_face(actor, tiny_recipe.model, tmp_path / "export")
+    assert conversion.read_weights(directory).keys() == conversion.read_weights("assets/tiny-base").keys()
+    exported = tunix_sampler.load_hugging_face(directory)
+    theirs = common.compute_per_token_logps(*nnx.split(exported), PROMPTS, COMPLETIONS, pad_id=0, eos_id=1)
+    assert np.abs(np.asarray(theirs) - logps(actor)).mean() < weight_sync.MAX_MEAN_GAP["float32"]
+
+
+@pytest.mark.long
+def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler, rollout_config):
+    sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
+    actor, kept = load(LAYERS), kl_watch.on_host(tiny_actor)
+    assert kl_watch.kl_from_base(sampler, tiny_actor, kept, 8, rollout_config) == pytest.approx(0, abs=1e-9)
+    scored = sampler.last_scored(8, 12)
+    policy, base = (
+        np.asarray(maxtext_model.per_token_logps(model, scored.prompt_ids, scored.completion_ids, 0, 1))
+        for model in (actor, tiny_actor)
+    )
+    d = np.concatenate([(b - a)[: len(ids)] for a, b, ids in zip(policy, base, scored.logps, strict=True)])
+    shared = dataclasses.replace(actor, module=nnx.split(actor.base))
+    for reference in (kept, shared):
+        found = kl_watch.kl_from_base(sampler, actor, reference, 8, rollout_config)
+        assert found == pytest.approx(np.mean(np.exp(d) - d - 1), rel=1e-4) and found > 0.01
+    hot = dataclasses.replace(rollout_config, temperature=2.0)  # flatter, so nearer to each other
+    assert 0.01 < kl_watch.kl_from_base(sampler, actor, kept, 8, hot) < 0.9 * found
+
+
+def test_the_kl_is_watched_once_in_a_step():
+    cluster = SimpleNamespace(global_steps=0)
+    watch, measured = kl_watch.every(3, cluster, lambda: 0.5), []
+    for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6):
+        measured.append(watch(prompts=[]) != {})
+    assert measured == [True, False, False, False, False, False, True, False, False, False, True]
+
+
+def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
+    changes = ["training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"]
+    changes += [f"lora.rank={LAYERS}", "training.learning_rate=0.03", "training.warmup_steps=0", "grpo.beta=0.01"]
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
+    session = training.build_session(recipe, tmp_path, load_problems(recipe.problems, "train"), converted_base)
+    assert session.cluster.inference_worker.get_model("reference") is not None
+    (row,) = training.train(session)
+    assert abs(row["kl"]) < 1e-5  # of the first step: the reference is the base
+    assert_shared(session.actor)  # the update has made new arrays, of the weights that it does not train, too
+    sampler = session.sampler
+    weight_sync.check_weights(sampler, weight_sync.by_name(session.actor.weights()))
+    scored = sampler.last_scored(8, 24)
+    base = maxtext_model.Actor(session.actor.base, session.actor.config, session.actor.mesh)
+    of = {
+        name: np.asarray(maxtext_model.per_token_logps(actor, scored.prompt_ids, scored.completion_ids, 0, 1))
+        for name, actor in {"policy": session.actor, "base": base}.items()
+    }
+    apart = {
+        name: np.mean([np.abs(row - other[: len(row)]).mean() for row, other in zip(scored.logps, logps_, strict=True)])
+        for name, logps_ in of.items()
+    }
+    assert apart["policy"] < 2e-3 < 0.05 < apart["base"]
+
+    # As upstream would: the adapters alone.  The check names a matrix that kept the base's values.
+    sampler.update_params = type(sampler).update_params.__get__(sampler)
+    sampler.update_params(nnx.state(session.actor.module, nnx.Param))
+    with pytest.raises(CourseError, match=r"weight layers\.0\..* differs from the actor's"):
+        weight_sync.check_weights(sampler, weight_sync.by_name(session.actor.weights()))
+
+
+def test_tunix_still_sends_the_adapters_alone(load):
+    """RLCluster.sync_weights; cluster.sync_whole_weights is for that."""
+    actor, sent = load(1), []
+    sampler = SimpleNamespace(update_params=lambda params, filter_types=None: sent.append(params))
+    synced = SimpleNamespace(actor_trainer=SimpleNamespace(model=actor.module), rollout=sampler, global_steps=0)
+    rl_cluster.RLCluster.sync_weights(synced)
+    assert {type(variable) for _, variable in sent[0].flat_state()} == {nnx.LoRAParam}
+    cluster.sync_whole_weights(synced, actor)
+    rl_cluster.RLCluster.sync_weights(synced)
+    assert {type(variable) for _, variable in sent[1].flat_state()} == {nnx.Param}
+
+
+def test_maxtext_s_converter_still_guesses_the_layers_axis_from_the_rank():
+    """With as many layers as ranks it merges along the wrong axis, without a word; conversion.py merges before it."""
+    rng = np.random.default_rng(0)
+    key, found = "params-decoder-layers-mlp-wi_0-kernel", {}
+    for rank in (2, LAYERS):
+        a, b = rng.normal(size=(LAYERS, LAYERS, rank)), rng.normal(size=(rank, LAYERS, 6))  # as qwix makes them
+        delta = to_huggingface._get_lora_delta(key, {f"{key}{lora.A}": a, f"{key}{lora.B}": b}, 1.0)
+        found[rank] = np.abs(delta - np.einsum("ilr,rlo->ilo", a, b)).max()
+    assert found[2] < 1e-5 and found[LAYERS] > 1

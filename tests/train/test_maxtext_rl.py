@@ -1,0 +1,342 @@
+"""The recipe as arguments of MaxText's own train_rl: every field is there or named, and MaxText's config reads them."""
+
+import importlib.util
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from grpo_lib import prompts, rewards
+from grpo_lib.common.errors import CourseError
+from grpo_train import cli, maxtext_rl
+from grpo_train.maxtext_rl import problem_files
+from grpo_train.recipes import ProblemsRecipe, Recipe, load_recipe, profiles_of
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "recipes" / "tiny-cpu.yaml"
+RECIPES = [
+    f"{path}{profile}"
+    for path in sorted((ROOT / "recipes").rglob("*.yaml"))
+    for profile in ("", *(f"@{name}" for name in profiles_of(path)))
+    if not load_recipe(f"{path}{profile}").tasks  # MaxText's trainer takes one task
+]
+V6E = "hardware.accelerator=v6e-8"
+GSM8K = f"problems.path={ROOT / 'tests' / 'lib' / 'gsm8k_fixture'}"
+
+# Fields that only the files of `write_problems` depend on.
+IN_THE_FILES = {
+    "problems.difficulty",
+    "problems.path",
+    "problems.conflicts",
+    "problems.test_source",
+    "problems.test_path",
+    "problems.train",
+    "problems.seed",
+    "prompts.system",
+    "prompts.user",
+    "rollout.overlong_prompts",
+}
+# Another value for fields that are not numbers, or of which twice the number is not possible.
+OTHER = {
+    "training.layout": "packed",
+    "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
+    "model.sizes": "{base_mlp_dim: 128}", "model.remat": "full", "hardware.accelerator": "v6e-8",
+    "problems.difficulty": "hard", "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",
+    "loss.implementation": "pallas", "training.micro_batch_size": 8, "training.micro_batch_size_per_device": 8,
+    "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
+    "tracking.project": "mine", "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
+    "grpo.ratio": "sequence", "grpo.overlong_buffer": 8, "grpo.correction": "tis",
+}  # fmt: skip
+# What a field needs to be set, or to matter.
+NEEDED = {
+    "model.sizes": ["model.path=Qwen/Qwen3-0.6B"],
+    "rollout.engine": ["rollout.engine=vllm"],
+    "hardware.sampler_devices": ["hardware.trainer_devices=2"],
+    "rollout.micro_batch_size_per_device": ["hardware.trainer_devices=2"],
+    "training.micro_batch_size_per_device": ["hardware.trainer_devices=2", "training.micro_batch_size=null"],
+    "training.prompts_per_step_per_device": ["hardware.trainer_devices=2", "training.prompts_per_step=null"],
+    "tracking.project": ["tracking.wandb=offline"],
+    "grpo.kl": ["grpo.beta=0.1"],
+    "grpo.overlong_penalty": ["grpo.overlong_buffer=8"],
+    "grpo.correction_cap": ["grpo.correction=tis"],
+    "grpo.target_kl": ["grpo.beta=0.1"],
+    "rollout.temperature_stages": ["rollout.final_temperature=0.7"],
+    "lora.alpha": ["lora.rank=4"],
+    "evaluation.temperature": ["evaluation.samples=2"],
+    "evaluation.top_p": ["evaluation.samples=2"],
+}
+
+
+@pytest.fixture
+def grpo(root, capsys, monkeypatch):
+    """The command in this process, which has MaxText's modules already."""
+    monkeypatch.chdir(root)
+
+    def run(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["grpo", *arguments])
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return run
+
+
+def fields(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every field of the schema that holds a value, as section.key."""
+    found = []
+    for name, field in section.model_fields.items():
+        inner = ProblemsRecipe if name == "problems" else field.annotation  # a list of tasks is refused as a whole
+        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found += fields(inner, f"{prefix}{name}.") if is_section else [prefix + name]
+    return found
+
+
+def tiny(*overrides: str) -> Recipe:
+    """The tiny recipe without measuring its prompts, and with few test problems."""
+    few = ["rollout.max_prompt_length=48", "problems.test=20", "evaluation.batch_size=5"]
+    return load_recipe(TINY, [*few, *overrides])
+
+
+def listed(recipe: Recipe, folder: Path = Path("runs/x"), tests: int | None = None) -> list[str]:
+    return maxtext_rl.arguments(recipe, folder / "problems", folder / "0" / "items", folder / "out", tests)
+
+
+def mapping(arguments: Sequence[str]) -> dict[str, str]:
+    return dict(argument.split("=", 1) for argument in arguments[1:])
+
+
+@pytest.mark.parametrize("field", sorted({*fields(Recipe)} - IN_THE_FILES))
+def test_every_field_changes_the_arguments_or_is_named(field):
+    value = before = tiny(*NEEDED.get(field, []))
+    for key in field.split("."):
+        value = getattr(value, key)
+    other = OTHER.get(field) or (value or 1) * (0.5 if isinstance(value, float) else 2)
+    after = tiny(*NEEDED.get(field, []), f"{field}={other}")
+    named = [line for line in maxtext_rl.not_expressible(after) if line.startswith(f"{field}:")]
+    assert named or listed(after) != listed(before)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: Path(path).name)
+def test_maxtext_accepts_the_list_and_reads_the_recipe_in_it(path):
+    """By MaxText's own loader and config class: types, bounds, cross-checks, and no unknown key."""
+    recipe = load_recipe(path)
+    arguments = listed(recipe)
+    assert len(mapping(arguments)) == len(arguments) - 1 and "\n" not in "".join(arguments)  # no key comes twice
+    config = read_by_maxtext(arguments)
+    training, rollout, hardware = recipe.training, recipe.rollout, recipe.hardware
+    assert config.model_name == recipe.model.maxtext_name
+    assert {key: getattr(config, key) for key in recipe.model.sizes} == recipe.model.sizes
+    assert config.weight_dtype.value == config.dtype.value == recipe.model.dtype
+    assert config.remat_policy == recipe.model.remat
+    grpo = (config.rl.num_generations, config.rl.num_iterations, config.rl.grpo_beta, config.rl.grpo_epsilon)
+    assert grpo == (recipe.grpo.group_size, recipe.grpo.iterations, recipe.grpo.beta, recipe.grpo.epsilon)
+    assert config.train_steps == training.steps
+    assert config.batch_size == recipe.prompts_per_step
+    assert config.train_micro_batch_size * recipe.grpo.group_size == recipe.micro_batch_completions
+    assert config.rollout_micro_batch_size == recipe.plan.rollout_micro_batch_size
+    assert config.learning_rate == training.learning_rate
+    assert int(config.warmup_steps_fraction * config.learning_rate_schedule_steps) == training.warmup_steps
+    optimizer = (config.adam_b1, config.adam_b2, config.adam_weight_decay, config.gradient_clipping_threshold)
+    assert optimizer == (training.b1, training.b2, training.weight_decay, training.max_grad_norm)
+    assert config.max_target_length - config.max_prefill_predict_length == rollout.max_completion_length
+    if rollout.max_prompt_length != "auto":
+        assert config.max_prefill_predict_length == rollout.max_prompt_length
+    sampling = (config.decode_sampling_temperature, config.decode_sampling_nucleus_p, config.decode_sampling_top_k)
+    assert sampling == (rollout.temperature, rollout.top_p, rollout.top_k or -1)
+    assert config.hbm_utilization_vllm == rollout.vllm.memory_fraction
+    assert config.checkpoint_period == training.checkpoint_every
+    assert config.max_num_checkpoints_to_keep == training.max_to_keep
+    assert config.reward_functions.split(",") == recipe.rewards
+    assert config.ici_tensor_parallelism == hardware.trainer_tensor
+    # Upstream's rule, repeated: a split by fractions where it sees Pathways and two machines, else all for both.
+    found = hardware.slice.devices if hardware.slice else 1
+    trainer = sampler = found
+    if found // config.chips_per_vm >= 2 and config.use_pathways:
+        trainer, sampler = int(found * config.trainer_devices_fraction), int(found * config.sampler_devices_fraction)
+    assert (trainer, sampler) == (hardware.trainer_count(found), hardware.sampler_count(found))
+    tensor = hardware.sampler_tensor or sampler
+    assert config.rollout_tensor_parallelism in (tensor, -1)
+    assert config.rollout_data_parallelism == sampler // tensor
+
+
+def read_by_maxtext(arguments: Sequence[str]):
+    from maxtext.configs import pyconfig, types
+
+    return pyconfig.initialize_pydantic(["train_rl", *arguments], config_class=types.RLConfig)
+
+
+def test_maxtext_refuses_a_key_that_it_does_not_have():
+    with pytest.raises(Exception, match="no_such_key"):
+        read_by_maxtext([*listed(tiny()), "no_such_key=1"])
+
+
+@given(st.integers(1, 5000), st.data())
+def test_a_fraction_gives_back_its_whole_number(whole, data):
+    part = data.draw(st.integers(0, whole - 1))
+    fraction = maxtext_rl._fraction(part, whole)
+    assert int(fraction * whole) == part and 0 <= fraction <= 1
+    assert maxtext_rl._fraction(whole, whole) == 1.0
+
+
+def test_a_constant_rate_is_almost_constant():
+    import optax
+
+    recipe = tiny("training.steps=100", "training.warmup_steps=10", "training.learning_rate=1e-4")
+    given = mapping(listed(recipe))
+    steps = int(given["learning_rate_schedule_steps"])
+    warmup = int(float(given["warmup_steps_fraction"]) * steps)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, 1e-4, warmup, steps, 0.0)  # upstream's own
+    assert warmup == 10
+    assert float(schedule(10)) == pytest.approx(1e-4, rel=1e-6)
+    assert float(schedule(99)) == pytest.approx(1e-4, rel=1e-5)
+
+
+def test_the_schedule_and_the_batches_follow_the_steps():
+    given = mapping(listed(tiny("training.schedule=cosine", "training.steps=30", "grpo.iterations=3")))
+    assert given["learning_rate_schedule_steps"] == "30" and float(given["warmup_steps_fraction"]) * 30 >= 5
+    assert (given["num_batches"], given["rl.num_iterations"]) == ("10", "3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["grpo.iterations=4"], "grpo.iterations: upstream makes more updates"),
+        (["hardware.trainer_devices=4", V6E], "hardware.trainer_devices:"),
+        (["hardware.trainer_devices=4", "hardware.sampler_devices=2", V6E], "hardware.sampler_devices:"),
+        (["hardware.accelerator=v4-16"], "several hosts:"),
+        (["grpo.iterations=2"], "grpo.iterations above 1:"),
+        (["problems.test=999"], "problems.test: upstream drops an incomplete last batch, so it evaluates 750 of 999"),
+    ],
+)
+def test_differences_are_named_where_they_arise(overrides, words):
+    there, not_there = maxtext_rl.not_expressible(load_recipe(TINY, overrides)), maxtext_rl.not_expressible(tiny())
+    assert any(line.startswith(words) for line in there)
+    assert not any(line.startswith(words) for line in not_there)
+    assert any("before and after" in line for line in not_there)  # of every run
+
+
+def test_a_split_of_an_unknown_number_of_devices_is_refused():
+    with pytest.raises(CourseError, match=r"needs hardware\.trainer_devices"):
+        listed(tiny("hardware.sampler_devices=2"))
+    split = ["hardware.sampler_devices=2", "hardware.trainer_devices=6", "training.prompts_per_step=12"]
+    given = mapping(listed(tiny(*split)))
+    assert (given["trainer_devices_fraction"], given["sampler_devices_fraction"]) == ("0.75", "0.25")
+
+
+def test_problems_last_for_all_steps(tmp_path):
+    recipe = load_recipe(TINY, ["problems.train=50", "problems.test=20", "training.steps=7"])
+    written = problem_files.write_problems(recipe, tmp_path)
+    train, test = pq.read_table(tmp_path / problem_files.TRAIN), pq.read_table(tmp_path / problem_files.TEST)
+    assert (train.num_rows, test.num_rows, written.test) == (7 * 16, 20, 20)
+    assert train.column_names == ["question", "answer"]
+    assert train.slice(0, 50).to_pylist() == train.slice(50, 50).to_pylist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["template.json", "test.parquet", "train.parquet"]
+
+
+def test_gsm8k_goes_over_with_its_system_prompt(tmp_path):
+    recipe = load_recipe(TINY, ["problems.source=gsm8k", GSM8K, "prompts.system=default", "training.steps=1"])
+    written = problem_files.write_problems(recipe, tmp_path)
+    rows = pq.read_table(tmp_path / problem_files.TEST).to_pylist()
+    assert len(rows) == written.test > 0
+    assert all(row["answer"].lstrip("-").replace(".", "").isdigit() for row in rows)  # the number, not the solution
+    assert prompts.SYSTEM_PROMPT.splitlines()[0] in (tmp_path / problem_files.TEMPLATE).read_text()
+
+
+def test_prompts_that_are_too_long_are_refused_or_left_out(tmp_path):
+    change = ["problems.train=200", "problems.test=100", "training.steps=1"]
+    longest = problem_files.prompt_length(load_recipe(TINY, change))
+    short = [*change, f"rollout.max_prompt_length={longest - 2}"]
+    with pytest.raises(CourseError, match="overlong_prompts=filter"):
+        problem_files.write_problems(load_recipe(TINY, short), tmp_path)
+    written = problem_files.write_problems(load_recipe(TINY, [*short, "rollout.overlong_prompts=filter"]), tmp_path)
+    assert any("train problems left out" in sentence for sentence in written.filtered)
+    assert pq.read_table(tmp_path / problem_files.TEST).num_rows == written.test
+    none = load_recipe(TINY, [*change, "rollout.max_prompt_length=2", "rollout.overlong_prompts=filter"])
+    with pytest.raises(CourseError, match="shorter than every prompt"):
+        problem_files.write_problems(none, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def functions():
+    """reward_functions.py as train_rl imports it: by its path, under its own name."""
+    path = Path(maxtext_rl.__file__).with_name("reward_functions.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[path.stem]
+
+
+def test_the_prompt_is_ours(functions, tokenizer):
+    given = {"question": "2?", "answer": "2"}
+    row = functions.process_data("words", tokenizer, {"SYSTEM_PROMPT": "Be kind."}, None, given)
+    assert row == {"prompts": prompts.render(tokenizer, "2?", "Be kind."), "question": "2?", "answer": '["2"]'}
+
+
+@pytest.mark.parametrize("name", rewards.REWARDS)
+def test_rewards_pay_upstream_what_they_pay_here(functions, tokenizer, name):
+    texts = [prompts.template_completion("1+1=2", "2"), prompts.template_completion("", "3"), "2", ""]
+    ended = [text + tokenizer.eos_token for text in texts]
+    function = getattr(functions, name)
+    config = SimpleNamespace(tokenizer_path=str(ROOT / "assets" / "tiny-base"), model_name="qwen3-0.6b")
+    paid = function(prompts=[""] * 4, completions=ended, tmvp_config=config, answer=['["2"]'] * 4, question="?")
+    assert paid == rewards.REWARDS[name](prompts=[""] * 4, completions=texts, answer=["2"] * 4)
+    assert any(paid)
+    assert pickle.loads(pickle.dumps(function)) is function  # or Tunix's reward workers could not take it
+
+
+def test_the_command_prints_one_argument_to_a_line(grpo, tmp_path):
+    done = grpo(
+        "config", "recipes/tiny-cpu.yaml", "problems.test=40", "problems.train=60", "training.steps=2",
+        "--as", "maxtext", "--problems", str(tmp_path / "p"), "--runs", str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("configs/post_train/rl.yml") and Path(lines[0]).is_file()
+    train = tmp_path / "p" / "train.parquet"
+    assert f"hf_train_files={train}" in lines and train.is_file()
+    assert "num_test_batches=1" in lines and "eval_batch_size=40" in lines
+    assert "not expressible: rollout.engine" in done.stderr and "grpo convert" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--as", "trl"], "choose yaml, plan or maxtext"), (["--problems", "x"], "needs --as maxtext")],
+)
+def test_wrong_options_are_one_line(grpo, options, words):
+    done = grpo("config", "recipes/tiny-cpu.yaml", *options)
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "grpo config RECIPE --as maxtext"),
+        (["rl.yml", "run_name=x"], "grpo convert makes it"),
+        (["rl.yml", "load_parameters_path=.", "hf_train_files=nowhere"], "hf_train_files=nowhere does not exist"),
+    ],
+)
+def test_the_launcher_says_what_is_missing_before_it_loads_a_model(monkeypatch, capsys, arguments, words):
+    monkeypatch.setattr(sys, "argv", ["maxtext_rl", *arguments])
+    with pytest.raises(SystemExit) as end:
+        maxtext_rl.main()
+    errors = capsys.readouterr().err
+    assert end.value.code == 2 and words in errors and len(errors.splitlines()) == 1
+
+
+def test_several_tasks_are_refused(tmp_path):
+    recipe = load_recipe(TINY, ["problems=[{}, {name: hard, difficulty: hard}]"])
+    for refused in (lambda: listed(recipe), lambda: problem_files.write_problems(recipe, tmp_path)):
+        with pytest.raises(CourseError, match="problems has several tasks"):
+            refused()

@@ -1,0 +1,304 @@
+"""Hugging Face ⇄ MaxText: bit for bit there and back, parity with another implementation, errors that name the file."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from tunix.rl import common
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_train import pipeline
+from grpo_train.engines import conversion, maxtext_model, tunix_sampler
+from grpo_train.recipes import ModelRecipe, load_recipe
+from grpo_train.runs import run_directory
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def model_copy(tmp_path, tiny_recipe):
+    """A Hugging Face directory of its own, to be damaged."""
+    return Path(shutil.copytree(maxtext_model.model_directory(tiny_recipe.model), tmp_path / "model"))
+
+
+def model_in(folder, name="qwen3-0.6b"):
+    return ModelRecipe(path=str(folder), maxtext_name=name)
+
+
+def test_there_and_back_is_bit_for_bit(tiny_recipe, tiny_actor, tmp_path):
+    exported = conversion.export_to_hugging_face(tiny_actor, tiny_recipe.model, tmp_path / "export")
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), exported) == []
+    assert not (tmp_path / "export.partial").exists()
+    tokenizer = maxtext_model.load_tokenizer(model_in(exported))
+    assert tokenizer.chat_template == maxtext_model.load_tokenizer(tiny_recipe.model).chat_template
+
+
+def test_differing_weights_names_what_differs(tiny_recipe, model_copy):
+    weights = load_file(model_copy / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * np.float32(1 + 1e-6)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, model_copy / "model.safetensors")
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), model_copy) == [
+        "model.layers.0.mlp.up_proj.weight",
+        "model.norm.weight",
+    ]
+
+
+def test_a_finished_conversion_is_kept(tiny_recipe, converted_base):
+    before = converted_base.stat().st_mtime_ns
+    assert conversion.convert_to_maxtext(tiny_recipe.model, converted_base.parents[1]) == converted_base
+    assert converted_base.stat().st_mtime_ns == before
+
+
+def test_log_probabilities_agree_with_another_implementation(tiny_recipe, tiny_actor):
+    rng = np.random.default_rng(0)
+    prompt_ids = rng.integers(3, 200, (8, 20), dtype=np.int32)
+    prompt_ids[:4, :7] = 0  # padding on the left
+    completion_ids = rng.integers(3, 200, (8, 12), dtype=np.int32)
+    ours = np.asarray(maxtext_model.per_token_logps(tiny_actor, prompt_ids, completion_ids, pad_id=0, eos_id=1))
+    graph, state = nnx.split(tunix_sampler.load_hugging_face(maxtext_model.model_directory(tiny_recipe.model)))
+    theirs = np.asarray(
+        common.compute_per_token_logps(
+            graph, state, prompt_tokens=prompt_ids, completion_tokens=completion_ids, pad_id=0, eos_id=1
+        )
+    )
+    # Random tokens are far from what the model was trained on, so log-probabilities are large and so is the effect of
+    # MaxText's bfloat16 product with the tied embedding.
+    assert np.abs(ours - theirs).mean() < 0.02
+    assert np.abs(ours - theirs).max() < 0.2
+
+
+def set_in_config(folder, **settings):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def test_a_padding_token_that_the_model_writes_is_replaced(model_copy):
+    """Tunix hides every padding token from the trainer, and the sampler has read it."""
+    model = model_in(model_copy)
+    tokenizer = maxtext_model.load_tokenizer(model)
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[0]}))
+    assert maxtext_model.load_tokenizer(model).pad_token == tokenizer.pad_token
+    (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(CourseError, match="no padding token of its own"):
+        maxtext_model.load_tokenizer(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_pad|>"]})
+    tokenizer.save_pretrained(model_copy)
+    assert maxtext_model.load_tokenizer(model).pad_token == "<|fim_pad|>"
+
+
+def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
+    """MaxText's own file may be that of another size: config.json has the last word."""
+    from maxtext.configs import pyconfig
+
+    set_in_config(model_copy, rms_norm_eps=1e-5, rope_theta=500000.0, rope_parameters=None)
+    model = model_in(model_copy, "qwen2.5-14b")
+    with maxtext_model.quiet():
+        config = pyconfig.initialize(maxtext_model.maxtext_arguments(model, enable_checkpointing=False))
+    assert config.normalization_layer_epsilon == 1e-5
+    assert config.rope_max_timescale == 500_000
+
+
+LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+    "original_max_position_embeddings": 8192
+}
+
+
+@pytest.mark.parametrize(
+    "name, scaling, accepted",
+    [
+        ("llama3.1-8b", LLAMA31, True),
+        ("llama3.1-8b", LLAMA31 | {"factor": 32.0}, False),  # Llama 3.2
+        ("llama3.1-8b", None, False),  # Llama 3
+        ("llama3.3-70b", LLAMA31, False),  # MaxText 0.2.5 does not scale it
+        ("qwen2.5-7b", None, True),
+        ("qwen2.5-7b", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, False),
+        ("llama3.1-8b", LLAMA31 | {"rope_type": "longrope"}, False),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_another_rotary_scaling_than_maxtexts_is_refused(model_copy, key, name, scaling, accepted):
+    set_in_config(model_copy, **{"rope_parameters": None, key: scaling})
+    model = model_in(model_copy, name)
+    if accepted:
+        assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
+    else:
+        with pytest.raises(CourseError, match="rope_scaling"):
+            maxtext_model.maxtext_sizes(model)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", ""])
+def test_an_incomplete_model_names_what_is_missing(model_copy, name):
+    if name:
+        (model_copy / name).unlink()
+    else:
+        shutil.rmtree(model_copy)
+    with pytest.raises(CourseError, match=rf"model\.path={model_copy} .*{name[-5:]}"):
+        maxtext_model.model_directory(model_in(model_copy))
+
+
+def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
+    weights = model_copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    model = model_in(model_copy)
+    with pytest.raises(CourseError, match=r"could not convert .* the whole log is"):
+        conversion.convert_to_maxtext(model, tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
+    tiny_recipe, converted_base, tmp_path, monkeypatch, small
+):
+    """Both ways, both directions, and the same error."""
+    ran = []
+    for name in ("_run_here", "_run_in_process"):
+        run = getattr(conversion, name)
+        monkeypatch.setattr(conversion, name, lambda *all, name=name, run=run: ran.append(name) or run(*all))
+    monkeypatch.setattr(conversion, "SMALL", conversion.SMALL if small else 0)
+    log = tmp_path / "export.log"
+    conversion.export_checkpoint(tiny_recipe.model, converted_base, tmp_path / "export", log)
+    assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), tmp_path / "export") == []
+    with pytest.raises(CourseError, match=r"could not convert .*none.* the whole log is"):
+        conversion.export_checkpoint(tiny_recipe.model, tmp_path / "none", tmp_path / "nothing", log)
+    assert "Traceback" in log.read_text()
+    assert ran[0] == ("_run_here" if small else "_run_in_process")
+
+
+def test_a_machine_with_chips_converts_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(environment, "has_accelerator", lambda: True)
+    monkeypatch.setattr(conversion.jax, "devices", lambda: pytest.fail("another process may hold the chips"))
+    assert not conversion._has_one_cpu()
+
+
+def test_a_missing_checkpoint_says_how_to_make_one(tiny_recipe, tmp_path):
+    with pytest.raises(CourseError, match="convert the model first"):
+        maxtext_model.load_actor(tiny_recipe.model, tmp_path / "none", 64)
+
+
+def test_a_damaged_checkpoint_is_refused(tiny_recipe, converted_base, tmp_path):
+    damaged = tmp_path / "0" / "items"
+    shutil.copytree(converted_base, damaged)
+    for path in damaged.rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(CourseError, match="cannot be read"):
+        maxtext_model.load_actor(tiny_recipe.model, damaged, 64)
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """A folder that epath takes for gs://bucket.  Orbax reads and writes weights without epath, so not here."""
+    from etils.epath import testing
+
+    def redirected(original, path, *rest, **named):
+        return original(str(path).replace("gs://bucket", str(tmp_path / "bucket")), *rest, **named)
+
+    names = ("exists", "isdir", "listdir", "glob", "rmtree", "open", "makedirs")
+    with testing.mock_epath(**dict.fromkeys(names, redirected)):
+        yield tmp_path / "bucket"
+
+
+def test_a_base_in_a_bucket_is_converted_once_and_used_by_a_run(tiny_recipe, bucket, tmp_path, monkeypatch):
+    written = []
+
+    def converter(convert, log, model, source, output, made):  # in place of the process, which has no bucket
+        assert f"{output}/{made}" == "gs://bucket/base/0/items" and not (bucket / "base" / "0").exists()
+        (bucket / "base" / "0" / "items").mkdir(parents=True)
+        (bucket / "base" / "0" / "commit_success.txt").touch()
+        written.append(str(output))
+
+    monkeypatch.setattr(conversion, "_run_converter", converter)
+    (bucket / "base" / "0" / "items").mkdir(parents=True)  # an interrupted one, without Orbax's mark
+    (bucket / "base" / "notes.txt").touch()
+    with pytest.raises(CourseError, match=r"--base gs://bucket/base is not .*commit_success.txt.*grpo convert"):
+        run_directory.check_base("gs://bucket/base")
+    for _ in range(2):
+        found = conversion.convert_to_maxtext(tiny_recipe.model, "gs://bucket/base")
+        assert str(found) == "gs://bucket/base/0/items"
+    assert written == ["gs://bucket/base"] and (bucket / "base" / "notes.txt").exists()
+    run_directory.link_base(tmp_path / "run", "gs://bucket/base/0/items")
+    assert str(run_directory.base_of(tmp_path / "run")) == "gs://bucket/base"
+    assert str(pipeline.convert(tiny_recipe, tmp_path / "run")) == str(found) and len(written) == 1
+    with pytest.raises(CourseError, match="checkpoint gs://bucket/none/0/items does not exist"):
+        maxtext_model.load_actor(tiny_recipe.model, "gs://bucket/none/0/items", 64)
+
+
+@pytest.mark.parametrize(
+    "address, status, reason",
+    [
+        ("gs://", 404, "it names no bucket"),
+        ("gs://bucket/base", 401, "HttpError"),
+        ("gs://bucket/base", 403, "Forbidden"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_line(root, tmp_path, address, status, reason):
+    """By gcsfs itself, and a server that refuses as a bucket does."""
+    import os
+    import subprocess
+    import sys
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml", "--base", address],
+            env=os.environ | {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_port}"},
+            cwd=root, capture_output=True, text=True,
+        )  # fmt: skip
+        server.shutdown()
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"error: {address} cannot be read" in done.stderr and reason in done.stderr and "--base" in done.stderr
+
+
+def test_the_export_of_qwen25_knows_its_biases(model_copy, monkeypatch):
+    """MaxText's converter asks config.json for them, and Qwen2.5's does not say: without this every export failed."""
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+    from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+
+    set_in_config(model_copy, model_type="qwen2", architectures=["Qwen2ForCausalLM"], attention_bias=None)
+    monkeypatch.setitem(HF_MODEL_CONFIGS, "qwen2.5-7b", HF_MODEL_CONFIGS["qwen2.5-7b"])  # the next test's, again
+    maxtext_model.register_architecture(model_in(model_copy, "qwen2.5-7b"))
+    shapes = HF_SHAPE["qwen2.5-7b"](HF_MODEL_CONFIGS["qwen2.5-7b"].to_dict())
+    assert "model.layers.0.self_attn.q_proj.bias" in shapes
+
+
+# --- the shipped run ---
+
+
+def test_without_an_evaluation_the_shipped_run_is_read(root, tmp_path, capsys):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    run = run_directory.finished_run(tmp_path / "mine", recipe)
+    assert run == tmp_path / "mine-shipped" and not (tmp_path / "mine").exists()
+    assert "mine is not trained yet" in capsys.readouterr().out
+    assert {path.name for path in run.iterdir()} >= {"recipe.yaml", "summary.json", "metrics.jsonl", "evals", "export"}
+    note = run / "evals" / "note.txt"
+    note.write_text("mine")
+    assert run_directory.finished_run(tmp_path / "mine", recipe) == run
+    assert note.read_text() == "mine"  # what a reader did there is kept
+    with pytest.raises(CourseError, match="mine has no evaluation after training"):
+        run_directory.finished_run(tmp_path / "mine", load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))
+
+
+def test_a_run_of_ones_own_comes_first(root, tmp_path):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    run = run_directory.open_run(tmp_path / "mine", recipe)
+    assert run_directory.finished_run(run, recipe) == tmp_path / "mine-shipped"  # started, and not yet evaluated
+    (run / "evals").mkdir()
+    (run / "evals" / "after.jsonl").write_text("")
+    assert run_directory.finished_run(run, recipe) == run
+    with pytest.raises(CourseError, match="another recipe"):
+        run_directory.finished_run(run, load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))

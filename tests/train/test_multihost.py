@@ -1,0 +1,369 @@
+"""Communication between processes: with real ones, and what a single process returns by itself."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_several_processes import free_port
+from typer.testing import CliRunner
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.engines import cluster
+from grpo_train.runs import multihost
+
+# One of two processes, with two devices each.  It prints its results as one line of JSON.
+PROGRAM = """
+import json, sys
+import numpy as np
+from grpo_train.runs import multihost
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+number = int(sys.argv[2])
+with multihost.distributed_context(sys.argv[1], 2, number, digest="the same"):
+    print("not what JSON is", file=sys.stderr)
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 1), ("fsdp", "tensor"))
+    here = NamedSharding(Mesh(np.array(jax.local_devices()), ("fsdp",)), P())
+    rows = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    found = {
+        "first": multihost.is_main_process(),
+        "slice": list(range(10))[multihost.process_slice(10)],
+        "gather": multihost.gather([{"n": number, "text": "é" * n} for n in range(number + 1)]),
+        "none": multihost.gather([]),
+        "long": [len(text) for text in multihost.gather(["x" * (3000 if number else 5)])],
+        "any": [multihost.any_process(False), multihost.any_process(number == 1)],
+        "from_first": [multihost.broadcast(["said", None] if number == 0 else "not this"), multihost.broadcast(None)],
+    }
+    spread, few = multihost.shard_batch((rows, rows[:3]), mesh)
+    again = multihost.shard_batch(few, mesh)  # of what is spread already
+    found["pieces"] = sorted({shard.data.shape[0] for shard in spread.addressable_shards})
+    found["replicated"] = [array.is_fully_replicated for array in (spread, few, again)]
+    pairs = ((spread, rows), (few, rows[:3]), (rows, rows))
+    found["on_host"] = [np.array_equal(multihost.to_numpy(array), whole) for array, whole in pairs]
+    total = jax.jit(lambda x: x.sum())(spread)
+    found["total"] = float(total)
+    found["copy"] = []
+    for part, spec in ((rows, P()), (rows[:4], P()), (rows, P("fsdp")), (rows.T, P(None, "fsdp"))):
+        target = NamedSharding(Mesh(np.array(jax.local_devices()), ("fsdp",)), spec)
+        copy = multihost.reshard_locally(spread if part is rows else multihost.shard_batch(part, mesh), target)
+        found["copy"].append(np.array_equal(np.asarray(copy), part) and copy.sharding == target)
+    backwards = Mesh(np.array(jax.devices()[::-1]).reshape(4, 1), ("fsdp", "tensor"))  # as on a TPU's torus
+    found["copy"].append(np.array_equal(multihost.reshard_locally(multihost.shard_batch(rows, backwards), here), rows))
+    two = jax.random.split(jax.random.key(0), 2)
+    keys = jax.make_array_from_callback((2,), NamedSharding(mesh, P()), lambda index: two[index])
+    try:
+        jax.device_put(keys, NamedSharding(mesh, P(), memory_kind="pinned_host"))
+        found["typed keys"] = "are moved"
+    except ValueError:
+        found["typed keys"] = "are not moved"
+    print(json.dumps(found), flush=True)
+"""
+
+
+# Connects, and exchanges values for minutes.  argv: coordinator, processes, process, digest, ARRIVAL_SECONDS.
+CONNECT = """
+import os, sys, time
+from grpo_lib.common.errors import CourseError
+from grpo_train.runs import multihost
+
+multihost.ARRIVAL_SECONDS = int(sys.argv[5])
+try:
+    with multihost.distributed_context(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), digest=sys.argv[4]):
+        for round in range(1000):
+            multihost.any_process(False)
+            if round == 2:
+                print("connected", flush=True)
+            time.sleep(0.1)
+except CourseError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+# One of two processes that JAX finds by itself.  argv: processes expected, then the folder of this process, if any.
+FOUND = """
+import os, sys
+from grpo_lib.common.errors import CourseError
+from grpo_train.runs import multihost
+from jax._src.clusters import cloud_tpu_cluster
+
+cloud_tpu_cluster.running_in_cloud_tpu_vm = "TPU_WORKER_ID" in os.environ  # JAX looks for chips
+try:
+    with multihost.distributed_context(None, int(sys.argv[1]), None, digest="the same") as number:
+        print(number, multihost.gather([f"process {number}"]))
+        for folder in sys.argv[2:]:
+            multihost.require_shared(folder, "it on a disk")
+            print("shared", flush=True)
+except CourseError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+def slurm(number: int, port: int) -> dict[str, str]:
+    """What SLURM sets in process `number` of two."""
+    return {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number), "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
+def gke(number: int, port: int) -> dict[str, str]:
+    """What GKE sets in the pods of a slice of two hosts."""
+    return {
+        "TPU_WORKER_ID": str(number), "TPU_WORKER_HOSTNAMES": "localhost,localhost", "JAX_COORDINATOR_PORT": str(port),
+        "MEGASCALE_COORDINATOR_ADDRESS": "localhost", "MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0",
+    }  # fmt: skip
+
+
+def finish(members: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and the last line of stderr of each."""
+    try:
+        ended = [member.communicate(timeout=240) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    return [(m.returncode, out, (err.splitlines() or [""])[-1]) for m, (out, err) in zip(members, ended, strict=True)]
+
+
+def start(program: str, *arguments, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict]:
+    address, flags = f"127.0.0.1:{free_port()}", "--xla_force_host_platform_device_count=2"
+    members = [start(PROGRAM, address, number, XLA_FLAGS=flags) for number in (0, 1)]
+    output = [member.communicate(timeout=300) for member in members]
+    assert [member.returncode for member in members] == [0, 0], output
+    return [json.loads(out) for out, _ in output]  # nothing else is on stdout, where gloo logs its connections
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("started", "message"),
+    [
+        ([(2, 0, "one"), (2, 1, "another")], "the processes were started with different recipes"),
+        ([(2, 0, "one"), (3, 1, "one")], "different numbers of processes; give all of them the same"),
+        ([(2, 1, "one")], "not all 2 processes connected within 5 s; start each of them"),
+    ],
+)
+def test_processes_that_do_not_belong_together_stop_with_one_line(started, message):
+    address = f"127.0.0.1:{free_port()}"
+    patience = 60 if len(started) == 2 else 5
+    members = [start(CONNECT, address, *arguments, patience) for arguments in started]
+    errors = [member.communicate(timeout=120)[1].splitlines()[-1] for member in members]
+    assert [member.returncode for member in members] == [2] * len(started), errors
+    assert all(error.startswith("error: ") and message in error for error in errors), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [slurm, gke])
+def test_where_jax_finds_the_processes_the_same_command_is_enough(cluster):
+    port = free_port()
+    found = finish([start(FOUND, 2, **cluster(number, port)) for number in (0, 1)])
+    assert [code for code, *_ in found] == [0, 0], found
+    assert [out for _, out, _ in found] == [f"{number} ['process 0', 'process 1']\n" for number in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        (3, "error: the run has 3 processes, more than the 2 that JAX finds on this slice or cluster; set "),
+        (1, "error: the run has 1 processes, fewer than the 2 that JAX finds"),
+    ],
+)  # fmt: skip
+def test_more_hosts_than_the_slice_has_are_refused(expected, message):
+    port = free_port()
+    found = finish([start(FOUND, expected, **slurm(number, port)) for number in (0, 1)])
+    assert all(code == 2 and not out and error.startswith(message) for code, out, error in found), found
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_come_is_one_line():
+    program = FOUND.replace("\ntry:", "\nmultihost.CLUSTER_ARRIVAL_SECONDS = 3\ntry:")
+    [(code, _, error)] = finish([start(program, 2, **slurm(1, free_port()))])
+    assert code == 2
+    assert "not all 2 processes connected within 3 s; start the same command on all hosts" in error
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_found(tmp_path):
+    for name in ("shared", "one", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a file").touch()
+    port = free_port()
+    # The first two are shared; the third process 0 makes; the last is not.
+    same, new = tmp_path / "shared", tmp_path / "new" / "run"
+    folders = [(same, new, tmp_path / name) for name in ("one", "other")]
+    found = finish([start(FOUND, 2, *folders[number], **slurm(number, port)) for number in (0, 1)])
+    error = f"error: {tmp_path / 'one'} is not shared by all processes: process 1 does not see there what process 0 "
+    for code, out, line in found:
+        assert (code, line) == (2, error + "writes; put it on a disk"), found
+        assert out.splitlines()[1:] == ["shared", "shared"]
+    assert not list(tmp_path.rglob(".*"))  # nothing stays behind
+
+    found = finish([start(FOUND, 2, tmp_path / "a file", **slurm(number, port)) for number in (0, 1)])
+    assert all(code == 2 and "process 0 cannot write there" in line for code, _, line in found), found
+
+
+@pytest.mark.long
+def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml", "--processes", "2", "--runs"]
+    members = [
+        subprocess.Popen(
+            [*command, str(tmp_path / str(number))], env=os.environ | slurm(number, port),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) for number in (0, 1)
+    ]  # fmt: skip
+    found = finish(members)
+    run = tmp_path / "0" / "tiny-cpu"
+    for code, _, line in found:
+        assert code == 2 and line.startswith(f"error: {run} is not shared by all processes: process 1 does"), found
+        assert line.endswith("put --runs on a disk that all hosts share")
+    assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
+    assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.slow
+def test_a_port_that_another_program_has_is_named():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        member = start(CONNECT, address, 2, 0, "one", 60)
+        error = member.communicate(timeout=120)[1].splitlines()[-1]
+    assert member.returncode == 2
+    assert error.startswith(f"error: --coordinator {address}: process 0 cannot use this address")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_process_ends_the_other_within_a_minute(how, victim):
+    address = f"127.0.0.1:{free_port()}"
+    members = [start(CONNECT, address, 2, number, "one", 60) for number in (0, 1)]
+    try:
+        for member in members:
+            assert member.stdout.readline() == "connected\n", member.communicate()
+        lost = time.monotonic()
+        members[victim].send_signal(how)
+        _, errors = members[1 - victim].communicate(timeout=60)
+        print(f"{how.name} of process {victim}: {time.monotonic() - lost:.1f} s, {members[1 - victim].returncode}")
+        assert members[1 - victim].returncode != 0
+        assert "continues from its last checkpoint" in errors or "another task died" in errors
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate()
+
+
+def test_both_agree_and_a_batch_is_spread_over_the_devices_of_both_and_comes_back_whole(two):
+    assert [found["first"] for found in two] == [True, False]
+    assert [found["slice"] for found in two] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    for found in two:
+        assert found["gather"] == [{"n": 0, "text": ""}, {"n": 1, "text": ""}, {"n": 1, "text": "é"}]
+        assert found["none"] == []
+        assert found["long"] == [5, 3000]
+        assert found["any"] == [False, True]
+        assert found["from_first"] == [["said", None], None]
+        assert found["pieces"] == [2]  # 8 rows on 4 devices
+        assert found["replicated"] == [False, True, True]  # 3 rows do not divide
+        assert found["on_host"] == [True, True, True]
+        assert found["total"] == 276.0
+        assert found["copy"] == [True] * 5
+
+
+def test_jax_still_refuses_typed_keys(two):
+    """When this fails, compat.make_keys_plain is not needed any more."""
+    assert [found["typed keys"] for found in two] == ["are not moved"] * 2
+
+
+@given(number=st.integers(0, 200), count=st.integers(1, 9))
+def test_the_slices_are_all_rows_once_and_as_even_as_can_be(number, count):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: count)
+        slices = []
+        for index in range(count):
+            patch.setattr(jax, "process_index", lambda index=index: index)
+            slices.append(list(range(number))[multihost.process_slice(number)])
+    assert [row for part in slices for row in part] == list(range(number))
+    sizes = {len(part) for part in slices}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_single_process_answers_by_itself():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    rows = np.arange(6).reshape(2, 3)
+    assert multihost.is_main_process() and not multihost.is_distributed()
+    assert multihost.gather((1, 2)) == [1, 2]
+    assert multihost.broadcast(rows) is rows and multihost.shard_batch(rows, mesh) is rows
+    assert multihost.any_process(True) and not multihost.any_process(False)
+    assert np.array_equal(multihost.to_numpy(jax.numpy.asarray(rows)), rows)
+    multihost.barrier("nobody")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["hardware.processes=2"], r"a run of 2 processes needs --coordinator HOST:PORT.* --process 0 to 1"),
+        (["--processes", "3"], r"a run of 3 processes needs --coordinator.* or start it on a TPU slice, on GKE or"),
+        (["--processes", "3", "--process", "1"], r"--coordinator and --process go together"),
+        (["--processes", "3", "--coordinator", "127.0.0.1:1"], r"--coordinator and --process go together"),
+        (["--process", "1"], r"are for multi-process runs: add --processes N"),
+        (["hardware.processes=2", "--processes", "4"], r"--processes 4 and hardware\.processes=2 differ"),
+        (["--processes", "2", "--process", "2", "--coordinator", "127.0.0.1:1"], r"--process 2: .* from 0 to 1"),
+        (["--processes", "2", "--process", "0", "--coordinator", "here"], r"'here' is not HOST:PORT"),
+        (["--processes", "2", "--process", "0", "--coordinator", "127.0.0.1:65536"], r"is not HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_one_line(options, words, tmp_path):
+    from grpo_train.cli import app
+
+    result = CliRunner().invoke(app, ["train", "recipes/tiny-cpu.yaml", "--runs", str(tmp_path), *options])
+    assert isinstance(result.exception, CourseError)
+    with pytest.raises(CourseError, match=words):
+        raise result.exception
+    assert not list(tmp_path.iterdir())
+
+
+class Device:
+    def __init__(self, process_index: int):
+        self.process_index = process_index
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"rollout": {"engine": "vllm"}}, r"rollout\.engine=vllm needs all devices in one process .* use a slice"),
+        ({"hardware": {"trainer_devices": 2, "sampler_devices": 2}}, r"set hardware\.sampler_devices to null"),
+        ({"hardware": {"trainer_devices": 2}}, r"set hardware\.trainer_devices to 4, or to null"),
+        ({"hardware": {"processes": 4}}, r"hardware\.processes=4, but the run has 2"),
+        ({"training": {"prompts_per_step": 5}}, r"prompts_per_step=5 must be a multiple of 2 "),
+    ],
+)  # fmt: skip
+def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, words):
+    data = tiny_recipe.model_dump()
+    for section, values in overrides.items():
+        data[section] |= values
+    recipe = type(tiny_recipe).model_validate(data)
+    with pytest.raises(CourseError, match=words):
+        cluster.place(recipe, [Device(0), Device(0), Device(1), Device(1)])
+
+
+def test_all_devices_train_and_each_process_samples_on_its_own(tiny_recipe):
+    devices = [Device(0), Device(0), Device(1), Device(1)]
+    trainer, sampler = cluster.place(tiny_recipe, devices)
+    assert trainer == devices and sampler == devices[:2]

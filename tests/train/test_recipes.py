@@ -1,0 +1,235 @@
+"""The recipe schema: defaults, overrides, and errors that name the field and the remedy."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import differences, dump_recipe, load_recipe, loading, parse_recipe, profiles_of
+from grpo_train.recipes.slices import parse_slice
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+TINY = ROOT / "recipes" / "tiny-cpu.yaml"
+V6E = "hardware.accelerator=v6e-8"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_and_is_named_like_its_file(path):
+    assert load_recipe(path).name == path.stem
+
+
+def test_the_later_override_wins_and_a_dumped_recipe_is_the_same_recipe():
+    recipe = load_recipe(TINY, ["training.steps=2", "training.steps=7", "rollout.top_k=5"])
+    assert recipe.training.steps == 7
+    assert parse_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("training.steps=2", "training", "steps", 2),
+        ("problems.source=gsm8k", "problems", "source", "gsm8k"),
+        ("training.learning_rate=1e-3", "training", "learning_rate", 1e-3),
+        ("rollout.top_k=null", "rollout", "top_k", None),
+        ("problems.path=../a b", "problems", "path", "../a b"),
+        ("problems.path=1e5", "problems", "path", "1e5"),
+        ("tracking.wandb=off", "tracking", "wandb", "off"),
+    ],
+)
+def test_overrides_are_read_as_yaml(override, section, key, value):
+    assert getattr(getattr(load_recipe(TINY, [override]), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.stepz=2", ["training.stepz", "did you mean steps?"]),
+        ("nonsense=1", ["nonsense", "known here"]),
+        ("training.steps=many", ["training.steps", "many"]),
+        ("training.steps=0", ["training.steps=0: Input should be greater than or equal to 1"]),
+        ("problems.source=math", ["problems.source", "'words'"]),
+        ("rollout.max_prompt_length=long", ["rollout.max_prompt_length"]),
+        ("training.prompts_per_process=8", ["unknown key training.prompts_per_process", "prompts_per_step?"]),
+        ("rewards=[]", ["rewards"]),
+        ("name=a/b", ["name"]),
+        ("training.steps", ["section.key=value"]),
+        ("=3", ["section.key=value"]),
+        ("name.x=3", ["name is a value"]),
+        ("training.steps=[1", ["not YAML"]),
+        ("training.learning_rate=.inf", ["training.learning_rate", "finite"]),
+        ("problems=[]", ["problems", "at least 1"]),
+        ("problems=[{weight: 0}]", ["problems.0.weight=0", "greater than 0"]),
+        ("problems=[{weight: .inf}]", ["problems.0.weight=inf", "finite"]),
+        ("problems=[{wieght: 1}]", ["problems.0.wieght", "did you mean weight?"]),
+        ("problems=[{prompts: {usr: dapo}}]", ["problems.0.prompts.usr", "did you mean user?"]),
+        ("problems=[{}, {}]", ["two tasks are called words"]),
+        ("problems.sorce=gsm8k", ["unknown key problems.sorce", "did you mean source?"]),
+    ],
+)
+def test_a_bad_override_is_one_line_that_names_the_field(override, words):
+    with pytest.raises(CourseError) as caught:
+        load_recipe(TINY, [override])
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("", "mapping"), ("- a", "mapping"), ("a: [", "YAML"), ("name: x", "model is missing")]
+)
+def test_a_bad_file_is_one_line_that_names_the_file(tmp_path, text, word):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(CourseError, match=word) as caught:
+        load_recipe(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(CourseError, match="does not exist; recipes here: "):
+        load_recipe(tmp_path / "none.yaml")
+
+
+def test_differences_name_the_fields():
+    one, other = load_recipe(TINY), load_recipe(TINY, ["training.steps=2", "seed=4"])
+    assert differences(one, one) == []
+    assert differences(one, other) == ["seed: 0 != 4", f"training.steps: {one.training.steps} != 2"]
+    sized = load_recipe(TINY, ["model.sizes={head_dim: 64}"])
+    assert differences(sized, one) == ["model.sizes.head_dim: 64 != None"]
+    assert differences(one, sized) == ["model.sizes.head_dim: None != 64"]
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=60))
+def test_any_override_either_loads_or_is_refused_in_one_line(text):
+    try:
+        load_recipe(TINY, [text])
+    except CourseError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "section", "key", "value"),
+    [
+        ("training.clip=0.5", "training", "max_grad_norm", 0.5),
+        ("training.keep=3", "training", "max_to_keep", 3),
+        ("rollout.prompts_per_pass=4", "rollout", "micro_batch_size", 4),
+        ("rollout.overlong_prompts=skip", "rollout", "overlong_prompts", "filter"),
+        ("rollout.overlong_prompts=refuse", "rollout", "overlong_prompts", "error"),
+    ],
+)
+def test_old_keys_are_read_with_one_notice(tmp_path, capsys, old, section, key, value):
+    name, _, text = old.partition("=")
+    data = yaml.safe_load(TINY.read_text(encoding="utf-8"))
+    data[section] |= {name.partition(".")[2]: yaml.safe_load(text)}
+    data["profiles"] = {"again": {section: {name.partition(".")[2]: yaml.safe_load(text)}}}
+    file = tmp_path / "old.yaml"
+    file.write_text(yaml.safe_dump(data))
+    loading._notice.cache_clear()
+    for path, overrides in ((file, []), (f"{file}@again", []), (TINY, [old])):
+        assert getattr(getattr(load_recipe(path, overrides), section), key) == value
+    (notice,) = capsys.readouterr().err.splitlines()
+    assert notice.startswith(f"recipe: {name}") and f"is now called {section}.{key}" in notice
+
+
+def test_an_old_key_without_a_value_is_silent(capsys):
+    null = ["training.prompts_per_process", "training.prompts_per_device", "training.micro_batch_per_device"]
+    assert load_recipe(TINY, [f"{key}=null" for key in null]) == load_recipe(TINY)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_page_of_all_keys_is_the_schema():
+    made = runpy.run_path(str(ROOT / "tools" / "make_recipe_docs.py"))["page"]()
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert page == made, "run python tools/make_recipe_docs.py"
+
+
+# --- the recipes of the TPU tier ------------------------------------------------------------------------------
+
+TPU = [path for path in RECIPES if not path.stem.startswith("tiny")]
+EVERY = [f"{path}{suffix}" for path in TPU for suffix in ("", *(f"@{name}" for name in profiles_of(path)))]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: Path(path).name)
+def test_a_tpu_recipe_names_its_slice_and_its_engine(path):
+    recipe = load_recipe(path)
+    assert recipe.hardware.slice.devices >= recipe.hardware.trainer_count()
+    several = recipe.plan.processes > 1
+    assert recipe.rollout.engine == ("tunix" if several or path.endswith("@tunix") else "vllm")
+    assert recipe.hardware.colocated or not several
+    # The draft of a value that nobody filled in would be the whole batch at once.
+    assert recipe.micro_batch_completions <= 4 * recipe.hardware.trainer_count()
+
+
+def test_the_two_3b_recipes_differ_in_the_loss_alone():
+    jax, pallas = (load_recipe(TINY.parent / f"qwen2.5-3b-gsm8k-{name}.yaml") for name in ("jax", "pallas"))
+    assert [line.partition(":")[0] for line in differences(jax, pallas)] == ["name", "loss.implementation"]
+
+
+def test_a_profile_changes_what_it_says_and_the_name():
+    path = TINY.parent / "llama3.1-8b-gsm8k.yaml"
+    plain, both = load_recipe(path), load_recipe(f"{path}@v5p-8,g8", ["training.steps=7"])
+    assert (plain.name, both.name) == ("llama3.1-8b-gsm8k", "llama3.1-8b-gsm8k-v5p-8-g8")
+    assert (plain.grpo.group_size, both.grpo.group_size) == (2, 8)
+    assert (both.hardware.accelerator, both.hardware.trainer_devices, both.training.steps) == ("v5p-8", 2, 7)
+    assert both.grpo.beta == plain.grpo.beta  # what a profile does not name stays
+
+
+def test_a_bad_profile_is_named(tmp_path):
+    with pytest.raises(CourseError, match="has no profile g9; profiles there: g8, lora, v5p-8"):
+        load_recipe(f"{TINY.parent / 'llama3.1-8b-gsm8k.yaml'}@g9")
+    with pytest.raises(CourseError, match="has no profile g8; profiles there: none"):
+        load_recipe(f"{TINY.parent / 'qwen3-1.7b-dapo-math.yaml'}@g8")
+    file = tmp_path / "odd.yaml"
+    file.write_text(TINY.read_text(encoding="utf-8") + "\nprofiles: [g8]\n", encoding="utf-8")
+    with pytest.raises(CourseError, match="profiles must be a mapping"):
+        load_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["hardware.accelerator=v7-8"], "v7-8 is not a TPU slice; write it like v6e-8"),
+        (["hardware.accelerator=v5p-7"], "v5p-7 is not a TPU slice"),
+        ([V6E, "rollout.engine=vllm", "hardware.sampler_tensor=3"], "sampler_tensor=3 must divide its 8 devices"),
+        ([V6E, "hardware.sampler_devices=4"], "give both, 8 or fewer together"),
+        ([V6E, "hardware.trainer_devices=6", "hardware.sampler_devices=4"], "do not fit the 8 devices of v6e-8"),
+        (["hardware.accelerator=v6e-256", "training.prompts_per_step=2"], "must be a multiple of 64 (64 processes, "),
+        (["model.sizes={base_emb_dim_x: 3}"], "model.sizes"),
+    ],
+)
+def test_hardware_that_does_not_fit_is_refused_with_possible_values(changes, words):
+    with pytest.raises(CourseError) as caught:
+        load_recipe(TINY, changes)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "hosts"),
+    [("v4-8", 4, 1), ("v4-16", 8, 2), ("v5p-8", 4, 1), ("v5p-64", 32, 8), ("v5e-8", 8, 1), ("v6e-8", 8, 1),
+     ("v6e-16", 16, 4)],
+)  # fmt: skip
+def test_devices_and_hosts_of_a_slice(name, devices, hosts):
+    """The names of v4 and v5p count cores."""
+    assert (parse_slice(name).devices, parse_slice(name).hosts) == (devices, hosts)
+
+
+def test_who_trains_and_who_samples():
+    shared = load_recipe(TINY, [V6E]).hardware
+    apart = load_recipe(TINY, [V6E, "hardware.trainer_devices=4", "hardware.sampler_devices=4"]).hardware
+    assert (shared.colocated, shared.trainer_count(), shared.sampler_count()) == (True, 8, 8)
+    assert (apart.colocated, apart.trainer_count(), apart.sampler_count()) == (False, 4, 4)
+    assert load_recipe(TINY).hardware.trainer_count(found=3) == 3
+
+
+def test_a_task_of_several_is_overridden_by_its_number_and_saved_whole():
+    tasks = "problems=[{}, {name: hard, difficulty: hard, weight: 3, prompts: {user: boxed}}]"
+    recipe = load_recipe(TINY, [tasks, "problems.1.train=7"])
+    assert [(task.name, task.weight, task.train) for task in recipe.tasks] == [("words", 1, None), ("hard", 3, 7)]
+    assert parse_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+    assert differences(recipe, load_recipe(TINY, [tasks])) == ["problems.1.train: 7 != None"]
+    for key in ("problems.2.train=7", "problems.train=7"):
+        with pytest.raises(CourseError, match="number them from 0 to 1"):
+            load_recipe(TINY, [tasks, key])

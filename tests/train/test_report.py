@@ -1,0 +1,375 @@
+"""The page holds every answer, no completion can break out of it, and the headline is honest about noise."""
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_lib import answers, rewards
+from grpo_lib.common.environment import repo_root
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import append_jsonl, write_json_atomic
+from grpo_lib.evaluation import EvalRun, evaluate, grade, summarize
+from grpo_lib.problems.types import Problem
+from grpo_train import report
+from grpo_train.report import answer_inspector, comparison, formatting
+from grpo_train.report.comparison import (
+    Comparison,
+    calculation_rates,
+    category_counts,
+    flip_counts,
+    gain_parts,
+    reward_means,
+)
+
+HOSTILE = [
+    '</script><script>document.title = "broken"</script>',
+    '</SCRIPT ><img src=x onerror="document.title=1">',
+    "<!--<script>",
+    "]]> {{ 7 * 7 }} {% raw %} &lt;/script&gt; &amp;",
+    "a\u2028b\u2029c\x00d\x85\r\n\ufffd 中文 \U0001f600",
+    '"\\u003c/script\\u003e\\"',
+    "",
+    "<answer>" * 500,
+]
+RECIPE = repo_root() / "recipes" / "tiny-cpu.yaml"
+
+
+def log(answer):
+    return f"<reasoning>r</reasoning><answer>{answer}</answer>"
+
+
+PROBLEMS = [Problem(f"p{i}", f"What is <b>{i}</b> + 0?", "", str(i), "test", 1) for i in range(40)]
+
+
+def run_with(right, tail=()):
+    """An evaluation with the given set of right answers; completions of the last problems are those of `tail`."""
+    texts = {p.question: log(p.answer if i in right else int(p.answer) + 1) for i, p in enumerate(PROBLEMS)}
+    texts |= {p.question: text for p, text in zip(PROBLEMS[len(PROBLEMS) - len(tail) :], tail, strict=True)}
+    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
+
+
+BEFORE = run_with(range(10), HOSTILE)
+AFTER = run_with(range(5, 32), HOSTILE)
+BOTH = Comparison(BEFORE, AFTER)
+LEVEL = {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
+ROWS = [
+    {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n, **LEVEL}
+    for n in range(1, 31)
+]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "demo"
+    BEFORE.save(folder / "evals" / "before.jsonl")
+    AFTER.save(folder / "evals" / "after.jsonl")
+    for row in ROWS:
+        append_jsonl(folder / "metrics.jsonl", row)
+    write_json_atomic(folder / "summary.json", summarize(BEFORE, AFTER, train_seconds=130.0, steps=30))
+    (folder / "recipe.yaml").write_text(RECIPE.read_text() + "# </pre><script>1</script>\n")
+    return folder
+
+
+class Page(HTMLParser):
+    """What a browser would load or run, and the embedded data."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.scripts, self.tags, self.loads, self._inside = [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append([attributes.get("type"), ""])
+            self._inside = True
+        for name, value in attributes.items():
+            outside = name in ("src", "href", "xlink:href", "srcset", "data") and not (value or "").startswith("#")
+            if outside or name.startswith("on"):
+                self.loads.append((tag, name, value))
+
+    def handle_endtag(self, tag):
+        if tag == "script":
+            self._inside = False
+
+    def handle_data(self, data):
+        if self._inside:
+            self.scripts[-1][1] += data
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize(
+    ("difference", "interval", "p", "start"),
+    [
+        (0.462, [0.429, 0.495], 3e-40, "Accuracy rose: 53.0"),
+        (-0.2, [-0.3, -0.1], 0.001, "Accuracy fell"),
+        (-0.04, [-0.18, 0.10], 0.67, "No clear change"),
+        (0.04, [0.001, 0.08], 0.06, "No clear change"),  # the two disagree: not clear
+        (0.1, [0.05, 0.15], None, "Accuracy rose"),
+    ],
+)
+def test_the_headline_is_honest_about_noise(difference, interval, p, start):
+    part = {"accuracy": 0.53, "n": 1000, "interval": [0.5, 0.56]}
+    after = part | {"accuracy": 0.53 + difference}
+    change = {"difference": difference, "difference_interval": interval, "mcnemar_p": p}
+    text = report.headline({"before": part, "after": after, **change})
+    assert text.startswith(start)
+    assert ("chance" in text) == start.startswith("No")
+    assert ("McNemar" in text) == (p is not None)
+
+
+def test_numbers_in_words():
+    assert formatting.p_value(4.4e-12) == "p = 4 × 10⁻¹²".replace(" ", formatting.NBSP)
+    assert formatting.p_value(0.0312) == "p = 0.031".replace(" ", formatting.NBSP)
+    assert formatting.p_value(0.0) == "p < 10⁻³⁰⁰".replace(" ", formatting.NBSP)
+    assert [formatting.points(x) for x in (0.031, -0.031, -0.0001)] == ["+3.1", "−3.1", "0.0"]
+
+
+# --- before beside after ---
+
+
+def test_flips_are_counted_by_problem():
+    counts = flip_counts(BEFORE, AFTER)
+    assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
+    with pytest.raises(CourseError, match="different problems"):
+        flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
+
+
+@given(st.data())
+def test_the_parts_of_a_gain_add_up_to_it(data):
+    """On any answers of the kinds that a policy gives."""
+    tagged = "<reasoning>{}</reasoning><answer>{}</answer>"
+    texts = ["2*7=14 14-11=3", "2*7=14", "2*7=15 15-11=4", "?", "2+7=9 9+11=20", ""]
+    written = [form.format(text, text.rpartition("=")[2]) for text in texts for form in (tagged, "{}\n#### {}")]
+    n = data.draw(st.integers(1, 30))
+
+    def evaluated(name):
+        completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
+        rest = {"gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
+        return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
+
+    before, after = evaluated("before"), evaluated("after")
+    rows = gain_parts(before, after)
+    gain = (sum(r["strict"] for r in after.records) - sum(r["strict"] for r in before.records)) / n
+    assert sum(row["gain"] for row in rows) == pytest.approx(gain)
+    assert all(row["low"] <= row["gain"] + 1e-9 and row["gain"] <= row["high"] + 1e-9 for row in rows)
+    assert all(row["gain"] == pytest.approx(row["before"] - row["after"]) for row in rows)
+    assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
+
+
+def test_categories_and_parts_of_the_reward_as_tables():
+    rows = category_counts(BOTH)
+    assert [list(row) for row in rows] == [["category", "before", "after", "meaning"]] * len(rows)
+    assert sum(row["before"] for row in rows) == sum(row["after"] for row in rows) == 40
+    assert {row["category"]: (row["before"], row["after"]) for row in rows}["right"] == (10, 27)
+    assert list(category_counts(Comparison(BEFORE, None))[0]) == ["category", "before", "meaning"]
+    assert category_counts(Comparison(None, None)) == reward_means(Comparison(None, None)) == []
+
+    means = reward_means(BOTH)
+    assert [row["part"] for row in means] == [f.__name__ for f in rewards.REFERENCE_REWARDS] + ["sum"]
+    assert means[3]["before"] == pytest.approx(1.5 * 10 / 40) and means[3]["after"] == pytest.approx(1.5 * 27 / 40)
+    assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
+
+
+def test_rates_by_the_number_of_calculations():
+    assert calculation_rates(BOTH) == []  # one kind
+    before, after = (
+        EvalRun([r | {"steps": 1 + (i >= 10)} for i, r in enumerate(run.records)]) for run in (BEFORE, AFTER)
+    )
+    assert calculation_rates(Comparison(before, after)) == [
+        {"calculations": 1, "problems": 10, "before": 1.0, "after": 0.5},
+        {"calculations": 2, "problems": 30, "before": 0.0, "after": pytest.approx(22 / 30)},
+    ]
+    unknown = EvalRun([r | {"steps": None} for r in before.records[:10]] + before.records[10:])
+    assert calculation_rates(Comparison(unknown, None)) == []
+
+
+# --- the page ---
+
+
+def written(run_dir):
+    """The text of a run's page."""
+    return report.write_report(run_dir).read_text(encoding="utf-8")
+
+
+def embedded(text):
+    page = Page(text)
+    return page, json.loads(next(script for kind, script in page.scripts if kind == "application/json"))
+
+
+def completions(data, phase):
+    return [problem[6][phase][0] for problem in data["problems"]]
+
+
+def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
+    text = written(run_dir)
+    page, data = embedded(text)
+    assert [problem[0] for problem in data["problems"]] == [problem.id for problem in PROBLEMS]
+    assert completions(data, 0) == [record["completion"] for record in BEFORE.records]
+    assert completions(data, 1)[-len(HOSTILE) :] == HOSTILE
+    assert len(page.scripts) == 2  # the data and the page's own
+    assert page.loads == []
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert page.tags.count("svg") == 4 + 7
+    assert not [word for word in ("url(http", "@import", "innerHTML", "document.write") if word in text]
+    block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
+    assert json.loads(block) and not set("<>&\u2028\u2029") & set(block)
+    ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+    assert written(run_dir) == text  # the same run gives the same page
+
+
+def test_the_page_says_what_was_evaluated_and_where(run_dir):
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "cores": 2, "devices": ["cpu: cpu"]})
+    text = written(run_dir)
+    setup = "model tiny-base · 40 test problems (generated word problems) · greedy answers · 50 steps × 16 prompts × 8"
+    assert setup in text and "seed 0 · Some CPU, 2 cores · evaluation of 20" in text
+    assert "30 training steps · 2 min of training" in text
+    write_json_atomic(run_dir / "environment.json", {"processor": "Some CPU", "devices": ["tpu: TPU v6 lite"] * 4})
+    (run_dir / "recipe.yaml").unlink()
+    assert "40 test problems · greedy answers · 4 × TPU v6 lite ·" in written(run_dir)
+
+
+def test_validation_and_early_warnings_are_shown_where_there_are_any(run_dir):
+    text = written(run_dir)
+    assert "Green:" not in text and "Early warnings" not in text
+    for step in range(31, 35):
+        append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"step": step, "kl": 3.0, "validation_accuracy": 0.5})
+    text = written(run_dir)
+    assert "Green: greedy answers to validation" in text
+    assert "Early warnings" in text and "<p>step 33: " in text
+
+
+def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
+    data = answer_inspector.page_data(comparison.load(run_dir))
+    assert data["parts"] == ["correct_answer", "tidy_format"]  # those of the recipe
+    functions = rewards.get_rewards(data["parts"])
+    for problem, record in zip(data["problems"], AFTER.records, strict=True):
+        told = [data["notes"][number] for number in problem[6][1][5]]
+        parts = rewards.explain(record["completion"], record["gold"], functions=functions)
+        assert told == [(part.points, part.why) for part in parts]
+    (run_dir / "recipe.yaml").unlink()
+    data = answer_inspector.page_data(comparison.load(run_dir))
+    assert data["parts"] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
+
+
+def test_the_graded_block_is_where_a_script_finds_it():
+    text = "<answer>1</answer> \U0001f600\ud800 <answer> <answer>22</answer>3</answer>"
+    begin, end = answer_inspector._block(text)
+    units = text.encode("utf-16-le", errors="surrogatepass")
+    assert units[2 * begin : 2 * end].decode("utf-16-le") == answers.answer_block(text)
+    assert answer_inspector._block("no tags") is None
+
+
+def test_prompts_are_kept_once():
+    long = "system prompt " * 100
+    run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS, render=lambda q: f"{long}{q}!", progress=False)
+    run.records[3] = run.records[3] | {"prompt": "another"}
+    data = answer_inspector.page_data(Comparison(run, AFTER))
+    assert data["prompts"] == [(long, "!"), ("another",)]
+    assert [problem[5] for problem in data["problems"]] == [0, 0, 0, 1] + [0] * 36
+    assert data["problems"][0][6][1][9] == PROBLEMS[0].question  # the prompt of after, which is another
+    assert data["problems"][0][6][0][9] is None
+
+
+def test_sampled_completions_stand_beside_the_greedy_one(tmp_path, monkeypatch):
+    def sampled(prompts):
+        return [log(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
+
+    run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS[:3], sampled=sampled, samples=2, progress=False)
+    data = answer_inspector.page_data(Comparison(run, None))
+    assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
+    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[log(2), "2"]] * 2
+    monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", 10)
+    data = answer_inspector.page_data(Comparison(run, None))
+    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[None, "2"]] * 2
+    run.save(tmp_path / "evals" / "before.jsonl")
+    text = written(tmp_path)
+    assert "pass@2: at least one of 2 sampled answers" in text and "All answers were sampled" not in text
+    run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
+    run.save(tmp_path / "evals" / "before.jsonl")
+    assert "All answers were sampled" in written(tmp_path)
+    data = answer_inspector.page_data(Comparison(run, None))
+    assert completions(data, 0) == [log(0), log(1), log(2)] and len(data["problems"][0][6][0][10]) == 2
+
+
+def test_a_run_without_after_says_so(run_dir):
+    (run_dir / "evals" / "after.jsonl").unlink()
+    (run_dir / "metrics.jsonl").unlink()
+    text = written(run_dir)
+    _, data = embedded(text)
+    assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
+    assert "There is no evaluation after training yet" in text
+    assert "no step has finished" in text and "There is only one evaluation yet" in text
+
+
+def test_an_empty_run_says_so(tmp_path):
+    text = written(tmp_path)
+    assert "has not been evaluated yet" in text
+    assert "There are no evaluation records yet" in text and "no training metrics yet" in text
+    with pytest.raises(CourseError, match="no evaluation yet"):
+        report.inspector(tmp_path)
+
+
+def test_missing_and_mismatched_runs_are_refused(run_dir):
+    with pytest.raises(CourseError, match="no such run directory"):
+        report.write_report(run_dir / "nowhere")
+    EvalRun(AFTER.records[:-1]).save(run_dir / "evals" / "after.jsonl")
+    with pytest.raises(CourseError, match="different problems"):
+        report.write_report(run_dir)
+    AFTER.save(run_dir / "evals" / "after.jsonl")
+    (run_dir / "summary.json").write_text("{")
+    with pytest.raises(CourseError, match=r"summary\.json: not JSON"):
+        report.write_report(run_dir)
+    assert not (run_dir / "report.html").exists()
+
+
+# --- inside a notebook ---
+
+
+def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
+    frame = report.inspector(run_dir)
+    shown = frame._repr_html_()
+    (tag, *others) = Page(shown).tags
+    assert (tag, others[0]) == ("div", "iframe") and "script" not in others  # all of it is inside the frame
+    assert "sandbox='allow-scripts allow-downloads'" in shown  # and no allow-same-origin
+    document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
+    assert document == frame.document
+    page = Page(document)
+    assert page.loads == [] and page.scripts == Page(written(run_dir)).scripts  # data and code of the page
+    assert len(repr(frame)) < 100
+
+
+def test_a_thousand_tiny_problems_fit_into_a_notebook(root):
+    shown = report.inspector(root / "assets" / "reference" / "course")._repr_html_()
+    assert len(json.dumps(shown)) < 700_000
+
+
+def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):
+    for phase, run in (("before", BEFORE), ("after", AFTER)):
+        records = [record | {"task": "easy" if n < 20 else "hard"} for n, record in enumerate(run.records)]
+        EvalRun(records).save(run_dir / "evals" / f"{phase}.jsonl")
+    before, after = (EvalRun.load(run_dir / "evals" / f"{phase}.jsonl") for phase in ("before", "after"))
+    summary = summarize(before, after, steps=30)
+    assert (
+        list(summary["tasks"]) == ["easy", "hard"] and summary["difference"] == summarize(BEFORE, AFTER)["difference"]
+    )
+    easy, hard = summary["tasks"]["easy"], summary["tasks"]["hard"]
+    assert (easy["before"]["n"], easy["before"]["accuracy"], easy["after"]["accuracy"]) == (20, 0.5, 0.75)
+    assert hard == {
+        key: value
+        for key, value in summarize(*(EvalRun(r.records[20:]) for r in (before, after))).items()
+        if key in hard
+    }
+    assert "tasks" not in summarize(BEFORE, AFTER)
+    text = report.write_report(run_dir).read_text(encoding="utf-8")
+    assert "By task" in text and ">easy</th>" in text and ">hard</th>" in text

@@ -1,0 +1,181 @@
+"""A whole run of 2 processes with 4 devices each: it equals the run of 1 process with 8, and it survives losses.
+
+It takes minutes; tests/test_multihost.py has the quick tests.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo_lib.common.files import read_jsonl
+from grpo_tpu import random_model
+from grpo_train.engines import conversion
+from grpo_train.recipes import ModelRecipe
+from grpo_train.runs.preemption import EXIT_CODE as STOPPED
+
+pytestmark = pytest.mark.long(minutes=13)
+
+STEPS = 8
+# Everything is in it: several rollout micro-batches, accumulation, two updates a batch, a reference model, validation,
+# checkpoints, and two devices to hold a sampler's model together.
+RECIPE = [
+    "hardware.sampler_tensor=2",
+    f"training.steps={STEPS}",
+    "training.prompts_per_step=4",
+    "training.micro_batch_size=8",
+    "training.checkpoint_every=2",
+    "training.validate_every=3",
+    "rollout.micro_batch_size=2",
+    "rollout.max_completion_length=16",
+    "grpo.group_size=4",
+    "grpo.beta=0.04",
+    "grpo.iterations=2",
+    "problems.train=200",
+    "problems.validation=8",
+    "problems.test=20",
+    "evaluation.batch_size=16",
+]
+TOLERANCE = 1e-5
+EQUAL = (
+    "step",
+    "reward",
+    "accuracy",
+    "format",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "validation_accuracy",
+)
+
+
+class Run:
+    """The processes of a run, seen from the test."""
+
+    def __init__(self, directory: Path, base: Path, processes: int, devices: int, *more: str):
+        port = free_port()
+        self.outputs = [directory.with_name(f"{directory.name}.{number}.txt") for number in range(processes)]
+        self.members = []
+        for number, output in enumerate(self.outputs):
+            command = [sys.executable, "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml", *RECIPE, *more]
+            command += ["--runs", str(directory.parent), "--run", directory.name, "--base", str(base)]
+            if processes > 1:
+                command += ["--coordinator", f"127.0.0.1:{port}", f"--process={number}", f"--processes={processes}"]
+            flags = f"--xla_force_host_platform_device_count={devices}"
+            with open(output, "w", encoding="utf-8") as file:
+                env = os.environ | {"XLA_FLAGS": flags}
+                self.members.append(subprocess.Popen(command, stdout=file, stderr=file, env=env))
+
+    def wait(self, seconds: float = 900) -> list[int]:
+        try:
+            return [member.wait(seconds) for member in self.members]
+        finally:
+            for member in self.members:
+                member.kill()
+
+    def said(self, number: int) -> str:
+        return self.outputs[number].read_text(encoding="utf-8")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def rows(directory: Path) -> list[dict]:
+    path = directory / "metrics.jsonl"
+    return read_jsonl(path) if path.exists() else []
+
+
+def wait_for(run: Run, happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
+    while not happened():
+        assert all(member.poll() is None for member in run.members), [run.said(n) for n in (0, 1)]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def wait_for_rows(run: Run, directory: Path, number: int) -> None:
+    wait_for(run, lambda: len(rows(directory)) >= number)
+
+
+def damage_the_newest_checkpoint(directory: Path) -> int:
+    """The update that it is of."""
+    folder = directory / "checkpoints" / "actor"
+    newest = max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    return int(newest.name)
+
+
+def same_rows(alone: Path, together: Path, steps: int) -> None:
+    """Rewards and lengths are equal, everything else but clocks is within TOLERANCE."""
+    assert [row["step"] for row in rows(together)] == list(range(1, steps + 1))
+    for one, two in zip(rows(alone), rows(together), strict=True):
+        for name in set(one) | set(two):
+            if name in EQUAL:
+                assert one[name] == two[name], (one["step"], name)
+            elif not name.startswith(("seconds", "tokens_per_second")):
+                assert one[name] == pytest.approx(two[name], abs=TOLERANCE), (one["step"], name)
+
+
+def test_two_processes_train_a_random_qwen25_as_one_does(tmp_path):
+    """Its own output layer, and biases; the tiny model has neither.  β follows the KL, which process 0 has logged, and
+    each process scores its completions for the correction."""
+    model = ModelRecipe(path=str(tmp_path / "model"), maxtext_name="qwen2.5-7b", dtype="float32")
+    random_model.write_random_model(model, model.path)
+    base = conversion.convert_to_maxtext(model, tmp_path / "base")
+    more = f"model.path={model.path}", "model.maxtext_name=qwen2.5-7b", "training.steps=6"
+    more += "grpo.target_kl=0.01", "grpo.correction=tis"
+    for name, processes, devices in (("alone", 1, 8), ("together", 2, 4)):
+        run = Run(tmp_path / name, base, processes, devices, *more)
+        assert run.wait() == [0] * processes, run.said(0)
+    same_rows(tmp_path / "alone", tmp_path / "together", 6)
+    assert len({row["beta"] for row in rows(tmp_path / "together")}) > 2
+    answers = [read_jsonl(tmp_path / name / "evals" / "after.jsonl") for name in ("alone", "together")]
+    assert answers[0] == answers[1]
+
+
+def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_killed(tmp_path, converted_base):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    run = Run(alone, converted_base, processes=1, devices=8)
+    assert run.wait() == [0], run.said(0)
+
+    # A SIGTERM that only one of them receives, as when one machine is taken away.
+    run = Run(together, converted_base, processes=2, devices=4)
+    wait_for_rows(run, together, 3)
+    run.members[1].send_signal(signal.SIGTERM)
+    assert run.wait() == [STOPPED, STOPPED], [run.said(number) for number in (0, 1)]
+    assert all("stopped by SIGTERM" in run.said(number) for number in (0, 1))
+
+    # They continue before a damaged checkpoint.  One is killed: the other ends soon, and nothing is lost.
+    damaged = damage_the_newest_checkpoint(together)
+    run = Run(together, converted_base, processes=2, devices=4)
+    wait_for(run, lambda: "continuing after step" in run.said(0))
+    assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
+    assert run.said(1) == ""  # process 0 does all logging
+    wait_for_rows(run, together, 6)
+    run.members[1].kill()
+    killed = time.monotonic()
+    assert run.members[0].wait(60) != 0, run.said(0)
+    print(f"process 0 exited {time.monotonic() - killed:.1f} s after the kill, with {run.members[0].returncode}")
+    run.wait()
+
+    # What two began, one may finish.
+    run = Run(together, converted_base, processes=1, devices=8)
+    assert run.wait() == [0], run.said(0)
+    assert "continuing after step" in run.said(0)
+
+    same_rows(alone, together, STEPS)
+    for which in ("before", "after"):
+        assert read_jsonl(alone / "evals" / f"{which}.jsonl") == read_jsonl(together / "evals" / f"{which}.jsonl")
+    assert json.loads((together / "environment.json").read_text())["processes"] == 2
+    for name in ("summary.json", "report.html", "sync.json", "export/config.json"):
+        assert (together / name).is_file()

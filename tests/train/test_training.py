@@ -1,0 +1,560 @@
+"""Training: whole rows, restored runs, refusals."""
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import append_jsonl, read_jsonl
+from grpo_train.recipes import load_recipe
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "training.steps=4",
+    "training.prompts_per_step=4",
+    "training.checkpoint_every=2",
+    "training.validate_every=0",
+    "grpo.group_size=4",
+    "problems.train=200",
+    "problems.test=12",
+    "evaluation.samples=2",
+    "evaluation.batch_size=12",
+]
+# The devices of one host.
+FOUR = [SimpleNamespace(process_index=0, id=number) for number in range(4)]
+# Clocks differ between two runs of the same steps; nothing else may.
+CLOCKS = {"seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"}
+
+
+@pytest.fixture(scope="module")
+def recipe(root):
+    return load_recipe(root / "recipes" / "tiny-cpu.yaml", SMALL)
+
+
+@pytest.fixture(scope="module")
+def build(recipe, converted_base):
+    from grpo_lib.problems import load_problems
+    from grpo_train import training
+
+    def build_in(directory, recipe=recipe, **more):
+        problems = load_problems(recipe.problems, "train")
+        return training.build_session(recipe, directory, problems, converted_base, **more)
+
+    return build_in
+
+
+@pytest.fixture(scope="module")
+def whole_run(build, tmp_path_factory):
+    """Four steps without an interruption, between two evaluations."""
+    from grpo_train import pipeline, training
+
+    session = build(tmp_path_factory.mktemp("whole"))
+    check = training.check_first_sync(session, prompts=8)
+    pipeline.evaluate(session, "before", progress=False)
+    seen = []
+    rows = training.train(session, on_step=seen.append)
+    pipeline.evaluate(session, "after", progress=False)
+    return session, check, rows, seen
+
+
+def without_clocks(rows):
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
+
+
+def test_every_step_gives_one_whole_row(whole_run, recipe):
+    session, check, rows, seen = whole_run
+    assert check.mean_gap < 5e-3
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[0] > 0 and rates == sorted(rates)  # the warm-up
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows == seen == read_jsonl(session.directory / "metrics.jsonl")
+    for row in rows:
+        assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
+        assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
+        assert row["clip_ratio"] == 0  # on-policy
+        assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
+        assert row["seconds"] >= row["seconds_update"] > 0
+        assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
+
+
+@pytest.mark.long
+def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
+    from grpo_train import training
+    from grpo_train.runs.metric_glossary import metric
+
+    changes = ["grpo.correction=tis", "grpo.watch_kl=2", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
+    changes += ["rollout.final_temperature=0.8", "rollout.temperature_stages=2", "training.learning_rate=1e-3"]
+    said, recipe = [], load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])
+    rows = training.train(build(tmp_path, recipe, log=said.append))
+    assert [row["temperature"] for row in rows] == [1.0, 1.0, 0.8, 0.8]
+    assert said == ["step 3: temperature 0.8; sampler and update are compiled again"]
+    assert ["kl_from_base" in row for row in rows] == [True, False, True, False]
+    assert abs(rows[0]["kl_from_base"]) < 1e-6 < rows[2]["kl_from_base"]
+    for row in rows:
+        # The sampler's probabilities are the trainer's, also at another temperature.
+        assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
+        assert 1 <= row["sampling_passes"] <= 3 and row["groups_left_out"] >= 0
+        assert all(metric(name) for name in row)
+
+
+def test_tensorboard_holds_the_same_numbers(whole_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    session, _, rows, _ = whole_run
+    events = EventAccumulator(str(session.directory / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {tag for tag in tags if tag.startswith("train/")} == {f"train/{name}" for name in rows[0] if name != "step"}
+    for name in ("reward", "loss", "seconds"):
+        logged = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert logged == [(row["step"], pytest.approx(row[name], abs=1e-5)) for row in rows]
+
+
+def test_tensorboard_holds_both_evaluations_once(whole_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from grpo_train import pipeline
+
+    session = whole_run[0]
+    summary = pipeline.write_summary(session.recipe, session.directory)
+    pipeline.evaluate(session, "before", progress=False)  # read again
+    events = EventAccumulator(str(session.directory / "tensorboard"))
+    events.Reload()
+    logged = {
+        tag.removeprefix("eval/"): [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if tag.startswith("eval/")
+    }
+    both = [(0, summary["before"]), (4, summary["after"])]
+    for name in ("accuracy", "reward", "seconds", "sampled_accuracy", "maj_at_k"):
+        assert logged.pop(name) == [(step, pytest.approx(part[name])) for step, part in both]
+    assert logged == {"pass_at_2": [(step, pytest.approx(part["pass_at_k"]["2"])) for step, part in both]}
+    assert all(part["seconds"] > 0 for _, part in both)
+
+
+def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from grpo_train.runs import tracking
+
+    tracking.log_evaluation(recipe, tmp_path, {"before": tracking.evaluation_row(0, {"accuracy": 0.25})})
+    for finished, reward in ((0, 1.0), (2, 2.0)):
+        (board,) = tracking.start(recipe, tmp_path, finished)
+        for step in range(finished + 1, 5):
+            board.log({"step": step, "reward": reward, "kl": None})
+        board.log({"step": 4, "validation_accuracy": reward})
+        if not finished:
+            killed = board  # never closed: what was logged is on disk
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/reward")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [event.value for event in events.Scalars("train/validation_accuracy")] == [2.0]
+    assert [(event.step, event.value) for event in events.Scalars("eval/accuracy")] == [(0, 0.25)]
+    assert events.Tags()["scalars"] == ["eval/accuracy", "train/reward", "train/validation_accuracy"]
+    killed.close()
+    board.close()
+
+
+def test_a_finished_run_is_left_alone(whole_run, build, recipe):
+    from grpo_train import training
+
+    session, _, rows, _ = whole_run
+    said = []
+    again = build(session.directory, change(recipe, training={"profile_steps": 1}), log=said.append)
+    assert again.step == 4 and len(said) == 1 and said[0].startswith("training.profile_steps: nothing to record")
+    assert training.train(again) == rows
+
+
+def test_a_profile_holds_whole_steps_and_changes_no_number(whole_run, build, recipe, tmp_path):
+    from grpo_train import training
+
+    rows = training.train(build(tmp_path, change(recipe, training={"profile_steps": 1})))
+    assert without_clocks(rows) == without_clocks(whole_run[2])
+    (recorded,) = (tmp_path / "tensorboard" / "plugins" / "profile").rglob("*.xplane.pb")
+    (trace,) = recorded.parent.glob("*.trace.json.gz")
+    stages = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    assert recorded.stat().st_size and stages.count("sampler") == stages.count("sync_sampler_weights") == 1
+
+
+def test_a_closed_session_says_what_to_do(recipe):
+    from grpo_train import training
+
+    with pytest.raises(CourseError, match="build a new one"):
+        training.train(SimpleNamespace(recipe=recipe, recorder=None, step=0, closed=True))
+
+
+def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
+    """Of the last one a bit has flipped that the files' own checksums do not see; the one before it is cut short."""
+    import shutil
+
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    checkpoints = tmp_path / "checkpoints"
+    metadata = checkpoints / "actor" / "4" / "_CHECKPOINT_METADATA"
+    saved = json.loads(metadata.read_text())
+    saved["custom_metadata"]["fingerprint"] ^= 1
+    metadata.write_text(json.dumps(saved))
+    for path in (checkpoints / "actor" / "2").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:300])
+    said = []
+    session = build(tmp_path, log=said.append)
+    assert session.step == 0
+    assert "checkpoint of update 4 cannot be restored (its values are not those that were saved)" in said[0]
+    assert "continuing from update 2" in said[0] and "training starts again" in said[1] and len(said) == 2
+    assert sorted(path.name for path in (checkpoints / "damaged").iterdir()) == ["actor-2", "actor-4"]
+
+
+def change(recipe, **sections):
+    """The recipe with some keys of some sections changed."""
+    return recipe.model_copy(
+        update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in sections.items()}
+    )
+
+
+def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
+    from grpo_lib.problems import load_problems
+    from grpo_train.engines import prompt_lengths
+
+    problems = load_problems(recipe.problems, "train")
+    lengths = prompt_lengths.prompt_lengths(recipe, tokenizer, problems)
+    middle = sorted(lengths)[100]
+    skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
+    width, fitting = prompt_lengths.fit_prompts(skip, tokenizer, problems)
+    assert width == middle
+    assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
+    assert 100 < len(fitting) < len(problems)
+    for overlong, message in (
+        ("filter", "shorter than every prompt"),
+        ("error", r"rollout\.max_prompt_length=3 is shorter than the longest prompt"),
+    ):
+        short = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": overlong})
+        with pytest.raises(CourseError, match=message):
+            prompt_lengths.fit_prompts(short, tokenizer, problems)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3, 20])
+def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
+    from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
+
+    planned = change(recipe, training={"schedule": schedule, "steps": 7, "warmup_steps": warmup})
+    rate = learning_rate_schedule(planned)
+    assert learning_rates(planned) == pytest.approx([float(rate(step)) for step in range(7)], rel=1e-6)
+
+
+def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
+    from grpo_train.engines.optimizer import learning_rate_schedule
+
+    cosine = change(recipe, training={"schedule": "cosine", "steps": 100, "warmup_steps": 10})
+    rate, peak = learning_rate_schedule(cosine), recipe.training.learning_rate
+    rates = [float(rate(step)) / peak for step in (0, 10, 55, 99, 100)]
+    assert rates == pytest.approx([0.1, 1, 0.5, 0, 0], abs=1e-3) and rates[3] > 0
+
+
+def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatch, tmp_path):
+    import importlib.util
+
+    from grpo_train import pipeline
+
+    missing = {"vllm", "wandb"}
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name))
+    for sections, message in (
+        ({"rollout": {"engine": "vllm"}}, r"rollout\.engine=vllm needs vllm-tpu, .*make setup-tpu"),
+        ({"tracking": {"wandb": "offline"}}, r"tracking\.wandb=offline needs wandb, .*pip install wandb"),
+    ):
+        with pytest.raises(CourseError, match=message):
+            pipeline.build_session(change(recipe, **sections), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_online_tracking_needs_a_login(monkeypatch):
+    import importlib.util
+
+    from grpo_train.recipes import TrackingRecipe
+    from grpo_train.runs import tracking
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(tracking, "_logged_in", lambda: False)
+    with pytest.raises(CourseError, match="finds no login that W&B accepts; set WANDB_API_KEY"):
+        tracking.require(TrackingRecipe(wandb="online"))
+    tracking.require(TrackingRecipe(wandb="offline"))
+    tracking.require(TrackingRecipe())
+
+
+@pytest.mark.parametrize(
+    "hardware, trains, samples",
+    [
+        ({}, [0, 1, 2, 3], [0, 1, 2, 3]),
+        ({"trainer_devices": 2}, [0, 1], [0, 1]),
+        ({"trainer_devices": 1, "sampler_devices": 3}, [0], [1, 2, 3]),
+        ({"accelerator": "v6e-4"}, [0, 1, 2, 3], [0, 1, 2, 3]),
+    ],
+)
+def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
+    from grpo_train.engines.cluster import place
+
+    trainer, sampler = place(change(recipe, hardware=hardware), FOUR)
+    assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
+
+
+@pytest.mark.parametrize(
+    "sections, message",
+    [
+        (
+            {"hardware": {"accelerator": "v6e-8"}},
+            r"needs 8 devices \(8 that train\) and JAX finds 4 here; run it on v6e-8",
+        ),
+        (
+            {"hardware": {"trainer_devices": 3, "sampler_devices": 2}},
+            r"needs 5 devices \(3 that train, 2 that sample\)",
+        ),
+        ({"hardware": {"trainer_tensor": 3}}, r"trainer_tensor=3 must divide its 4 devices"),
+        (
+            {"training": {"micro_batch_size": 3}, "grpo": {"group_size": 3}},
+            r"micro_batch_size=3 must .*of 12 .*4 trainer replicas.*: use 12",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_refused(recipe, sections, message):
+    from grpo_train.engines.cluster import place
+
+    with pytest.raises(CourseError, match=message):
+        place(change(recipe, **sections), FOUR)
+
+
+def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
+    """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
+
+    With checkpoints in a folder for those of all runs, a reward that differs between completions, and a profile of more
+    steps than there are: each session records those it has, but its first.
+    """
+    from grpo_train import training
+    from grpo_train.runs import checkpoints
+
+    def noisy(prompts, completions, **_):
+        return [sum(map(ord, completion)) % 97 for completion in completions]
+
+    monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
+    elsewhere = {"checkpoints": str(tmp_path / "all"), "profile_steps": 9}
+    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
+    whole = training.train(build(tmp_path / "whole", twice))
+    assert [row["step"] for row in whole] == [1, 2, 3, 4]
+    assert max(row["clip_ratio"] for row in whole) > 0  # the second update is off-policy
+    assert len({row["rewards/noisy/mean"] for row in whole}) == 4
+
+    def stop(row):
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    first = build(tmp_path / "stopped", twice)
+    with pytest.raises(BaseException):  # noqa: B017
+        training.train(first, on_step=stop)
+    first.cluster.actor_trainer.checkpoint_manager.close()  # waits until the checkpoint is written
+    assert checkpoints.updates(checkpoints.checkpoint_root(twice, tmp_path / "stopped") / "actor") == [4]
+    assert not (tmp_path / "stopped" / "checkpoints").exists()
+    second = build(tmp_path / "stopped", twice)
+    assert second.step == 2
+    rows = training.train(second)
+    assert without_clocks(rows) == without_clocks(whole)
+    assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
+    assert len([*(tmp_path / "stopped" / "tensorboard").rglob("*.xplane.pb")]) == 2
+
+
+def test_the_loss_and_the_old_policy_without_logits_take_the_same_step(build, recipe, tmp_path, monkeypatch):
+    from tunix.rl import rl_cluster
+
+    from grpo_train import training
+
+    monkeypatch.setattr(
+        rl_cluster.RLCluster, "get_actor_per_token_logps", lambda *_, **__: pytest.fail("asked for logits")
+    )
+    twice = change(
+        recipe, loss={"implementation": "chunked"}, grpo={"iterations": 2}, rollout={"temperature": 0.8},
+        training={"steps": 1},
+    )  # fmt: skip
+    rows = training.train(build(tmp_path / "own", twice))
+    monkeypatch.undo()
+    wanted = training.train(build(tmp_path / "wanted", change(twice, loss={"implementation": "jax"})))
+    for own, theirs in zip(without_clocks(rows), without_clocks(wanted), strict=True):
+        assert own == pytest.approx(theirs, abs=1e-4)
+
+
+def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):
+    from grpo_train.runs.checkpoints import checkpoint_root
+
+    in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
+    assert str(checkpoint_root(in_a_bucket, tmp_path / "run")) == "gs://bucket/grpo/run"
+
+
+def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monkeypatch):
+    from tunix.sft import metrics_logger
+
+    from grpo_train.runs import tracking
+
+    begun, logged = [], []
+
+    class Backend:
+        def __init__(self, **arguments):
+            begun.append(arguments)
+
+        def log_scalar(self, name, value, step):
+            logged.append((name, value, step))
+
+    monkeypatch.setattr(metrics_logger, "WandbBackend", Backend)
+    offline = change(recipe, tracking={"wandb": "offline"})
+    for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
+        _, wandb = tracking.start(offline, directory, 0)
+    first, second, other = (arguments["id"] for arguments in begun)
+    assert first == second != other and len(first) == 8
+    assert {arguments["resume"] for arguments in begun} == {"allow"}
+    wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
+    assert logged == [("reward", 0.5, 3)]
+    assert [type(tracker) for tracker in tracking.start(recipe, tmp_path / "off", 0)] == [tracking.TensorBoard]
+    assert not (tmp_path / "off" / "wandb-id").exists()
+
+
+def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, monkeypatch):
+    """wandb is not in this environment."""
+    import sys
+
+    from tunix.sft import metrics_logger
+
+    from grpo_train.runs import tracking
+
+    summary, closed = {}, []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(summary=summary)))
+    backend = SimpleNamespace(close=lambda: closed.append(dict(summary)))  # log_scalar would be an error
+    monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **_: backend)
+    offline = change(recipe, tracking={"wandb": "offline"})
+    before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
+    samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
+    after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples})
+    tracking.log_evaluation(offline, tmp_path, {"before": before})
+    assert closed == [{"before/accuracy": 0.25, "before/reward": 0.5}]
+    summary.clear()  # as that of a new folder
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None})
+    tracking.log_evaluation(offline, tmp_path, {"before": before, "after": after})
+    assert summary == closed[0] | {
+        "after/accuracy": 0.5, "after/reward": 0.5, "after/maj_at_k": 0.75, "after/pass_at_2": 1.0, "loss": 0.125
+    }  # fmt: skip
+    assert len(closed) == 2
+
+
+def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
+    from grpo_train.runs.metric_glossary import METRICS, glossary
+    from grpo_train.runs.metrics_logger import TUNIX_METRICS, TimedReward, batch_metrics
+
+    class Sampler:
+        lengths, truncated = [4, 6, 8, 2], [False, True, False, False]
+
+        def pop_elapsed(self, what):
+            return {"generating": 1.5, "syncing": 0.5}[what]
+
+    def tags(prompts, completions, answer):
+        return [1.0, 0.0, 0.0, 1.0]
+
+    good, bad = "<reasoning>1+1=2</reasoning><answer>2</answer>", "<answer>3</answer>"
+    completions, part = [good, bad, "so 2", good], TimedReward(tags)
+    assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values and part.__name__ == "tags"
+    metrics = batch_metrics(
+        Sampler(), 2, [part], lambda: 0.125, prompts=["p"] * 4, completions=completions,
+        answer=["2"] * 4, kind=["tagged"] * 4, rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
+    )  # fmt: skip
+    values = {name.removeprefix("step/"): value for name, (value, _) in metrics.items()}
+    assert values.pop("seconds_reward") > 0
+    assert values == {
+        "reward": 0.5,
+        "rewards/tags/mean": 0.5,
+        "rewards/tags/std": 0.5,
+        "reward_std": 0.25,
+        "frac_reward_zero_std": 0.5,
+        "accuracy": 0.5,
+        "lenient_accuracy": 0.75,
+        "format": 0.5,
+        "format_without_number": 0.0,
+        "completions/mean_length": 5.0,
+        "completions/clipped_ratio": 0.25,
+        "sampler_trainer_gap": 0.125,
+        "seconds_rollout": 1.5,
+        "seconds_sync": 0.5,
+    }
+    written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
+    # From the timer, the reference model's, the recorder and pipeline.validation.
+    written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
+    written |= {"validation_accuracy", "validation_lenient"}
+    # From the learner and kl_watch, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
+    written |= {"beta", "temperature", "sampling_passes", "groups_left_out", "kl_from_base"}
+    assert set(glossary([dict.fromkeys(written, 0.0)])) == written
+    assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
+    joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
+    assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two
+
+
+def test_metrics_of_a_task_are_over_its_own_completions_of_all_micro_batches():
+    from grpo_train.runs.metrics_logger import batch_metrics
+
+    class Sampler:
+        lengths, truncated = [1] * 4, [False] * 4
+
+        def pop_elapsed(self, what):
+            return 0.0
+
+    def metrics(tasks, rewards):
+        return batch_metrics(
+            Sampler(), 2, [], lambda: 0.0, prompts=["p"] * 4, completions=["<answer>2</answer>"] * 4,
+            answer=["2"] * 4, kind=["tagged"] * 4, task=np.array(tasks), rewards=np.array(rewards), advantages=None,
+        )  # fmt: skip
+
+    one, other = metrics(["a", "a", "b", "b"], [1.0, 0.0, 1.0, 1.0]), metrics(["b"] * 4, [0.0, 0.0, 1.0, 0.0])
+
+    def joined(name):
+        parts, (_, join) = [part[name][0] for part in (one, other) if name in part], one[name]
+        return join(np.array(parts))
+
+    assert joined("step/tasks/a/reward") == 0.5 and joined("step/tasks/b/reward") == 0.5
+    assert joined("step/tasks/a/frac_reward_zero_std") == 0 and joined("step/tasks/b/frac_reward_zero_std") == 2 / 3
+    assert joined("step/tasks/b/accuracy") == 1 and not any(name.startswith("step/tasks/a") for name in other)
+
+
+def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tmp_path):
+    from grpo_train.runs.metrics_logger import REQUIRED_METRICS, Recorder
+
+    seen = []
+    recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=lambda step: 0.5 + step)
+    recorder.begin(0, lambda row: seen.append(dict(row)))
+    for name in ("reward", "seconds", "completions/mean_length"):
+        recorder.log_scalar(f"step/train/{name}", 2.0, step=0)
+    recorder.log_scalar("actor/train/loss", float("nan"), step=1)
+    assert seen == [] and not recorder.path.exists()
+    recorder.log_scalar("actor/train/entropy", 0.25, step=1)
+    row = {"step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0}
+    row |= {"reward": 2.0, "seconds": 2.0, "completions/mean_length": 2.0}
+    assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= REQUIRED_METRICS
+    recorder.add(1, {"validation_accuracy": 0.75})
+    assert read_jsonl(recorder.path) == [row | {"validation_accuracy": 0.75}] == seen[1:]
+    assert recorder.has(1, "validation_accuracy") and not recorder.has(2, "validation_accuracy")
+    again = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+    assert again.last_step == 1 and again.begin(0, None) == [] == read_jsonl(recorder.path)
+
+
+def test_a_recorder_writes_only_in_the_first_process_and_only_its_own_training(tmp_path):
+    """JAX hands every scalar to every listener of the process, those of a session that is over included."""
+    from grpo_train.runs.metrics_logger import REQUIRED_METRICS, Recorder
+
+    other, waiting, over = (
+        Recorder(tmp_path, iterations=1, completions=8, learning_rate=float, writes=False) for _ in range(3)
+    )
+    for recorder in (other, over):
+        recorder.begin(0, None)
+    over.finish()
+    other.pending[1] = dict.fromkeys(REQUIRED_METRICS, 1.0) | {"completions/mean_length": 3.0}
+    for recorder in (other, waiting, over):
+        recorder.log_scalar("step/train/reward", 2.0, step=0)
+    other.add(1, {"validation_accuracy": 0.75})
+    assert [row["step"] for row in other.rows] == [1] and waiting.pending == over.pending == {}
+    assert list(tmp_path.iterdir()) == []

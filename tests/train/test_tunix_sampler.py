@@ -1,0 +1,183 @@
+"""Tunix's sampler as the course uses it: noise, end tokens, greedy generation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tunix.generate.sampler import sample_top_p
+from tunix.models.qwen3 import model as qwen3
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.engines import cluster, shared_prompt, tunix_models
+from grpo_train.engines.tunix_models import model_config
+from grpo_train.engines.tunix_sampler import TunixSampler, greedy_generate, make_sampler, row_keys, top_k_top_p_filter
+from grpo_train.runs import multihost
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assistant\n" for n in range(3, 11)]
+
+
+def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, rollout_config, tiny_actor, tokenizer):
+    first, second = sampler.generate(PROMPTS, rollout_config).text, sampler.generate(PROMPTS, rollout_config).text
+    assert first != second
+    again = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
+    assert again.generate(PROMPTS, rollout_config).text == first
+    again.calls = 1  # what a resumed run does
+    assert again.generate(PROMPTS, rollout_config).text == second
+
+
+def test_a_completion_does_not_depend_on_its_neighbours(sampler, rollout_config, tiny_actor, tokenizer):
+    """The same step in one micro-batch, in two, and in halves, as two processes sample it."""
+
+    def sample(prompts, calls=1, **place):
+        engine = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7, **place)
+        parts = (prompts[len(prompts) * n // calls : len(prompts) * (n + 1) // calls] for n in range(calls))
+        return [text for part in parts for text in engine.generate(part, rollout_config).text]
+
+    whole = sample(PROMPTS)
+    assert len(set(whole)) > 1
+    assert sample(PROMPTS, calls=2, num_rollout_micro_batches=2) == whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multihost, "process_slice", lambda number: slice(4, number))
+        assert sample(PROMPTS) == whole[4:]
+
+
+@settings(max_examples=20)  # each compiles
+@given(
+    scores=arrays(np.float32, (2, 12), elements=st.floats(-8, 8, width=32), unique=True),
+    top_p=st.floats(0.05, 1),
+    top_k=st.none() | st.integers(1, 12),
+)
+def test_the_cut_keeps_what_tunix_keeps(scores, top_p, top_k):
+    """Against the indices that Tunix's own sampling can return, over many draws of its noise."""
+    kept = np.isfinite(np.asarray(top_k_top_p_filter(scores, top_p, top_k)))
+    keys = jax.random.split(jax.random.key(0), 64)
+    drawn = np.asarray(jax.vmap(lambda key: sample_top_p(scores[:, None], key, 1.0, top_p, top_k)[0])(keys))
+    for row in range(2):
+        assert set(drawn[:, row]) <= set(np.flatnonzero(kept[row]))
+        best = np.argmax(scores[row])
+        assert kept[row, best]
+        assert kept[row].sum() <= (top_k or 12)
+        if top_p < 1:  # without the last one that is kept, what is left has less than top_p
+            shares = np.exp(scores[row] - scores[row].max())
+            considered = np.sort(shares)[::-1][: top_k or 12]
+            held = np.sort(shares[kept[row]])[::-1] / considered.sum()
+            assert held[:-1].sum() <= top_p + 1e-5
+
+
+def test_completions_keep_their_end_token_unless_truncated(sampler, rollout_config):
+    output = sampler.generate(PROMPTS, dataclasses.replace(rollout_config, temperature=0.3))
+    for ids, truncated, length in zip(output.tokens, sampler.truncated, sampler.lengths, strict=True):
+        assert (ids[-1] == sampler.eos_id()) is not truncated
+        assert len(ids) == length <= rollout_config.max_tokens_to_generate
+        assert sampler.eos_id() not in ids[:-1]
+
+
+def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
+    one = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=8)
+    other = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=3)
+    together = one(PROMPTS)
+    assert [g.text for g in together] == [other([prompt])[0].text for prompt in PROMPTS]
+    assert all(g.tokens <= 12 and (g.tokens == 12 or not g.truncated) for g in together)
+
+
+def test_other_architectures_are_refused():
+    with pytest.raises(CourseError, match=r"samples Qwen2\.5 and Qwen3, and this model is llama3\.1-8b"):
+        model_config("llama3.1-8b", 1_000_000, {})
+    with pytest.raises(CourseError, match="rope_theta"):
+        model_config("qwen3-0.6b", 10_000, {})
+
+
+class Letters:
+    """A tokenizer whose tokens are letters, from 2 on."""
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") + 2 for letter in text]
+
+    def decode(self, ids):
+        return "".join(chr(number + ord("a") - 2) for number in ids)
+
+    bos_id = staticmethod(lambda: None)
+    eos_id = staticmethod(lambda: 1)
+    pad_id = staticmethod(lambda: 0)
+
+
+@pytest.fixture(scope="module")
+def qwens():
+    """(Tunix's own Qwen3, the one that shares prompts), with the same random weights, and heads that share keys."""
+    sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    config = model_config("qwen3-0.6b", 1e6, sizes | {"vocab_size": 28, "norm_eps": 1e-6, "use_tied_embedding": True})
+    stock = nnx.eval_shape(lambda: qwen3.Qwen3(config, rngs=nnx.Rngs(0)))
+    weights, rng = nnx.state(stock), np.random.default_rng(0)
+    for path, weight in weights.flat_state():  # Tunix's are so small that every token would be as likely as another
+        scale = 0.7 if "embedder" in path else 0.3
+        values = np.ones(weight.shape) if "norm" in str(path) else rng.normal(0, scale, weight.shape)
+        weight.set_value(jnp.asarray(values, jnp.float32))
+    nnx.update(stock, weights)
+    shared = tunix_models.abstract_model(config)
+    nnx.update(shared, weights)
+    return stock, shared
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "sampling"),
+    [
+        (1, 20, {}),
+        (2, 20, {"temperature": 0.8, "top_p": 0.9, "top_k": 8}),
+        (8, 20, {"temperature": 1.0, "top_p": 1.0}),
+        (8, 1, {"temperature": 1.0, "top_p": 1.0}),
+        (5, 20, {}),  # 32 rows are not so many groups
+    ],
+)
+def test_a_shared_prompt_gives_the_texts_of_tunix(qwens, group, limit, sampling):
+    """Tokens of the stock sampler, for prompts of 1 to 9 letters."""
+    prompts, rng = [], np.random.default_rng(0)
+    for _ in range(0, 32, group):
+        prompts += ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 10)))] * group
+    prompts, keys = prompts[:32], row_keys(jax.random.PRNGKey(0), np.arange(32))
+    found = []
+    for model in qwens:
+        sampler = make_sampler(model, Letters(), 32)
+        sampler.group = group
+        more = sampling | ({"seed": jnp.array(keys)} if sampling else {})  # a copy: it is donated
+        found.append(sampler(prompts, max_generation_steps=limit, max_prompt_length=9, **more))
+    stock, shared = found
+    assert shared.text == stock.text
+    assert all(map(np.array_equal, shared.tokens, stock.tokens))
+    assert len(set(stock.text)) > 4
+    if limit > 1 and sampling:
+        assert {len(ids) < limit for ids in stock.tokens} == {True, False}  # some end early, some are truncated
+
+
+def test_a_shared_prompt_is_kept_once(qwens):
+    """Of what the sampler holds while it decodes: the cache of 16 rows, groups of 8, against one row each."""
+
+    def held(model, group):
+        sampler = make_sampler(model, Letters(), 32)
+        sampler.group, sampler.eos_ids = group, jnp.array([1])
+        settings = (32, False, None, 1.0, None, None, jax.random.PRNGKey(0), None)
+        state = sampler.init_sample_state(jnp.full((16, 12), 2), *settings)
+        state = jax.eval_shape(sampler._prefill_fn, sampler._flattened_transformer_state, state)
+        layer = state.cache["layer_0"]
+        return sum(layer[name].size for name in layer if "key" in name or "value" in name or name in "kv")
+
+    stock, shared = qwens
+    assert held(shared, 1) == held(stock, 1) == 2 * 16 * 32 * 2 * 8  # k and v, rows, tokens, heads, size
+    assert held(shared, 8) == 2 * (2 * 12 + 16 * 20) * 2 * 8
+
+
+def test_the_sampler_of_a_recipe_knows_its_groups(tiny_recipe, tiny_actor, tokenizer, rollout_config):
+    engine = cluster.sampler_class(tiny_recipe, tiny_recipe.plan, tokenizer, 44)
+    made = engine(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config)
+    assert made._sampler.group == tiny_recipe.grpo.group_size
+    assert isinstance(made.module_and_state()[0], shared_prompt.Qwen3)
+    assert not isinstance(
+        tunix_models.abstract_model(made.module_and_state()[0].config, made.mesh), shared_prompt.Qwen3
+    )
