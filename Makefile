@@ -11,7 +11,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu course test test-tpu lab notebooks lint lock tiny-base bench clean
+.PHONY: help setup setup-tpu course check test test-tpu lab notebooks lint lock tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -24,6 +24,9 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 
 course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py --recipe $(RECIPE) --run $(RUN)
+
+check: lint ## make lint and the quick tests, in under two minutes
+	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long and not browser"
 
 test: setup ## run the tests except the long ones, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile
