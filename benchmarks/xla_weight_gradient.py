@@ -9,7 +9,7 @@ derivative of SiLU, element by element, then reads its inputs with a stride of F
 product, x.reshape(B T, D), the same gradient contracts one dimension and the compiled program holds no copy.
 
 Expected: the same program for both, since the reshape only relabels contiguous memory.
-The course works around it in engines/compat.py (multiply_in_two_dimensions); its test fails once XLA has no copy.
+The course works around it in engines/cpu_speed.py (multiply_in_two_dimensions); its test fails once XLA has no copy.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from typing import Any
 
 from grpo_lib.common.errors import CourseError
 
-UNROLLED = 8  # layers; more in one program would be slow to compile
-
 # ------------------------------------------------------------------------------------------------------------- Tunix
 
 
@@ -126,62 +124,6 @@ def make_keys_plain(module: Any) -> None:
 
     keys = nnx.state(module, nnx.RngKey)
     nnx.update(module, jax.tree.map(jax.random.key_data, keys))
-
-
-def multiply_in_two_dimensions(module: Any) -> None:
-    """CPU: let a MaxText model's dense layers fold batch and position into one dimension, [B, T, D] -> [B T, D].
-
-    JAX 0.11, XLA's CPU compiler: a weight's gradient is the product dy^T x, summed over batch and position.  Summed
-    over two dimensions, its first operand is copied transposed, and all that computes it is fused into that copy, which
-    then reads memory in strides.  Of one dimension there is no copy.  The numbers are the same.
-    MaxText calls a layer's `quant_dot_general` in place of its product where a model is quantized; it is used here.
-    Test: test_xla_still_copies_the_operand_of_a_weight_gradient.
-    """
-    import math
-
-    import jax
-    from flax import nnx
-    from maxtext.layers.linears import DenseGeneral
-
-    class TwoDimensions(DenseGeneral):
-        @property
-        def quant_dot_general(self):
-            def product(x, weight, dimensions, **_):
-                (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
-                rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
-                size = math.prod(weight.shape[: len(inner)])
-                precision = jax.lax.Precision(self.matmul_precision)
-                flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
-                return flat.reshape(*rows, *outer)
-
-            return product
-
-    for _, part in nnx.iter_graph(module):
-        if type(part) is DenseGeneral and part.quant is None:
-            part.__class__ = TwoDimensions
-
-
-def unroll_layers(module: Any) -> None:
-    """CPU: let a MaxText model compute its scanned layers as straight code, up to UNROLLED of them at a time.
-
-    A scan stacks what each layer keeps for the gradient and slices it again, and XLA fuses nothing across its border.
-    Weights and checkpoints stay stacked.  Where model.remat is `minimal` nothing is computed twice: the layers of a
-    model that trains on a CPU are small.
-    MaxText's decoder has the argument and MaxText 0.2.5 no setting for it.
-    Test: test_maxtext_still_has_no_setting_for_unrolled_layers.
-    """
-    from flax import nnx
-    from maxtext.layers.nnx_decoders import NNXDecoder
-
-    class Unrolled(NNXDecoder):
-        def _apply_layers_sequentially(self, *arguments, length: int, **named):
-            named["unroll"] = min(length, UNROLLED)
-            named["skip_block_remat"] = self.config.remat_policy == "minimal"
-            return super()._apply_layers_sequentially(*arguments, length=length, **named)
-
-    for _, part in nnx.iter_graph(module):
-        if type(part) is NNXDecoder:
-            part.__class__ = Unrolled
 
 
 # ------------------------------------------------------------------------------------------------- MaxText and Orbax

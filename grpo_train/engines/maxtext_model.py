@@ -263,6 +263,7 @@ def load_actor(
         from maxtext.configs import pyconfig
         from maxtext.utils import maxtext_utils, model_creation_utils
 
+        from grpo_train.engines import cpu_speed
         from grpo_train.engines import lora as adapters
         from grpo_train.losses import hidden_states  # here, as MaxText: a tokenizer does not need it, and it takes 5 s
 
@@ -298,8 +299,8 @@ def load_actor(
         compat.make_keys_plain(module)
         if len(devices) == 1 and devices[0].platform == "cpu":
             if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
-                compat.multiply_in_two_dimensions(module)
-            compat.unroll_layers(module)
+                cpu_speed.multiply_in_two_dimensions(module)
+            cpu_speed.unroll_layers(module)
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
 

@@ -23,7 +23,7 @@ from tunix.models.qwen3 import model as qwen3
 from tunix.models.qwen3 import params as qwen3_params
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import compat, shared_prompt
+from grpo_train.engines import compat, cpu_speed
 
 # Tunix's name of a model setting -> MaxText's, config.json's.
 SETTINGS = {
@@ -128,12 +128,12 @@ def model_config(
 def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
     """The model with shapes in place of weights; with a mesh, its KV cache is made on it.
 
-    Qwen3 in float32 on one CPU is that of `shared_prompt`.
+    Qwen3 in float32 on one CPU is that of `cpu_speed`.
     """
     family = next(family for family in FAMILIES if isinstance(config, family.definition.ModelConfig))
     on_one_cpu = mesh is None and jax.default_backend() == "cpu"
     shares = on_one_cpu and family.definition is qwen3 and config.dtype == jnp.float32
-    kind = shared_prompt.Qwen3 if shares else family.model
+    kind = cpu_speed.Qwen3 if shares else family.model
     module: Any = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
     module.mesh = mesh
     return module

@@ -20,7 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
-from grpo_train.engines import compat, shared_prompt, tunix_models, weight_sync
+from grpo_train.engines import compat, cpu_speed, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, StageTimer, by_name, padded, translate
 from grpo_train.runs import multihost
 
@@ -35,7 +35,7 @@ SCORED_ROWS = 8
 NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
-class PerSequenceKeySampler(shared_prompt.Sampler):
+class PerSequenceKeySampler(cpu_speed.Sampler):
     """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
 
     `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several micro-batches, in
@@ -110,7 +110,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
 
     - Weights are translated at every sync (`update_params`), layer by layer and on the devices.
-    - On one CPU a group's prompt is computed once (`shared_prompt` says for which models).  With rows spread over
+    - On one CPU a group's prompt is computed once (`cpu_speed` says for which models).  With rows spread over
       several devices, and on a TPU, each row computes its own.
     - With `tensor` above 1 so many devices hold the model and its KV cache together; more devices are more rows.
     - Every completion draws noise of its own, which the seed, the step and its place in the step decide

@@ -115,7 +115,7 @@ def test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not():
 
 
 def test_maxtext_still_has_no_setting_for_unrolled_layers():
-    """MaxText 0.2.5.  When this fails, compat.unroll_layers can be that setting."""
+    """MaxText 0.2.5.  When this fails, cpu_speed.unroll_layers can be that setting."""
     from maxtext.configs.types import MaxTextConfig
 
     others = {"force_unroll", "ring_scan_unroll"}  # of checkpoints for decoding, and of an attention kernel
@@ -123,7 +123,7 @@ def test_maxtext_still_has_no_setting_for_unrolled_layers():
 
 
 def test_xla_still_copies_the_operand_of_a_weight_gradient():
-    """JAX 0.11.  When this fails, compat.multiply_in_two_dimensions can go."""
+    """JAX 0.11.  When this fails, cpu_speed.multiply_in_two_dimensions can go."""
     import jax
     import jax.numpy as jnp
 
@@ -150,7 +150,7 @@ def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(ti
     from flax import nnx
     from test_losses import one_layer
 
-    from grpo_train.engines import compat
+    from grpo_train.engines import cpu_speed
 
     actor, found = one_layer(tiny_recipe, layers=2), []
     ids = jnp.arange(2, 26).reshape(2, 12)
@@ -161,7 +161,7 @@ def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(ti
 
     with actor.scope():
         found.append(nnx.value_and_grad(total)(actor.module))
-        getattr(compat, workaround)(actor.module)
+        getattr(cpu_speed, workaround)(actor.module)
         assert [part for _, part in nnx.iter_graph(actor.module) if type(part).__name__ == swapped]
         found.append(nnx.value_and_grad(total)(actor.module))
     (loss, gradient), (their_loss, their_gradient) = found

@@ -14,7 +14,7 @@ from tunix.generate.sampler import sample_top_p
 from tunix.models.qwen3 import model as qwen3
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import cluster, shared_prompt, tunix_models
+from grpo_train.engines import cluster, cpu_speed, tunix_models
 from grpo_train.engines.tunix_models import model_config
 from grpo_train.engines.tunix_sampler import TunixSampler, greedy_generate, make_sampler, row_keys, top_k_top_p_filter
 from grpo_train.runs import multihost
@@ -177,7 +177,5 @@ def test_the_sampler_of_a_recipe_knows_its_groups(tiny_recipe, tiny_actor, token
     engine = cluster.sampler_class(tiny_recipe, tiny_recipe.plan, tokenizer, 44)
     made = engine(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config)
     assert made._sampler.group == tiny_recipe.grpo.group_size
-    assert isinstance(made.module_and_state()[0], shared_prompt.Qwen3)
-    assert not isinstance(
-        tunix_models.abstract_model(made.module_and_state()[0].config, made.mesh), shared_prompt.Qwen3
-    )
+    assert isinstance(made.module_and_state()[0], cpu_speed.Qwen3)
+    assert not isinstance(tunix_models.abstract_model(made.module_and_state()[0].config, made.mesh), cpu_speed.Qwen3)

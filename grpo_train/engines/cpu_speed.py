@@ -1,11 +1,13 @@
-"""Tunix's sampler and its Qwen3, with which the completions of a group share their prompt.
+"""What makes the course faster on one CPU, and nothing else: the numbers and the texts are the same without it.
 
-Tunix 0.1.7 computes the prompt of every row anew, and keeps keys and values of prompt and completion in one array,
+- `Sampler` and `Qwen3`: the completions of a group share their prompt.
+- `multiply_in_two_dimensions`, `unroll_layers`: the trainer's products and layers in a form that XLA's CPU compiler
+  handles better.
+
+Tunix 0.1.7 computes the prompt of every row again, and keeps keys and values of prompt and completion in one array,
 which XLA's CPU compiler copies several times a token.  Here a prompt is computed once, and its keys and values lie
 apart from those of its completions (`split_cache`): decoding does not change them, and all queries of a group meet them
-in one product.
-
-The texts are Tunix's: only the order differs in which a sum is added up, so the last bits of a logit.
+in one product.  Only the order differs in which a sum is added up, so the last bits of a logit.
 
 For Qwen3 in float32 on one CPU (tunix_models.abstract_model).  Everything else is Tunix's: Qwen2.5; bfloat16, whose
 texts depend on the number of rows that are computed together; rows spread over several devices; and a TPU, where
@@ -15,6 +17,7 @@ preflight compiles what runs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -25,6 +28,8 @@ from tunix.generate import sampler as tunix_sampler
 from tunix.generate import utils
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen3 import model as qwen3
+
+UNROLLED = 8  # layers; more in one program would be slow to compile
 
 
 def split_cache(layer: dict[str, jax.Array], group: int, places: int) -> dict[str, jax.Array]:
@@ -125,3 +130,57 @@ class Sampler(tunix_sampler.Sampler):
         cache = {name: split_cache(layer, group, places) for name, layer in cache.items()}
         logits = jnp.repeat(logits[:, -1:], group, axis=0)
         return self._sample(logits=logits, cache=cache, eos=self.eos_ids, sampler_state=state)
+
+
+# The trainer's MaxText model.
+
+
+def multiply_in_two_dimensions(module: Any) -> None:
+    """CPU: let a MaxText model's dense layers fold batch and position into one dimension, [B, T, D] -> [B T, D].
+
+    JAX 0.11, XLA's CPU compiler: a weight's gradient is the product dy^T x, summed over batch and position.  Summed
+    over two dimensions, its first operand is copied transposed, and all that computes it is fused into that copy, which
+    then reads memory in strides.  With one dimension XLA makes no copy.  The numbers are the same.
+    MaxText calls a layer's `quant_dot_general` in place of its product where a model is quantized; it is used here.
+    Test: test_xla_still_copies_the_operand_of_a_weight_gradient.
+    """
+    from maxtext.layers.linears import DenseGeneral
+
+    class TwoDimensions(DenseGeneral):
+        @property
+        def quant_dot_general(self):
+            def product(x, weight, dimensions, **_):
+                (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
+                rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
+                size = math.prod(weight.shape[: len(inner)])
+                precision = jax.lax.Precision(self.matmul_precision)
+                flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
+                return flat.reshape(*rows, *outer)
+
+            return product
+
+    for _, part in nnx.iter_graph(module):
+        if type(part) is DenseGeneral and part.quant is None:
+            part.__class__ = TwoDimensions
+
+
+def unroll_layers(module: Any) -> None:
+    """CPU: let a MaxText model compute its scanned layers as straight code, up to UNROLLED of them at a time.
+
+    A scan stacks what each layer keeps for the gradient and slices it again, and XLA fuses nothing across its border.
+    Weights and checkpoints stay stacked.  Where model.remat is `minimal` nothing is computed twice: the layers of a
+    model that trains on a CPU are small.
+    MaxText's decoder has the argument and MaxText 0.2.5 no setting for it.
+    Test: test_maxtext_still_has_no_setting_for_unrolled_layers.
+    """
+    from maxtext.layers.nnx_decoders import NNXDecoder
+
+    class Unrolled(NNXDecoder):
+        def _apply_layers_sequentially(self, *arguments, length: int, **named):
+            named["unroll"] = min(length, UNROLLED)
+            named["skip_block_remat"] = self.config.remat_policy == "minimal"
+            return super()._apply_layers_sequentially(*arguments, length=length, **named)
+
+    for _, part in nnx.iter_graph(module):
+        if type(part) is NNXDecoder:
+            part.__class__ = Unrolled
