@@ -50,7 +50,7 @@ def run(
     from grpo_lib.problems import load_problems
     from grpo_train import training
     from grpo_train.engines import conversion, maxtext_model
-    from grpo_train.engines.cluster import place
+    from grpo_train.engines.cluster import assign_devices
     from grpo_train.engines.weight_sync import by_name
     from grpo_train.runs import multihost
 
@@ -68,7 +68,7 @@ def run(
     base = conversion.convert_to_maxtext(exact, checkpoints / "float32")
     length = random_model.PROMPT + random_model.COMPLETION
     with maxtext_model.quiet():
-        devices, tensor = place(recipe, jax.devices())[0], recipe.hardware.trainer_tensor
+        devices, tensor = assign_devices(recipe, jax.devices())[0], recipe.hardware.trainer_tensor
         actor = maxtext_model.load_actor(exact, base, length, random_model.PADDING, devices=devices, tensor=tensor)
         exported = conversion.export_to_hugging_face(actor, exact, directory / "round-trip")
         found["weights"] = random_model.check_round_trip(folder, exported)

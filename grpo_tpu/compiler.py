@@ -224,7 +224,7 @@ def _lower_update(program, recipe, mesh, model):
     if program.layout == "groups":
         packing.share_prompts(model)
     # The accumulation's length is a constant in the program, and 1 accumulates too.
-    chain = optax.MultiSteps(make_optimizer(recipe), 2)
+    chain = optax.MultiSteps(make_optimizer(recipe.training, recipe.grpo.iterations), 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
     optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=trained), model)
     graph, state = nnx.split(optimizer)

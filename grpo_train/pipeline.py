@@ -238,7 +238,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
 
     `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
     """
-    require_engine(recipe)
+    require_engine(recipe.rollout.engine)
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
 
@@ -250,7 +250,15 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
 
         asked = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
         longest = longest_prompt(recipe, tokenizer, asked)
-        return generate_with_vllm(recipe, longest + recipe.evaluation_completion_length), render
+        generate = generate_with_vllm(
+            recipe.model,
+            recipe.rollout.vllm,
+            recipe.hardware,
+            max_length=longest + recipe.evaluation_completion_length,
+            max_completion_length=recipe.evaluation_completion_length,
+            seed=recipe.seed,
+        )
+        return generate, render
 
     from flax import nnx
 

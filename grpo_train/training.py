@@ -49,8 +49,8 @@ from tunix.rl import rl_cluster as rl  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
 
 from grpo_train.engines import cluster as clusters  # noqa: E402
-from grpo_train.engines import kl_watch, weight_sync  # noqa: E402
-from grpo_train.engines.learner import AGGREGATIONS, Learner, policy_loss_config  # noqa: E402
+from grpo_train.engines import learner as learners  # noqa: E402
+from grpo_train.engines import weight_sync  # noqa: E402
 from grpo_train.engines.optimizer import learning_rates  # noqa: E402
 from grpo_train.runs import checkpoints  # noqa: E402
 from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics  # noqa: E402
@@ -58,7 +58,7 @@ from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
 VALIDATED = "validation_accuracy"  # a row that has it has been validated
-COMPARED = 2  # completions of a step by which sampler and trainer are compared
+COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Session:
     tokenizer: Any
     actor: maxtext_model.Actor
     cluster: rl.RLCluster
-    learner: Learner
+    learner: learners.Learner
     rollout_config: RolloutConfig
     problems: list[Problem]
     recorder: Recorder
@@ -130,9 +130,9 @@ class Session:
 
 def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
-    clusters.require_engine(recipe)
+    clusters.require_engine(recipe.rollout.engine)
     tracking.require(recipe.tracking)
-    clusters.place(recipe, jax.devices())
+    clusters.assign_devices(recipe, jax.devices())
 
 
 def build_session(
@@ -176,7 +176,7 @@ def build_session(
         directory,
         iterations=recipe.grpo.iterations,
         completions=plan.completions_per_step,
-        learning_rate=learning_rates(recipe).__getitem__,
+        learning_rate=learning_rates(recipe.training).__getitem__,
         writes=multihost.is_main_process(),
     )
     checkpoint_policy = checkpoints.CheckpointPolicy(recipe, checkpoints.checkpoint_root(recipe, directory) / "actor")
@@ -185,7 +185,7 @@ def build_session(
 
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster; it restores the newest checkpoint.
-        trainer_devices, sampler_devices = clusters.place(recipe, jax.devices())
+        trainer_devices, sampler_devices = clusters.assign_devices(recipe, jax.devices())
         load = functools.partial(
             maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
             devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
@@ -193,7 +193,7 @@ def build_session(
         )  # fmt: skip
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None
-        watched = kl_watch.on_host(load()) if recipe.grpo.watch_kl and not shared else None
+        watched = learners.on_host(load()) if recipe.grpo.watch_kl and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load()
@@ -261,7 +261,7 @@ def _adapt_cluster(
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
     if plan.layout != "padded":
-        clusters.pack_micro_batches(cluster, plan, rollout_config, AGGREGATIONS[recipe.grpo.aggregation])
+        clusters.pack_micro_batches(cluster, plan, rollout_config, learners.AGGREGATIONS[recipe.grpo.aggregation])
     if recipe.grpo.beta:
         clusters.time_the_reference(cluster)
 
@@ -273,7 +273,7 @@ def _make_learner(
     cluster: rl.RLCluster,
     watched: maxtext_model.Actor | None,
     **more: Any,
-) -> Learner:
+) -> learners.Learner:
     """`watched`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
@@ -281,20 +281,22 @@ def _make_learner(
     if grpo.overlong_buffer:
         rewards.append(TimedReward(_overlong_reward(sampler, recipe)))
     devices = actor.mesh.size
-    compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPARED, devices))
+    compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPLETIONS_COMPARED, devices))
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
     metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
     if watched and grpo.watch_kl:
         rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)  # a shape that fits beside the training
         config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)  # the learner changes its temperature
-        kl = functools.partial(kl_watch.kl_from_base, sampler, actor, watched, rows, config)
-        metrics.append(kl_watch.every(grpo.watch_kl, cluster, kl))
-    learner = Learner(
-        recipe=recipe,
+        kl = functools.partial(learners.kl_from_base, sampler, actor, watched, rows, config)
+        metrics.append(learners.every(grpo.watch_kl, cluster, kl))
+    learner = learners.Learner(
+        grpo=grpo,
+        rollout=recipe.rollout,
+        steps=recipe.training.steps,
         calls_per_step=plan.num_rollout_micro_batches,
         rl_cluster=cluster,
-        algo_config=policy_loss_config(recipe, plan.layout),
+        algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation, plan.layout),
         reward_fns=rewards,
         metric_fns=metrics,
         **more,

@@ -27,13 +27,13 @@ from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.runs import multihost
 
 
-def require_engine(recipe: Recipe) -> None:
-    """Refuse an engine that is not installed."""
-    if recipe.rollout.engine == "vllm" and not importlib.util.find_spec("vllm"):
+def require_engine(engine: str) -> None:
+    """Refuse a `rollout.engine` that is not installed."""
+    if engine == "vllm" and not importlib.util.find_spec("vllm"):
         raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
 
 
-def place(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
+def assign_devices(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds in all processes: the first ones train; the
     same or the next ones sample.  With several processes all devices train, and each process samples on its own.
 
@@ -94,7 +94,14 @@ def sampler_class(recipe: Recipe, plan: BatchPlan, tokenizer: Any, max_length: i
 
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
     longest = longest_prompt(recipe, tokenizer, evaluated) + recipe.evaluation_completion_length
-    return functools.partial(VllmSampler, recipe=recipe, max_length=max(max_length, longest))
+    return functools.partial(
+        VllmSampler,
+        model=recipe.model,
+        settings=recipe.rollout.vllm,
+        max_length=max(max_length, longest),
+        tensor=recipe.hardware.sampler_tensor,
+        seed=recipe.seed,
+    )
 
 
 def make_cluster(
@@ -118,8 +125,8 @@ def make_cluster(
       checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
       metric_backends: factories for Tunix's MetricsLogger.
     """
-    training, roles = recipe.training, (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
-    iterations = recipe.grpo.iterations
+    roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
+    training, iterations = recipe.training, recipe.grpo.iterations
     shares_devices = recipe.hardware.colocated and not multihost.is_distributed()
     sampler_mesh = actor.mesh if shares_devices else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
     return rl.RLCluster(
@@ -132,7 +139,7 @@ def make_cluster(
             rollout_engine=sampler_class(recipe, plan, tokenizer, rollout_config.kv_cache_size),
             rollout_config=rollout_config,
             training_config=rl.RLTrainingConfig(
-                actor_optimizer=make_optimizer(recipe),
+                actor_optimizer=make_optimizer(training, iterations),
                 # Tunix counts updates; a step here is a batch, with all its updates.
                 max_steps=training.steps * iterations,
                 eval_every_n_steps=training.steps * iterations + 1,

@@ -3,7 +3,7 @@
 Upstream's names for the values of a recipe are here, too: ADVANTAGES are in Tunix's registry, AGGREGATIONS are modes of
 its aggregate_loss, which it takes of a micro-batch.
 
-Nothing here keeps a state of its own: what a step does follows from its number and from metrics.jsonl, so a run that
+The learner keeps no state of its own: what a step does follows from its number and from metrics.jsonl, so a run that
 goes on after a kill does the same.
 """
 
@@ -16,18 +16,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tunix.rl import common
+from flax import nnx
+from tunix.rl import common, utils
 from tunix.rl import rl_cluster as rl
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.queue import data_queue as queues
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import grade
 from grpo_train import losses
+from grpo_train.engines import maxtext_model
 from grpo_train.engines.weight_sync import padded
 from grpo_train.losses.packing import Example
-from grpo_train.recipes import Recipe
 from grpo_train.recipes.schema import GRPORecipe, RolloutRecipe
+from grpo_train.runs import multihost
 
 ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo"}
 AGGREGATIONS = {
@@ -48,9 +51,8 @@ class PolicyLossConfig(GRPOConfig):
     correction_cap: float = 2.0
 
 
-def policy_loss_config(recipe: Recipe, layout: str) -> PolicyLossConfig:
-    """The recipe's algorithm in Tunix's terms, for rows of that layout."""
-    grpo, implementation = recipe.grpo, recipe.loss.implementation
+def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> PolicyLossConfig:
+    """The algorithm in Tunix's terms, for rows of that layout; `implementation`: the recipe's loss.implementation."""
     # Tunix's own loss is for padded rows, and its metrics are those of the reference run.
     own = implementation == "jax" and layout == "padded" and is_plain(grpo)
     return PolicyLossConfig(
@@ -107,14 +109,16 @@ class Learner(GRPOLearner):
     - The mean over all tokens of a step.  google-tunix 0.1.7 takes "token-mean" of each micro-batch, and
       optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
-    - Dynamic sampling: see `_with_spread`.
+    - Dynamic sampling: see `_resample_uniform_groups`.
     - The sampler's log-probabilities, for a correction; β as an array, so that it can change; a temperature by stages.
     """
 
     def __init__(
         self,
         *,
-        recipe: Recipe,
+        grpo: GRPORecipe,
+        rollout: RolloutRecipe,
+        steps: int,
         calls_per_step: int,
         batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
         kl_by_step: Callable[[], Sequence[float | None]],
@@ -123,14 +127,16 @@ class Learner(GRPOLearner):
     ):
         """
         Args:
+          steps: of the whole run.
           calls_per_step: rollout micro-batches of a step.
           batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
           kl_by_step: KLs of the steps that have been logged; of all but the last one before it is trained.
           log: called with a sentence when the temperature changes.
         """
         super().__init__(**arguments)
-        self._recipe, self._calls_per_step = recipe, calls_per_step
-        self._batch_of_step, self._kl_by_step, self._log = batch_of_step, kl_by_step, log
+        self._grpo, self._rollout, self._steps = grpo, rollout, steps
+        self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
+        self._kl_by_step, self._log = kl_by_step, log
         self._beta: float | None = None
 
     @property
@@ -143,20 +149,20 @@ class Learner(GRPOLearner):
         try:
             self._begin_step(self.rl_cluster.global_steps)
         except BaseException:
-            data_queue.put(None)  # who waits for the step's micro-batches is to see the error
+            data_queue.put(None)  # wake the consumer, so that the error reaches it
             raise
-        if self._recipe.grpo.aggregation != "step":
+        if self._grpo.aggregation != "step":
             return super()._prepare_data(data_queue=data_queue, mode=mode, **arguments)
         whole = queues.SimpleDataQueue(maxsize=0)  # of a step: its tokens are counted before the first update
         try:
             super()._prepare_data(data_queue=whole, mode=mode, **arguments)
-            for example in weighted([batch[0] for batch in iter(whole.get, None)]):
+            for example in weight_by_tokens([batch[0] for batch in iter(whole.get, None)]):
                 data_queue.put([example])
         finally:
             data_queue.put(None)
 
     def _begin_step(self, step: int) -> None:
-        grpo, rollout = self._recipe.grpo, self._recipe.rollout
+        grpo, rollout = self._grpo, self._rollout
         if grpo.target_kl:
             # Tunix logs a step once the next one has begun, so this uses the KLs of all steps but the last.
             measured = self._kl_by_step()[: max(step - 1, 0)]
@@ -165,7 +171,7 @@ class Learner(GRPOLearner):
             self._beta = adapted_beta(grpo, measured)
             self.rl_cluster.buffer_metrics({"step/beta": (self._beta, np.mean)})
         if rollout.final_temperature:
-            self._set_temperature(step, temperature_of_step(rollout, step, self._recipe.training.steps))
+            self._set_temperature(step, temperature_of_step(rollout, step, self._steps))
 
     def _set_temperature(self, step: int, temperature: float) -> None:
         """For the sampler and for every log-probability.  It is a constant of compiled programs."""
@@ -181,20 +187,20 @@ class Learner(GRPOLearner):
     ) -> common.TrainExample:
         call = self._sampler.calls
         example = self._sampled_once(training_input, mode)
-        if self._recipe.grpo.dynamic_sampling:
-            example = self._with_spread(example, training_input, call, mode)
+        if self._grpo.dynamic_sampling:
+            example = self._resample_uniform_groups(example, training_input, call, mode)
         if self._beta is not None:
-            example = _extended(example, beta=jnp.full(len(example.advantages), self._beta, jnp.float32))
+            example = _to_example(example, beta=jnp.full(len(example.advantages), self._beta, jnp.float32))
         return example
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)
-        if self._recipe.grpo.correction == "none":
+        if self._grpo.correction == "none":
             return example
         logps = self._sampler_logps(example.completion_ids.shape)
-        if self._recipe.grpo.correction == "ratio":
-            return _extended(example, old_per_token_logps=logps)
-        return _extended(example, sampler_per_token_logps=logps)
+        if self._grpo.correction == "ratio":
+            return _to_example(example, old_per_token_logps=logps)
+        return _to_example(example, sampler_per_token_logps=logps)
 
     def _sampler_logps(self, shape: tuple[int, int]) -> jax.Array:
         """log π_sampler of the completions that were just sampled, [B, C]; 0 behind their ends."""
@@ -203,7 +209,7 @@ class Learner(GRPOLearner):
         scored = self._sampler.last_scored(rows, width, temperature)
         return jnp.asarray(padded(scored.logps, width, 0, np.float32))
 
-    def _with_spread(
+    def _resample_uniform_groups(
         self, example: common.TrainExample, training_input: dict[str, Any], call: int, mode: rl.Mode
     ) -> common.TrainExample:
         """Groups without right and wrong completions replaced by others (dynamic sampling, DAPO, arXiv:2503.14476).
@@ -211,10 +217,10 @@ class Learner(GRPOLearner):
         Pass p samples what step `step + p · steps` would, the prompts and the noise.  A group that is not replaced
         keeps its place, with advantages of 0: every shape stays what it is.
         """
-        sampler, steps = self._sampler, self._recipe.training.steps
-        size, limit = self.algo_config.num_generations, self._recipe.grpo.dynamic_sampling or 1
+        sampler, steps = self._sampler, self._steps
+        size, limit = self.algo_config.num_generations, self._grpo.dynamic_sampling or 1
         parts = [example]
-        spread = self._has_spread(training_input)
+        spread = self._rewards_differ(training_input)
         chosen, missing = np.arange(len(spread)), list(np.flatnonzero(~spread))  # in units of groups
         step, part = divmod(call, self._calls_per_step)
         while missing and len(parts) < limit:
@@ -224,7 +230,7 @@ class Learner(GRPOLearner):
             spare = {name: np.repeat(np.asarray(column)[rows], size, axis=0) for name, column in batch.items()}
             sampler.calls = call + later * self._calls_per_step
             parts.append(self._sampled_once(spare, mode))
-            for group in np.flatnonzero(self._has_spread(spare))[: len(missing)]:
+            for group in np.flatnonzero(self._rewards_differ(spare))[: len(missing)]:
                 chosen[missing.pop(0)] = (len(parts) - 1) * len(spread) + group
         sampler.calls = call + 1
         if len(parts) > 1:
@@ -233,13 +239,13 @@ class Learner(GRPOLearner):
         if missing:
             kept = np.ones(len(spread), np.float32)
             kept[missing] = 0
-            example = _extended(example, advantages=example.advantages * np.repeat(kept, size))
+            example = _to_example(example, advantages=example.advantages * np.repeat(kept, size))
         self.rl_cluster.buffer_metrics(
             {"step/sampling_passes": (len(parts), np.mean), "step/groups_left_out": (len(missing), np.sum)}, mode=mode
         )
         return example
 
-    def _has_spread(self, batch: Mapping[str, Any]) -> np.ndarray:
+    def _rewards_differ(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
         part for the form may differ where nothing is right."""
         texts = self._sampler.last.text
@@ -247,15 +253,67 @@ class Learner(GRPOLearner):
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 
-def weighted(examples: Sequence[common.TrainExample]) -> Iterator[Example]:
+def weight_by_tokens(examples: Sequence[common.TrainExample]) -> Iterator[Example]:
     """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
     tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
     for example in examples:
         share = np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1))
-        yield _extended(example, weights=share)
+        yield _to_example(example, weights=share)
 
 
-def _extended(example: common.TrainExample, **more: Any) -> Example:
+def _to_example(example: common.TrainExample, **more: Any) -> Example:
     """As grpo_lib's own example, with more fields."""
     given = {field.name: getattr(example, field.name) for field in dataclasses.fields(example)}
     return Example(**given | more)
+
+
+# The KL from the base model in a recipe without a KL penalty, measured now and then (grpo.watch_kl).  The base model's
+# weights wait in host memory and are on the devices only while they are used.
+
+
+def on_host(model: maxtext_model.Actor) -> maxtext_model.Actor:
+    """The model with its weights in host memory, each process's part of them."""
+    graphdef, state = nnx.split(model.module)
+    return dataclasses.replace(model, module=(graphdef, utils.put_params_on_memory_kind(state, "pinned_host")))
+
+
+def kl_from_base(
+    sampler: Any, actor: maxtext_model.Actor, base: maxtext_model.Actor, rows: int, config: RolloutConfig
+) -> float:
+    """Mean of k3 over the tokens of the first `rows` completions just sampled, nats per token.
+
+    `base`: of `on_host`; `config`: by which they were sampled: both models are taken at its temperature.  In a
+    multi-process run all processes call it together.
+    """
+    tokens = sampler.last.tokens[:rows]
+    prompt_ids = sampler.last.left_padded_prompt_tokens[:rows]
+    ids = padded(tokens, config.max_tokens_to_generate, sampler.pad_id())
+    graphdef, state = base.module
+    placed = utils.put_params_on_memory_kind(state, "device")
+    models = (actor, dataclasses.replace(base, module=nnx.merge(graphdef, placed)))
+    policy, reference = (
+        multihost.to_numpy(
+            maxtext_model.per_token_logps(
+                model, prompt_ids, ids, sampler.pad_id(), sampler.eos_id(), config.temperature
+            )
+        )
+        for model in models
+    )
+    mask = np.arange(ids.shape[1]) < np.array([len(row) for row in tokens])[:, None]
+    difference = (reference - policy)[mask]
+    return float(np.mean(np.exp(difference) - difference - 1))
+
+
+def every(steps: int, cluster: Any, kl: Callable[[], float]) -> Callable[..., dict[str, tuple[float, Callable]]]:
+    """As a metric function of Tunix's learner: once in the first step, and in every `steps`-th after it."""
+    last = None
+
+    def measured(**_: Any) -> dict[str, tuple[float, Callable]]:
+        nonlocal last
+        step = cluster.global_steps
+        if step % steps or step == last:  # a step samples in several calls
+            return {}
+        last = step
+        return {"step/kl_from_base": (kl(), np.mean)}
+
+    return measured

@@ -30,8 +30,8 @@ LONG_PROMPT = 128
 BUCKET = 16
 # Completions scored at once: their logits, [rows, tokens, vocabulary], take 3.7 GB for 8 x 768 tokens of a Qwen2.5.
 SCORED_ROWS = 8
-# RLCluster samples within the trainer's mesh, whose axes Tunix's models would look for. Where tokens, weights and cache
-# lie decides instead, the same on every platform (and in what preflight compiles).
+# Leave the trainer's mesh, in which RLCluster samples: Tunix's models have other axis names.  Sharding follows from the
+# inputs, the same on every platform (and in what preflight compiles).
 NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
@@ -142,7 +142,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.seed, self.num_rollout_micro_batches = seed, num_rollout_micro_batches
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
         self.truncated: list[bool] = []  # of the last call, one per completion
-        self.lengths: list[int] = []  # ditto, in tokens, end token included
+        self.lengths: list[int] = []  # tokens of each completion of the last call, with the end token
 
     def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
         started = time.perf_counter()

@@ -31,7 +31,8 @@ from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
 from grpo_train.engines.weight_sync import Scored, StageTimer, by_name, padded
-from grpo_train.recipes import Recipe
+from grpo_train.recipes import ModelRecipe
+from grpo_train.recipes.schema import HardwareRecipe, VllmRecipe
 
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98
@@ -45,13 +46,17 @@ class VllmSampler(vllm_rollout.VllmRollout):
     - It reports lengths, truncation and time per completion batch, and its weights can be checked after a sync.
     """
 
-    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, recipe: Recipe, max_length: int):
-        """`max_length`: tokens of the longest prompt plus completion, including those of the evaluation."""
+    def __init__(
+        self, rollout_actor, tokenizer, mesh, rollout_config, *,
+        model: ModelRecipe, settings: VllmRecipe, max_length: int, tensor: int | None, seed: int,
+    ):  # fmt: skip
+        """`max_length`: tokens of the longest prompt plus completion, including those of the evaluation; `tensor`:
+        devices of a replica, by default all of them."""
         self.mapping = mappings.MappingConfig.build(model=rollout_actor, backend="vllm_jax")
         self.mapping.to_hf_mappings = compat.untied_lm_head_mapping(
             self.mapping.to_hf_mappings, rollout_actor.base.config.model_name
         )
-        settings, tensor = recipe.rollout.vllm, recipe.hardware.sampler_tensor or mesh.size
+        tensor = tensor or mesh.size
         super().__init__(
             rollout_actor,
             tokenizer,
@@ -63,16 +68,16 @@ class VllmSampler(vllm_rollout.VllmRollout):
                 return_logprobs=True,
                 tensor_parallel_size=tensor,
                 data_parallel_size=mesh.size // tensor,
-                rollout_vllm_model_version=str(model_directory(recipe.model)),
+                rollout_vllm_model_version=str(model_directory(model)),
                 rollout_vllm_tpu_backend_type="jax",
                 rollout_vllm_hbm_utilization=utilization(mesh, settings.memory_fraction),
                 rollout_vllm_max_num_seqs=settings.max_sequences,
                 # The distribution before temperature and cuts, which is what the trainer computes.
                 rollout_vllm_logprobs_mode="raw_logprobs",
-                rollout_vllm_kwargs=engine_options(recipe),
+                rollout_vllm_kwargs=engine_options(settings, model.dtype, seed),
             ),
         )
-        self.seed = recipe.seed
+        self.seed = seed
         self.calls = 0
         self.scored_rows = 0  # how many completions of a call the engine also scores
         self.seconds = StageTimer()  # "generating" and "syncing"
@@ -164,24 +169,34 @@ class VllmSampler(vllm_rollout.VllmRollout):
                 yield name, where, _repeated(value, shapes.get(where, value.shape))
 
 
-def standalone_generate(recipe: Recipe, max_length: int) -> Callable[..., list[Generation]]:
-    """The `generate` of grpo_lib.evaluation for the recipe's Hugging Face directory, with vLLM's own loader.
+def standalone_generate(
+    model: ModelRecipe,
+    settings: VllmRecipe,
+    hardware: HardwareRecipe,
+    *,
+    max_length: int,
+    max_completion_length: int,
+    seed: int,
+) -> Callable[..., list[Generation]]:
+    """The `generate` of grpo_lib.evaluation for the model's Hugging Face directory, with vLLM's own loader.
 
     Greedy, or sampled from the whole distribution with a `temperature`.  One replica samples, on as many devices as
-    the recipe's `sampler_tensor` (or fewer, if the model has fewer key-value heads).  The engine starts at the first
+    `hardware.sampler_tensor` (or fewer, if the model has fewer key-value heads).  The engine starts at the first
     call.  `max_length`: tokens of the longest prompt plus its completion.
     """
-    engine = functools.cache(lambda: _start_engine(recipe, max_length))
-    return _generate_with(engine, load_tokenizer(recipe.model), recipe.evaluation_completion_length)
+    engine = functools.cache(lambda: _start_engine(model, settings, hardware, max_length, seed))
+    return _generate_with(engine, load_tokenizer(model), max_completion_length)
 
 
-def _start_engine(recipe: Recipe, max_length: int) -> LLM:
+def _start_engine(
+    model: ModelRecipe, settings: VllmRecipe, hardware: HardwareRecipe, max_length: int, seed: int
+) -> LLM:
     # The engine in JAX, and in this process, as it is in a training.
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    settings, hardware, devices = recipe.rollout.vllm, recipe.hardware, jax.local_devices()
+    devices = jax.local_devices()
     wanted = hardware.sampler_tensor or hardware.sampler_count(len(devices))
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
-    directory = model_directory(recipe.model)
+    directory = model_directory(model)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     tensor = math.gcd(wanted, config["num_key_value_heads"])
     if tensor > len(devices):
@@ -194,7 +209,7 @@ def _start_engine(recipe: Recipe, max_length: int) -> LLM:
         tensor_parallel_size=tensor,
         gpu_memory_utilization=settings.memory_fraction,
         additional_config={"sharding": sharding},
-        **engine_options(recipe),
+        **engine_options(settings, model.dtype, seed),
     )
 
 
@@ -232,13 +247,12 @@ def _generation(completion: Any, tokenizer: Any) -> Generation:
     return Generation(tokenizer.decode(ids if truncated else ids[:-1]), len(ids), truncated)
 
 
-def engine_options(recipe: Recipe) -> dict[str, Any]:
+def engine_options(settings: VllmRecipe, dtype: str, seed: int) -> dict[str, Any]:
     """Arguments of vLLM's LLM that are the same in training and alone."""
-    settings = recipe.rollout.vllm
     optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
     return {
-        "dtype": recipe.model.dtype,
-        "seed": recipe.seed,
+        "dtype": dtype,
+        "seed": seed,
         "generation_config": "vllm",  # not the model's own sampling defaults
         "hf_overrides": compat.untied_qwen2_config,
         **{key: value for key, value in optional.items() if value},

@@ -195,7 +195,7 @@ def check_sync(
 
 def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
     """Refuse, with its name, a weight that was not synced: on either side, or with another value."""
-    weights, arrived, fed = sampler.weights(), set(), set()
+    weights, arrived, written = sampler.weights(), set(), set()
     for source, name, value in sampler.expected(actor):
         if name not in weights:
             raise CourseError(f"weight {source} of the actor would never be synced: the sampler has no {name}")
@@ -205,13 +205,13 @@ def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
         ):
             raise CourseError(f"weight {name} of the sampler differs from the actor's {source} after a sync")
         arrived.add(source)
-        fed.add(name)
+        written.add(name)
     if unknown := sorted(actor.keys() - arrived):
         raise CourseError(
             f"weight {unknown[0]} of the actor has no counterpart in the sampler: it would never be synced"
         )
-    if starved := sorted(weights.keys() - fed):
-        raise CourseError(f"weight {starved[0]} of the sampler is fed by no weight of the actor")
+    if never_written := sorted(weights.keys() - written):
+        raise CourseError(f"weight {never_written[0]} of the sampler has no weight of the actor as its source")
 
 
 def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:

@@ -32,15 +32,15 @@ from tunix.rl import common
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes.layouts import Layout
 
-# A segment id is UNIT * k for the prompt that the completions of group k share, UNIT * k + j for its j-th completion.
-# Padding is 0.
-UNIT = 2**12
+# With N of them, a segment id is N * k for the prompt that the completions of group k share, and N * k + j for its j-th
+# completion.  Padding is 0.
+SEGMENTS_PER_GROUP = 2**12
 PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps")
 
 
 @flax.struct.dataclass(frozen=True)
 class Example(common.TrainExample):
-    """A micro-batch of Tunix's, [B, C], with what grpo_lib's policy loss takes beside it; None where it does not.
+    """A micro-batch of Tunix's, [B, C], with what the policy loss takes in addition; None where it does not.
 
     Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
     """
@@ -115,13 +115,13 @@ def pack(
         prompt = prompts[first]
         if shared:
             end = at + len(prompt) - 1
-            ids[row, at:end], segments[row, at:end] = prompt[:-1], UNIT * unit
+            ids[row, at:end], segments[row, at:end] = prompt[:-1], SEGMENTS_PER_GROUP * unit
             positions[row, at:end], at = np.arange(len(prompt) - 1), end
         begin = prompt[-1:] if shared else prompt
         for member, index in enumerate(range(first, first + together), start=1):
             tokens = np.concatenate([begin, host.completion_ids[index, : lengths[index]]])
             whole, own = slice(at, at + len(tokens)), slice(at + len(begin), at + len(tokens))
-            ids[row, whole], segments[row, whole] = tokens, UNIT * unit + member
+            ids[row, whole], segments[row, whole] = tokens, SEGMENTS_PER_GROUP * unit + member
             positions[row, whole] = len(prompt) - len(begin) + np.arange(len(tokens))
             for name, values in source.items():
                 rows[name][row, own] = values[index, : lengths[index]]
@@ -143,7 +143,11 @@ class SharedPrompt(AttentionOp):
         if decoder_segment_ids is None:
             return mask
         ours, theirs = decoder_segment_ids[:, :, None], decoder_segment_ids[:, None, :]  # [B, T, 1], [B, 1, T]
-        prompt = (ours // UNIT == theirs // UNIT) & (theirs % UNIT == 0) & (theirs > 0)
+        prompt = (
+            (ours // SEGMENTS_PER_GROUP == theirs // SEGMENTS_PER_GROUP)
+            & (theirs % SEGMENTS_PER_GROUP == 0)
+            & (theirs > 0)
+        )
         return jnp.where(prompt[:, None, None], make(None, *arguments, **named), mask)
 
 

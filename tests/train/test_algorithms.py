@@ -130,7 +130,7 @@ def test_the_step_s_mean_is_the_same_for_every_micro_batch(lengths, size):
     parts = [jax.tree.map(lambda array: array[at : at + size], padded) for at in range(0, B, size)]  # noqa: B023
     means = [
         float((values[index * size : (index + 1) * size] * part.weights).sum())
-        for index, part in enumerate(learner.weighted(parts))
+        for index, part in enumerate(learner.weight_by_tokens(parts))
     ]
     expected = common.aggregate_loss(values, padded.completion_mask, "token-mean")
     assert np.mean(means) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
@@ -250,17 +250,16 @@ def test_expected_gradients_of_the_kl_estimators(seed):
 
 def test_a_recipe_s_names_are_tunix_s(root):
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
-    config = learner.policy_loss_config(recipe, "padded")
+    config = learner.policy_loss_config(recipe.grpo, "jax", "padded")
     assert config.policy_loss_fn == "grpo" and config.epsilon_high == config.epsilon == 0.2
-    assert learner.policy_loss_config(recipe, "groups").policy_loss_fn == "grpo-jax"
+    assert learner.policy_loss_config(recipe.grpo, "jax", "groups").policy_loss_fn == "grpo-jax"
     changed = ["grpo.advantage=mean", "grpo.aggregation=constant", "grpo.epsilon_high=0.28", "grpo.ratio=sequence"]
-    config = learner.policy_loss_config(load_recipe(root / "recipes" / "tiny-cpu.yaml", changed), "padded")
+    config = learner.policy_loss_config(load_recipe(root / "recipes" / "tiny-cpu.yaml", changed).grpo, "jax", "padded")
     assert (config.advantage_estimator, config.loss_agg_mode) == ("drgrpo", "sequence-mean-token-scale")
     assert (config.epsilon_high, config.loss_algo, config.policy_loss_fn) == (0.28, "gspo-token", "grpo-jax")
     for estimator, name in (("k1", "kl"), ("k2", "mse_kl"), ("k3", "low_var_kl")):
-        config = learner.policy_loss_config(
-            load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.kl={estimator}"]), ""
-        )
+        grpo = load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.kl={estimator}"]).grpo
+        config = learner.policy_loss_config(grpo, "jax", "")
         assert config.kl_loss_mode == name
 
 
@@ -318,7 +317,7 @@ def test_a_sampler_of_the_same_probabilities_needs_no_correction(lengths, seed):
 @pytest.mark.parametrize("layout", ["packed", "groups"])
 def test_beta_and_the_sampler_s_probabilities_of_rows_of_several(layout):
     padded = batch([5, 1, 3, 2, 4, 5], [3, 4])
-    padded = learner._extended(padded, beta=jnp.linspace(0.1, 0.6, B), sampler_per_token_logps=drawn(3))
+    padded = learner._to_example(padded, beta=jnp.linspace(0.1, 0.6, B), sampler_per_token_logps=drawn(3))
     packed = pack(padded, layout)
 
     def loss(example, logps, **more):
@@ -359,7 +358,8 @@ class Sampled(learner.Learner):
     """A learner whose sampler answers as a table says: `table[step]` has the verdicts of each group of that step."""
 
     def __init__(self, recipe, table):
-        self._recipe, self._calls_per_step, self._beta, self.table = recipe, 1, None, table
+        self._grpo, self._steps, self._calls_per_step = recipe.grpo, recipe.training.steps, 1
+        self._beta, self.table = None, table
         self.algo_config = SimpleNamespace(num_generations=2)
         self.logged = {}
         self.rl_cluster = SimpleNamespace(

@@ -13,7 +13,7 @@ from tunix.rl import rl_cluster
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_train import training
-from grpo_train.engines import cluster, conversion, kl_watch, lora, maxtext_model, tunix_sampler, weight_sync
+from grpo_train.engines import cluster, conversion, learner, lora, maxtext_model, tunix_sampler, weight_sync
 from grpo_train.recipes import load_recipe
 from grpo_train.recipes.schema import LoRARecipe
 
@@ -111,8 +111,8 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
 @pytest.mark.long
 def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler, rollout_config):
     sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
-    actor, kept = load(LAYERS), kl_watch.on_host(tiny_actor)
-    assert kl_watch.kl_from_base(sampler, tiny_actor, kept, 8, rollout_config) == pytest.approx(0, abs=1e-9)
+    actor, kept = load(LAYERS), learner.on_host(tiny_actor)
+    assert learner.kl_from_base(sampler, tiny_actor, kept, 8, rollout_config) == pytest.approx(0, abs=1e-9)
     scored = sampler.last_scored(8, 12)
     policy, base = (
         np.asarray(maxtext_model.per_token_logps(model, scored.prompt_ids, scored.completion_ids, 0, 1))
@@ -121,15 +121,15 @@ def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler
     d = np.concatenate([(b - a)[: len(ids)] for a, b, ids in zip(policy, base, scored.logps, strict=True)])
     shared = dataclasses.replace(actor, module=nnx.split(actor.base))
     for reference in (kept, shared):
-        found = kl_watch.kl_from_base(sampler, actor, reference, 8, rollout_config)
+        found = learner.kl_from_base(sampler, actor, reference, 8, rollout_config)
         assert found == pytest.approx(np.mean(np.exp(d) - d - 1), rel=1e-4) and found > 0.01
     hot = dataclasses.replace(rollout_config, temperature=2.0)  # flatter, so nearer to each other
-    assert 0.01 < kl_watch.kl_from_base(sampler, actor, kept, 8, hot) < 0.9 * found
+    assert 0.01 < learner.kl_from_base(sampler, actor, kept, 8, hot) < 0.9 * found
 
 
 def test_the_kl_is_watched_once_in_a_step():
     cluster = SimpleNamespace(global_steps=0)
-    watch, measured = kl_watch.every(3, cluster, lambda: 0.5), []
+    watch, measured = learner.every(3, cluster, lambda: 0.5), []
     for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6):
         measured.append(watch(prompts=[]) != {})
     assert measured == [True, False, False, False, False, False, True, False, False, False, True]

@@ -360,10 +360,10 @@ def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, wor
         data[section] |= values
     recipe = type(tiny_recipe).model_validate(data)
     with pytest.raises(CourseError, match=words):
-        cluster.place(recipe, [Device(0), Device(0), Device(1), Device(1)])
+        cluster.assign_devices(recipe, [Device(0), Device(0), Device(1), Device(1)])
 
 
 def test_all_devices_train_and_each_process_samples_on_its_own(tiny_recipe):
     devices = [Device(0), Device(0), Device(1), Device(1)]
-    trainer, sampler = cluster.place(tiny_recipe, devices)
+    trainer, sampler = cluster.assign_devices(tiny_recipe, devices)
     assert trainer == devices and sampler == devices[:2]

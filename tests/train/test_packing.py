@@ -84,7 +84,7 @@ def test_every_token_stands_in_one_place_with_all_that_belongs_to_it(lengths, pr
     segments, positions = np.asarray(packed.segment_ids), np.asarray(packed.segment_positions)
     for index, length in enumerate(lengths):
         unit, member = (index // G + 1, index % G + 1) if layout == "groups" else (index + 1, 1)
-        at = np.nonzero(segments == packing.UNIT * unit + member)
+        at = np.nonzero(segments == packing.SEGMENTS_PER_GROUP * unit + member)
         own = np.asarray(padded.completion_ids)[index][:length]
         assert np.array_equal(np.asarray(packed.completion_ids)[at][len(at[0]) - length :], own)
         start = prompts[index // G] - (1 if layout == "groups" else prompts[index // G])

@@ -242,15 +242,15 @@ def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
     from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
 
     planned = change(recipe, training={"schedule": schedule, "steps": 7, "warmup_steps": warmup})
-    rate = learning_rate_schedule(planned)
-    assert learning_rates(planned) == pytest.approx([float(rate(step)) for step in range(7)], rel=1e-6)
+    rate = learning_rate_schedule(planned.training)
+    assert learning_rates(planned.training) == pytest.approx([float(rate(step)) for step in range(7)], rel=1e-6)
 
 
 def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
     from grpo_train.engines.optimizer import learning_rate_schedule
 
     cosine = change(recipe, training={"schedule": "cosine", "steps": 100, "warmup_steps": 10})
-    rate, peak = learning_rate_schedule(cosine), recipe.training.learning_rate
+    rate, peak = learning_rate_schedule(cosine.training), recipe.training.learning_rate
     rates = [float(rate(step)) / peak for step in (0, 10, 55, 99, 100)]
     assert rates == pytest.approx([0.1, 1, 0.5, 0, 0], abs=1e-3) and rates[3] > 0
 
@@ -296,9 +296,9 @@ def test_online_tracking_needs_a_login(monkeypatch):
     ],
 )
 def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
-    from grpo_train.engines.cluster import place
+    from grpo_train.engines.cluster import assign_devices
 
-    trainer, sampler = place(change(recipe, hardware=hardware), FOUR)
+    trainer, sampler = assign_devices(change(recipe, hardware=hardware), FOUR)
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
@@ -321,10 +321,10 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     ],
 )
 def test_what_does_not_fit_the_devices_is_refused(recipe, sections, message):
-    from grpo_train.engines.cluster import place
+    from grpo_train.engines.cluster import assign_devices
 
     with pytest.raises(CourseError, match=message):
-        place(change(recipe, **sections), FOUR)
+        assign_devices(change(recipe, **sections), FOUR)
 
 
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
@@ -487,7 +487,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     # From the timer, the reference model's, the recorder and pipeline.validation.
     written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
-    # From the learner and kl_watch, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
+    # From the learner, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
     written |= {"beta", "temperature", "sampling_passes", "groups_left_out", "kl_from_base"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
