@@ -9,9 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.evaluation import EvalRun, evaluate
+from grpo_lib.evaluation import evaluate
 from grpo_lib.problems.types import Problem
-from grpo_train.engines import endpoint
 from grpo_train.engines.endpoint import Endpoint
 
 PROBLEMS = [Problem(f"p{i}", f"What is {i} plus {i}?", "", str(2 * i), "test") for i in range(6)]
@@ -93,121 +92,57 @@ def graded(generate, problems=PROBLEMS, **options):
     return evaluate(generate, problems, progress=False, **options)
 
 
-def test_chat_sends_messages_and_the_server_applies_its_template(server, tmp_path):
-    generate = Endpoint(server.url + "/v1/", "tiny", system="Be brief.", max_tokens=77)
-    run = graded(generate, batch_size=5, path=tmp_path / "a.jsonl", model="tiny")
-    assert run == EvalRun.load(tmp_path / "a.jsonl")
-    assert run.summary()["accuracy"] == 1 and {r["tokens"] for r in run.records} == {11}
-    assert [r["prompt"] for r in run.records] == [f"system: Be brief.\n\nuser: {p.question}" for p in PROBLEMS]
-    body, path, _ = server.seen[0]
+def test_a_served_model_is_evaluated(server, monkeypatch, tmp_path):
+    """A busy server is asked again, a refused request is wrong, a cut completion is marked, the key is hidden."""
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    server.script = {"1": [429, 200], "3": [400], "4": [Handler.completion("and so", "length")]}
+    run = graded(Endpoint(server.url, "tiny", system="Be brief.", max_tokens=77), path=tmp_path / "a.jsonl")
+    assert run.summary()["accuracy"] == 4 / 6 and len(server.seen) == 7
+    assert run.records[3]["error"] == "HTTP 400: says 400 ***" and KEY not in (tmp_path / "a.jsonl").read_text()
+    assert [r["id"] for r in run.records if r["truncated"]] == ["p4"]
+    body, path, headers = server.seen[0]
     assert path == "/v1/chat/completions" and [m["role"] for m in body.pop("messages")] == ["system", "user"]
     assert body == {"model": "tiny", "max_tokens": 77, "temperature": 0.0, "top_p": 1.0}
+    assert headers["Authorization"] == f"Bearer {KEY}"
 
 
-def test_every_sample_has_a_seed_of_its_own(server):
+def test_every_sample_has_a_seed_of_its_own_also_where_a_notebook_s_loop_is_running(server):
+    async def cell():
+        return graded(Endpoint(server.url, "tiny", temperature=0.7), PROBLEMS[:2], samples=4, batch_size=5)
+
     for _ in range(2):
-        graded(Endpoint(server.url, "tiny", temperature=0.7), PROBLEMS[:2], samples=4, batch_size=5)
+        asyncio.run(cell())
     seeds = [body["seed"] for body, _, _ in server.seen]
     assert len(set(seeds[:8])) == 8 and sorted(seeds[:8]) == sorted(seeds[8:])
-    assert {body["temperature"] for body, _, _ in server.seen} == {0.7}
 
 
-def test_truncated_and_empty_completions(server):
-    null = {"choices": [{"message": {"content": None}, "finish_reason": "stop"}], "usage": None}
-    server.script = {"4": [Handler.completion("and so", "length")], "5": [null]}
-    run = graded(Endpoint(server.url, "tiny"))
-    assert [r["id"] for r in run.records if r["truncated"]] == ["p4"]
-    assert (run.records[5]["completion"], run.records[5]["tokens"], run.records[5]["error"]) == ("", None, None)
-
-
-def test_a_busy_server_is_asked_again(server):
-    server.script = {"3": [429, 503, 200]}
-    assert graded(Endpoint(server.url, "tiny")).summary()["accuracy"] == 1
-    assert len(server.seen) == 8
-
-
-def test_a_refused_request_counts_as_wrong(server):
-    server.script = {"3": [400], "4": [500]}
-    run = graded(Endpoint(server.url, "tiny"))
-    assert (run.summary()["accuracy"], run.summary()["n"]) == (4 / 6, 6)
-    assert [run.records[i]["error"] for i in (3, 4)] == [f"HTTP {code}: says {code} {KEY}" for code in (400, 500)]
-    assert sum("What is 3" in json.dumps(body) for body, _, _ in server.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (401, "OPENAI_API_KEY must have its key"),
-        (404, "correct the address, or the model's name tiny"),
-        (429, "HTTP 429 .*run the command again"),
-        (400, "answers no request .HTTP 400"),
-        ({"choices": []}, "does not answer like OpenAI's API"),
-        ([1], "does not answer like OpenAI's API"),
-    ],
-)
-def test_a_server_that_cannot_be_used_is_an_error_and_not_a_wrong_answer(server, monkeypatch, tmp_path, reply, message):
+@pytest.mark.parametrize("reply", [401, 429, 400, {"choices": []}, [1]])
+def test_a_server_that_cannot_be_used_is_an_error_and_not_a_wrong_answer(server, monkeypatch, tmp_path, reply):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server.reply = lambda prompt: reply
-    path = tmp_path / "a.jsonl"
-    with pytest.raises(CourseError, match=message) as caught:
-        graded(Endpoint(server.url, "tiny"), path=path)
+    server.script = {"5": [reply]}
+    with pytest.raises(CourseError) as caught:
+        graded(Endpoint(server.url, "tiny"), PROBLEMS[::-1], path=tmp_path / "a.jsonl", batch_size=1)
     assert server.url in str(caught.value) and "\n" not in str(caught.value) and KEY not in str(caught.value)
-    del server.reply  # somebody repairs it
-    assert graded(Endpoint(server.url, "tiny"), path=path).summary()["accuracy"] == 1
-
-
-def test_a_server_that_fails_in_the_middle_does_not_lose_what_is_finished(server, tmp_path):
-    server.script = {"5": [503]}
-    with pytest.raises(CourseError, match="HTTP 503"):
-        graded(Endpoint(server.url, "tiny"), path=tmp_path / "a.jsonl", batch_size=2)
-    server.script, server.seen[:] = {}, []
-    run = graded(Endpoint(server.url, "tiny"), path=tmp_path / "a.jsonl", batch_size=2)
-    assert run.summary()["accuracy"] == 1 and len(server.seen) == 2
-
-
-def test_a_fatal_error_does_not_wait_for_other_requests(server, monkeypatch):
-    monkeypatch.setattr(endpoint, "CONCURRENCY", 2)
-    server.script = {"0": [401]}
-    with pytest.raises(CourseError, match="HTTP 401"):
-        graded(Endpoint(server.url, "tiny"))
-    assert len(server.seen) < 6
+    server.script = {}  # somebody repairs it
+    assert graded(Endpoint(server.url, "tiny"), path=tmp_path / "b.jsonl").summary()["accuracy"] == 1
 
 
 def test_no_server_at_all():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening
-        with pytest.raises(CourseError, match=r"no server answers at http://127\.0\.0\.1:.*start it"):
+        with pytest.raises(CourseError, match="start it"):
             graded(Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "tiny"))
 
 
-@pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://host/v1", "http://", f"http://me:{KEY}@h", "http://h?key=1"]
-)
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host/v1", f"http://me:{KEY}@h", "http://h?key=1"])
 def test_bad_addresses(url):
-    with pytest.raises(CourseError, match="must read like http://localhost:8000/v1") as caught:
+    with pytest.raises(CourseError) as caught:
         Endpoint(url, "tiny")
     assert KEY not in str(caught.value)
-
-
-def test_the_key_is_sent_and_never_shown(server, monkeypatch, tmp_path):
-    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
-    server.script = {"3": [400]}
-    generate = Endpoint(server.url, "tiny")
-    graded(generate, path=tmp_path / "a.jsonl")
-    assert {headers["Authorization"] for _, _, headers in server.seen} == {f"Bearer {KEY}"}
-    text = (tmp_path / "a.jsonl").read_text()
-    assert "says 400 ***" in text and KEY not in text + repr(generate)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7:8000", "localhost.example.org", "127.0.0.1.example.org"])
 def test_the_key_does_not_go_over_http_to_another_machine(monkeypatch, host):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert endpoint._key(f"http://{host}") == ""
-    assert endpoint._key(f"https://{host}") == endpoint._key("http://localhost:8000") == KEY
-
-
-def test_in_a_notebook_whose_loop_is_running(server):
-    async def cell():
-        return graded(Endpoint(server.url, "tiny"))
-
-    assert asyncio.run(cell()).summary()["accuracy"] == 1
+    assert Endpoint(f"http://{host}", "tiny")._key == ""
+    assert Endpoint(f"https://{host}", "tiny")._key == Endpoint("http://localhost:8000/v1", "tiny")._key == KEY
