@@ -174,8 +174,24 @@ def policy_loss(
             min(r A_i, clip(r, 1 - ε_low, 1 + ε_high) A_i) - β k3,
         r = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
 
-    ε_high above ε_low is DAPO's clip-higher (arXiv:2503.14476, equation 10).  Same values as Tunix 0.1.7's grpo_loss_fn
-    with the kl_loss_mode and the loss_algo of the same meaning.
+    An algorithm is a choice of switches, which can be combined.  Where the column `here` is empty, it acts before the
+    loss: on advantages, rewards or sampling.
+
+    | algorithm | recipe, section `grpo` | here | paper |
+    |---|---|---|---|
+    | GRPO | the defaults | kl=k3, sequence-mean-token-mean | arXiv:2402.03300, eq. 3, 4 |
+    | Dr. GRPO | advantage: mean, aggregation: constant | sequence-mean-token-scale | arXiv:2503.20783 |
+    | RLOO | advantage: leave-one-out | | arXiv:2402.14740 |
+    | GSPO | ratio: sequence | ratio=sequence | arXiv:2507.18071, eq. 7 |
+    | DAPO, clip-higher | epsilon_high: 0.28 | epsilon_high | arXiv:2503.14476, eq. 10 |
+    | DAPO, token mean | aggregation: step | weights, see `learner.weight_by_tokens` | arXiv:2503.14476, eq. 12 |
+    | DAPO, overlong penalty | overlong_buffer | | arXiv:2503.14476, eq. 13 |
+    | DAPO, dynamic sampling | dynamic_sampling | | arXiv:2503.14476, eq. 11 |
+    | KL estimators | kl: k1, k2, k3 | kl | J. Schulman, "Approximating KL divergence", 2020 |
+    | TIS | correction: tis | sampler_per_token_logps | F. Yao et al., "Your efficient RL framework secretly |
+    | | | | brings you off-policy RL training", 2025 |
+
+    Same values as Tunix 0.1.7's grpo_loss_fn with the kl_loss_mode and the loss_algo of the same meaning.
 
     Args:
       per_token_logps: log π of the tokens, [B, T].
@@ -184,18 +200,15 @@ def policy_loss(
       advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
       epsilon_high: None: as epsilon_low.
-      aggregation: of Tunix's aggregate_loss. GRPO: sequence-mean-token-mean; DAPO (arXiv:2503.14476): token-mean;
-        Dr. GRPO (arXiv:2503.20783): sequence-mean-token-scale, which divides by a constant.
+      aggregation: of Tunix's aggregate_loss; sequence-mean-token-scale divides by a constant.
       entropy: [B, T], for aux alone.
       weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
-      kl: in the place of k3 also k1 = log(π / π_ref) or k2 = k1² / 2 (J. Schulman, "Approximating KL divergence").
-      ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens (GSPO,
-        arXiv:2507.18071, equation 7).
+      kl: in the place of k3 also k1 = log(π / π_ref) or k2 = k1² / 2.
+      ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens.
       completions: int [B, T], a number below B T that tells the completions of a row apart; None: one to a row.
       beta: a number; or [B] or [B, T] as the advantages.
       sampler_per_token_logps: [B, T], of the engine that sampled, where that is not the old policy: the first term of a
-        token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling, F. Yao et al.,
-        "Your efficient RL framework secretly brings you off-policy RL training", 2025).
+        token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling).
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
     log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`), `entropy`
@@ -228,16 +241,22 @@ def policy_loss(
     log_ratio = logps - old
     if ratio == "sequence":
         log_ratio = _completion_mean(log_ratio, mask, completions)
+
+    # 1. The ratio and its clip.
     r = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
-    unclipped = -advantages * r
-    clipped = -advantages * jnp.clip(r, 1 - epsilon_low, 1 + epsilon_high)
-    terms = jnp.maximum(unclipped, clipped)  # the max of the negated terms: PPO's pessimistic bound
+    unclipped = -advantages * r  # [B, T]
+    clipped = -advantages * jnp.clip(r, 1 - epsilon_low, 1 + epsilon_high)  # [B, T]
+    terms = jnp.maximum(unclipped, clipped)  # [B, T]; the max of the negated terms: PPO's pessimistic bound
+
+    # 2. The correction for a sampler that is not the old policy.
     more = {}
     if sampler_per_token_logps is not None:
         difference = jax.lax.stop_gradient(old) - masked(sampler_per_token_logps)
-        importance = jnp.exp(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        importance = jnp.exp(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
         terms = terms * jnp.minimum(importance, correction_cap)
         more = {"importance_ratio": mean(importance)}
+
+    # 3. One number of all tokens.
     loss = pg_loss = aggregate(terms)
     aux = more | {
         "pg_loss": pg_loss,
@@ -248,8 +267,10 @@ def policy_loss(
         "kl": jnp.float32(0),
         "kl_loss": jnp.float32(0),
     }
+
+    # 4. The KL penalty.
     if ref_per_token_logps is not None:
-        difference = masked(ref_per_token_logps) - logps
+        difference = masked(ref_per_token_logps) - logps  # [B, T]
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
@@ -365,7 +386,6 @@ def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array
 
 def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementation: str, **_: Any):
     """A policy loss as Tunix's GRPOLearner calls it: (loss, aux) of a micro-batch."""
-    require_supported(algo_config, train_example)
     logps, entropy = model_statistics(
         model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
         algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,
@@ -393,22 +413,6 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
 def _completion_keys(segment_positions: jax.Array) -> jax.Array:
     """For each token of packed rows [R, W] the place where its sequence begins, which no two completions share."""
     return jnp.arange(segment_positions.size).reshape(segment_positions.shape) - segment_positions
-
-
-def require_supported(algo_config: Any, train_example: Any = None) -> None:
-    """Refuse what Tunix's own loss can do and this one cannot, so that it is not left out silently."""
-    for name, known in (("loss_algo", RATIOS_OF_TUNIX), ("kl_loss_mode", KL_ESTIMATORS_OF_TUNIX)):
-        if getattr(algo_config, name) not in known:
-            raise CourseError(
-                f"grpo_lib's policy loss knows {name} {' and '.join(known)}, not {getattr(algo_config, name)}"
-            )
-    for name, value in {"kl_clamp_value": None, "epsilon_c": None}.items():
-        if getattr(algo_config, name, value) != value:
-            raise CourseError(f"grpo_lib's policy loss knows {name}={value} only, not {getattr(algo_config, name)}")
-    if getattr(train_example, "sampler_is_weights", None) is not None:
-        raise CourseError("grpo_lib's policy loss takes no sampler_is_weights")
-    if getattr(train_example, "segment_ids", None) is not None and getattr(train_example, "weights", None) is None:
-        raise CourseError("packed rows need the weights of losses.packing.pack: an aggregation cannot be read off rows")
 
 
 for _implementation in IMPLEMENTATIONS:

@@ -106,10 +106,10 @@ def forward_kernel(targets, logits, stats, *, columns: int, scale: float):
       columns: V.  What a tile holds beyond it is whatever was in memory.
     """
     step, last = pl.program_id(2), pl.num_programs(2) - 1
-    _add_tile(logits[0].astype(jnp.float32), targets[0], stats.at[0], step, last, columns, scale)
+    add_tile(logits[0].astype(jnp.float32), targets[0], stats.at[0], step, last, columns, scale)
 
 
-def _add_tile(logits, targets, stats, step, last, columns, scale):
+def add_tile(logits, targets, stats, step, last, columns, scale):
     """The online log-sum-exp of both kernels.  logits: [rows, tile] in float32; stats: a reference [rows, 4]."""
     width = logits.shape[1]
     column = step * width + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
@@ -163,7 +163,7 @@ def tiles(tokens: int, vocabulary: int) -> tuple[int, int]:
     return min(ROWS, tokens), min(COLUMNS, vocabulary)
 
 
-def _streaming(kernel, logits, arrays, out_shape, out_block, aliases=None):
+def streaming(kernel, logits, arrays, out_shape, out_block, aliases=None):
     """Run a kernel over all tiles of logits [B, T, V], the vocabulary innermost.
 
     Args:
@@ -198,17 +198,17 @@ def _pallas_call(kernel, arrays, **arguments):
     return jax.lax.platform_dependent(*arrays, tpu=functools.partial(run, False), default=functools.partial(run, True))
 
 
-def _logits_forward(logits, targets, scale):
+def logits_forward(logits, targets, scale):
     kernel = functools.partial(forward_kernel, columns=logits.shape[-1], scale=scale)
     shape = jax.ShapeDtypeStruct((*targets.shape, NUM_STATS), jnp.float32)
-    return _streaming(kernel, logits, (targets[..., None],), shape, "stats")
+    return streaming(kernel, logits, (targets[..., None],), shape, "stats")
 
 
-def _logits_backward(logits, targets, stats, weight, scale):
+def logits_backward(logits, targets, stats, weight, scale):
     arrays = (targets[..., None], stats, weight[..., None])
     shape = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
     kernel = functools.partial(backward_kernel, scale=scale)
-    return _streaming(kernel, logits, arrays, shape, "logits", {len(arrays): 0})
+    return streaming(kernel, logits, arrays, shape, "logits", {len(arrays): 0})
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(2, 3))
@@ -221,7 +221,7 @@ def _from_logits_fwd(logits, target_ids, temperature, partition):
 
     def local(logits, ids):
         targets = _own_targets(ids, logits.shape[-1], partition)
-        return _combine_shards(_logits_forward(logits, targets, scale), partition, scale)
+        return _combine_shards(logits_forward(logits, targets, scale), partition, scale)
 
     stats = sharded(local, partition, (logits_spec(partition), token_spec(partition)), token_spec(partition))(
         logits, target_ids
@@ -232,7 +232,7 @@ def _from_logits_fwd(logits, target_ids, temperature, partition):
 def _from_logits_bwd(temperature, partition, residuals, gradients):
     def local(logits, ids, stats, weight):
         targets = _own_targets(ids, logits.shape[-1], partition)
-        return _logits_backward(logits, targets, stats, weight, 1 / temperature)
+        return logits_backward(logits, targets, stats, weight, 1 / temperature)
 
     whole, tokens = logits_spec(partition), token_spec(partition)
     return sharded(local, partition, (whole, tokens, tokens, tokens), whole)(*residuals, gradients[0]), None
@@ -251,7 +251,7 @@ def fused_forward_kernel(targets, hidden, head, stats, *, columns: int, scale: f
       targets: [rows, 1]; hidden: [rows, D]; head: [D, tile] or [tile, D]; stats: [rows, 4], see forward_kernel.
     """
     step, last = pl.program_id(1), pl.num_programs(1) - 1
-    _add_tile(_matmul(hidden[...], head[...], vocab_axis), targets[...], stats, step, last, columns, scale)
+    add_tile(matmul(hidden[...], head[...], vocab_axis), targets[...], stats, step, last, columns, scale)
 
 
 def fused_tiles(tokens: int, width: int, vocabulary: int, itemsize: int) -> tuple[int, int]:
@@ -267,7 +267,7 @@ def fused_tiles(tokens: int, width: int, vocabulary: int, itemsize: int) -> tupl
     return min(rows, tokens), min(columns, vocabulary)
 
 
-def _matmul(hidden, head, vocab_axis):
+def matmul(hidden, head, vocab_axis):
     """hidden [N, D] times head: [N, V] in float32."""
     if hidden.dtype != head.dtype:
         hidden, head = hidden.astype(jnp.float32), head.astype(jnp.float32)
@@ -317,11 +317,11 @@ def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gat
 
     def add_chunk(start, size, gradient_hidden, gradient_head):
         part = gather(jax.lax.dynamic_slice_in_dim(head, start, size, vocab_axis))
-        probability = jnp.exp((_matmul(hidden, part, vocab_axis) - running_max) * scale - log_sum)
+        probability = jnp.exp((matmul(hidden, part, vocab_axis) - running_max) * scale - log_sum)
         column = start + jax.lax.broadcasted_iota(jnp.int32, probability.shape, 1)
         slope = jnp.where(column == targets[:, None], 1.0 - probability, -probability)
         slope = (weight[:, None] * scale * slope).astype(hidden.dtype)
-        gradient_hidden += _matmul(slope, part, 1 - vocab_axis)
+        gradient_hidden += matmul(slope, part, 1 - vocab_axis)
         both = (slope, hidden) if vocab_axis == 0 else (hidden, slope)
         gradient_part = jax.lax.dot_general(
             *both, (((0,), (0,)), ((), ())), precision=_precision(hidden), preferred_element_type=jnp.float32

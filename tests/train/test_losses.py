@@ -369,21 +369,6 @@ def test_loss_is_tunix_own(aggregation, old, ref, high, more):
     np.testing.assert_allclose(our_slope["logits"].get_value(), their_slope["logits"].get_value(), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("loss_algo", "other", "loss_algo grpo and gspo-token, not other"),
-        ("kl_loss_mode", "other", "kl_loss_mode kl and mse_kl and low_var_kl, not other"),
-        ("kl_clamp_value", 10.0, "kl_clamp_value=None only"),
-    ],
-)
-def test_what_the_loss_cannot_do_is_refused(name, value, message):
-    config = algorithm(beta=0.1)
-    setattr(config, name, value)
-    with pytest.raises(CourseError, match=message):
-        losses.require_supported(config)
-
-
 def test_tunix_takes_the_loss_by_name_and_a_model_without_hidden_states_is_refused():
     loss = function_registry.get_policy_loss_fn(losses.policy_loss_name("pallas"))
     with pytest.raises(CourseError, match=r"pallas needs a model made with hidden_states\.adapter_for"):
