@@ -73,11 +73,8 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
     Raises CourseError when the moment has passed: before any step was taken, or after the last.
     """
     recipe = session.recipe
-    path, steps, samples = (
-        session.directory / "evals" / f"{which}.jsonl",
-        recipe.training.steps,
-        recipe.evaluation.samples,
-    )
+    path = session.directory / "evals" / f"{which}.jsonl"
+    steps, samples = recipe.training.steps, recipe.evaluation.samples
 
     def work() -> evaluation.EvalRun:
         if not path.exists():
@@ -105,24 +102,24 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
 
     run = session.run_on_main(work)
     if run is not None:
-        _track(recipe, session.directory, which, run)
+        _log_once(recipe, session.directory, which, run)
     return run
 
 
-def _track(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
+def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
     """Keep the seconds of an evaluation, and log it unless that is done."""
-    file, kept = directory / "evals" / f"{which}.json", _kept(directory, which) or {"seconds": run.seconds}
+    file, kept = directory / "evals" / f"{which}.json", _saved_log(directory, which) or {"seconds": run.seconds}
     if "logged" not in kept:
         write_json_atomic(file, kept)
         summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
         row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
-        before = _kept(directory, "before").get("logged", {})
+        before = _saved_log(directory, "before").get("logged", {})
         tracking.log_evaluation(recipe, directory, {"before": before, which: row})
         write_json_atomic(file, kept | {"logged": row})
 
 
-def _kept(directory: Path, which: str) -> dict[str, Any]:
-    """What `_track` has written: the seconds of an evaluation, and what was logged; empty for one of version 0.1."""
+def _saved_log(directory: Path, which: str) -> dict[str, Any]:
+    """What `_log_once` has written: the seconds of an evaluation, and what was logged; empty for one of version 0.1."""
     file = directory / "evals" / f"{which}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
@@ -130,7 +127,7 @@ def _kept(directory: Path, which: str) -> dict[str, Any]:
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
     """The mean reward of the counted completions by the recipe's functions, and the seconds or None."""
     reward = sum(reward_means(run.counted, get_rewards(recipe.rewards)))
-    return {"reward": reward, "seconds": _kept(directory, which).get("seconds")}
+    return {"reward": reward, "seconds": _saved_log(directory, which).get("seconds")}
 
 
 def validation(session: training.Session) -> Callable[[], dict[str, float]]:
@@ -203,7 +200,7 @@ def run(
 
     logged: set[tuple[int, str]] = set()
 
-    def watched(row: dict) -> None:
+    def each_step(row: dict) -> None:
         if on_step:
             on_step(row)
         for alert in health_checks.new_alerts(session.recorder.rows):
@@ -211,22 +208,33 @@ def run(
                 logged.add((alert.step, alert.kind))
                 log(f"warning: {alert}")
 
+    # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
     require_shared_folders(recipe, directory)
     log("converting the base model to MaxText")
     session = build_session(recipe, directory, log)
+
+    # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
     check = training.check_first_sync(session)
     log(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
     )
+
+    # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
         log(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+
+    # 5. Train: metrics.jsonl and checkpoints.
     if session.step:
         log(f"continuing after step {session.step} of {recipe.training.steps}")
     with preemption.defer():
-        training.train(session, watched, validation(session), recipe.training.validate_every, stop)
+        training.train(session, each_step, validation(session), recipe.training.validate_every, stop)
+
+    # 6. Evaluate after: evals/after.jsonl.
     if after := evaluate(session, "after", progress):
         log(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+
+    # 7. Compare and export: summary.json, export/.
     wall_seconds = time.perf_counter() - started
     summary = write_summary(recipe, directory, wall_seconds) if multihost.is_main_process() else None
     log(f"exported to {export(session)}")

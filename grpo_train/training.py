@@ -12,7 +12,7 @@ Terms:
     learner     Tunix's GRPOLearner: the loop over steps, with rewards, advantages and loss
 
 A finished step is not done twice: building a session on a run with checkpoints continues after the last one, with the
-same problems, noise and rows as if it had not stopped.  The same step on one page, without Tunix and MaxText, is
+same problems, noise and rows as if it had not stopped.  The same step in one file, without Tunix and MaxText, is
 grpo_lib/plain_grpo.py.
 """
 
@@ -36,8 +36,9 @@ from grpo_lib.rewards import get_rewards, overlong_penalty
 from grpo_train import losses
 from grpo_train.engines import compat, maxtext_model
 from grpo_train.engines.prompt_lengths import fit_prompts, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes import PromptsRecipe, Recipe, TaskRecipe
 from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import multihost, tracking
 
 environment.prepare()
@@ -153,11 +154,14 @@ def build_session(
     Raises CourseError when a checkpoint cannot be read, a reward is unknown, a prompt is too long, or the recipe needs
     more devices than there are, or something that is not installed.
     """
-    require_supported(recipe)
-    get_rewards(recipe.rewards, {problem.kind for problem in problems})  # refuses those that cannot score them
     directory = Path(directory).resolve()
 
-    # 1. Sizes: prompts of at most P tokens, completions of C; how a step is cut into micro-batches.
+    # 0. Refuse what cannot run, or cannot be scored, before anything is loaded.
+    require_supported(recipe)
+    get_rewards(recipe.rewards, {problem.kind for problem in problems})
+
+    # 1. Sizes.  Takes the problems; gives `plan` (how a step is cut into micro-batches), `fitting` (the problems whose
+    #    prompts are short enough) and `rollout_config` (prompts of at most P tokens, completions of C).
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
     max_prompt_length, fitting = fit_prompts(recipe, tokenizer, problems)
@@ -171,7 +175,7 @@ def build_session(
         top_k=rollout.top_k,
     )
 
-    # 2. The run's files: rows of metrics, and checkpoints.
+    # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `checkpoint_policy`.
     recorder = Recorder(
         directory,
         iterations=recipe.grpo.iterations,
@@ -184,7 +188,8 @@ def build_session(
         checkpoints.drop_unlogged_checkpoint(checkpoint_policy.folder, recorder.last_step, recipe.grpo.iterations)
 
     with maxtext_model.quiet():
-        # 3. Models and Tunix's cluster; it restores the newest checkpoint.
+        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
+        #    `kl_base`, the base model of grpo.watch_kl.
         trainer_devices, sampler_devices = clusters.assign_devices(recipe, jax.devices())
         load = functools.partial(
             maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
@@ -193,7 +198,7 @@ def build_session(
         )  # fmt: skip
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None
-        watched = learners.on_host(load()) if recipe.grpo.watch_kl and not shared else None
+        kl_base = learners.in_host_memory(load()) if recipe.grpo.watch_kl and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load()
@@ -209,21 +214,21 @@ def build_session(
 
         actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
         if recipe.grpo.watch_kl and shared:
-            watched = dataclasses.replace(actor, module=nnx.split(actor.base))
+            kl_base = dataclasses.replace(actor, module=nnx.split(actor.base))
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
-        # 4. The learner: rewards, advantages, policy loss, metrics.
+        # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         render = functools.partial(render_with, recipe, tokenizer)
-        batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe))
+        batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe.tasks))
         learner = _make_learner(
-            recipe, plan, actor, cluster, watched,
+            recipe, plan, actor, cluster, kl_base,
             batch_of_step=batches, log=log,
             kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
         )  # fmt: skip
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
-    # 5. Continue where the checkpoint is: its weights in the sampler, its noise, its step.
+    # 5. The session, continued where the checkpoint is: its weights in the sampler, its noise, its step.
     session = Session(
         recipe=recipe,
         plan=plan,
@@ -271,25 +276,26 @@ def _make_learner(
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     cluster: rl.RLCluster,
-    watched: maxtext_model.Actor | None,
+    kl_base: maxtext_model.Actor | None,
     **more: Any,
 ) -> learners.Learner:
-    """`watched`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
+    """`kl_base`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
     if grpo.overlong_buffer:
-        rewards.append(TimedReward(_overlong_reward(sampler, recipe)))
+        rewards.append(TimedReward(_overlong_reward(sampler, grpo, recipe.rollout.max_completion_length)))
     devices = actor.mesh.size
     compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPLETIONS_COMPARED, devices))
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
     metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
-    if watched and grpo.watch_kl:
-        rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)  # a shape that fits beside the training
+    if kl_base and grpo.watch_kl:
+        # As many rows as the update already uses, so memory suffices.
+        rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
         config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)  # the learner changes its temperature
-        kl = functools.partial(learners.kl_from_base, sampler, actor, watched, rows, config)
-        metrics.append(learners.every(grpo.watch_kl, cluster, kl))
+        kl = functools.partial(learners.kl_from_base, sampler, actor, kl_base, rows, config)
+        metrics.append(learners.measure_every(grpo.watch_kl, cluster, kl))
     learner = learners.Learner(
         grpo=grpo,
         rollout=recipe.rollout,
@@ -308,9 +314,8 @@ def _make_learner(
     return learner
 
 
-def _overlong_reward(sampler: Any, recipe: Recipe) -> Callable[..., list[float]]:
+def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[..., list[float]]:
     """The penalty for long completions as a reward function.  Tunix's own, for DAPO, counts the letters of a text."""
-    limit, grpo = recipe.rollout.max_completion_length, recipe.grpo
 
     def penalty(**_: Any) -> list[float]:
         return overlong_penalty(sampler.lengths, limit, grpo.overlong_buffer or 0, grpo.overlong_penalty)
@@ -319,9 +324,9 @@ def _overlong_reward(sampler: Any, recipe: Recipe) -> Callable[..., list[float]]
     return penalty
 
 
-def _weights(recipe: Recipe) -> dict[str, float]:
+def _weights(tasks: list[TaskRecipe]) -> dict[str, float]:
     """The tasks' shares of the training prompts."""
-    return {task.name: task.weight for task in recipe.tasks}
+    return {task.name: task.weight for task in tasks}
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -403,13 +408,7 @@ def train(
                 recorder.trackers = tracking.start(recipe, session.directory, session.step)
             session.timer.start()
             with maxtext_model.quiet(), contextlib.ExitStack() as recording:
-                # One step of B = prompts x G completions, and where Tunix 0.1.7 does it (the stages of plain_grpo.py):
-                #   1. sample      RLCluster.generate -> TunixSampler.generate or VllmSampler.generate
-                #   2. reward      RLLearner._compute_rewards: the recipe's functions, added up      [B]
-                #   3. advantages  algo_core.compute_advantages, by GRPOLearner                      [B]
-                #   4. loss        algo_core.grpo_loss_fn, or losses.grpo_loss                       scalar
-                #   5. update      PeftTrainer._train_step, per micro-batch; optax adds up the gradients
-                #   6. sync        RLCluster.sync_weights -> sampler.update_params
+                # The seven stages of a step: see engines/learner.py, Learner.
                 session.learner.train(_batches(session, validate_after, stop, recording))
         if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
             validate_after(session.step)
@@ -473,16 +472,15 @@ def _batches(
         session.render,
         batch_size=session.plan.prompts_per_step,
         seed=recipe.seed,
-        weights=_weights(recipe),
+        weights=_weights(recipe.tasks),
     )
     for step, batch in enumerate(batches, start=1):
         done = step - 1
         if done >= max(restored, 1) and stop():
             return  # Tunix saves a checkpoint when it closes
         if done >= restored:
-            if (
-                recipe.lora.rank and done == 1
-            ):  # at the first sync B was 0, and the base would have passed for the actor
+            # LoRA's B starts at 0: before step 1 merged weights equal the base, so a sync that did nothing would pass.
+            if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
             _profile(session, done - restored, recording)

@@ -106,6 +106,16 @@ def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
 class Learner(GRPOLearner):
     """GRPOLearner with the parts of a recipe that Tunix's configuration cannot say.
 
+    One step, and which function of Tunix 0.1.7 does it (the stages of plain_grpo.py); what is changed here is marked:
+
+        1 sample      RLCluster.generate -> sampler.generate; * dynamic sampling, `_resample_uniform_groups`
+        2 reward      RLLearner._compute_rewards: the recipe's functions, added up                      [B]
+        3 advantages  algo_core.compute_advantages, by GRPOLearner._generate_and_compute_advantage      [B]
+        4 log-probs   RLCluster.get_ref_per_token_logps, .get_old_per_token_logps; * of the sampler     [B, C]
+        5 loss        algo_core.grpo_loss_fn, or * losses.grpo_loss                                     scalar
+        6 update      PeftTrainer._train_step, per micro-batch; optax.MultiSteps takes the mean of the gradients
+        7 sync        RLCluster.sync_weights -> sampler.update_params
+
     - The mean over all tokens of a step.  google-tunix 0.1.7 takes "token-mean" of each micro-batch, and
       optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
@@ -186,7 +196,7 @@ class Learner(GRPOLearner):
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
     ) -> common.TrainExample:
         call = self._sampler.calls
-        example = self._sampled_once(training_input, mode)
+        example = self._sampled_once(training_input, mode)  # stages 1 to 4
         if self._grpo.dynamic_sampling:
             example = self._resample_uniform_groups(example, training_input, call, mode)
         if self._beta is not None:
@@ -195,6 +205,7 @@ class Learner(GRPOLearner):
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)
+        # 4. The sampler's log-probabilities, in place of the old policy's or next to them.
         if self._grpo.correction == "none":
             return example
         logps = self._sampler_logps(example.completion_ids.shape)
@@ -271,7 +282,7 @@ def _to_example(example: common.TrainExample, **more: Any) -> Example:
 # weights wait in host memory and are on the devices only while they are used.
 
 
-def on_host(model: maxtext_model.Actor) -> maxtext_model.Actor:
+def in_host_memory(model: maxtext_model.Actor) -> maxtext_model.Actor:
     """The model with its weights in host memory, each process's part of them."""
     graphdef, state = nnx.split(model.module)
     return dataclasses.replace(model, module=(graphdef, utils.put_params_on_memory_kind(state, "pinned_host")))
@@ -282,7 +293,7 @@ def kl_from_base(
 ) -> float:
     """Mean of k3 over the tokens of the first `rows` completions just sampled, nats per token.
 
-    `base`: of `on_host`; `config`: by which they were sampled: both models are taken at its temperature.  In a
+    `base`: of `in_host_memory`; `config`: by which they were sampled: both models are taken at its temperature.  In a
     multi-process run all processes call it together.
     """
     tokens = sampler.last.tokens[:rows]
@@ -304,7 +315,9 @@ def kl_from_base(
     return float(np.mean(np.exp(difference) - difference - 1))
 
 
-def every(steps: int, cluster: Any, kl: Callable[[], float]) -> Callable[..., dict[str, tuple[float, Callable]]]:
+def measure_every(
+    steps: int, cluster: Any, kl: Callable[[], float]
+) -> Callable[..., dict[str, tuple[float, Callable]]]:
     """As a metric function of Tunix's learner: once in the first step, and in every `steps`-th after it."""
     last = None
 

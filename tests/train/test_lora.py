@@ -111,7 +111,7 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
 @pytest.mark.long
 def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler, rollout_config):
     sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
-    actor, kept = load(LAYERS), learner.on_host(tiny_actor)
+    actor, kept = load(LAYERS), learner.in_host_memory(tiny_actor)
     assert learner.kl_from_base(sampler, tiny_actor, kept, 8, rollout_config) == pytest.approx(0, abs=1e-9)
     scored = sampler.last_scored(8, 12)
     policy, base = (
@@ -129,7 +129,7 @@ def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler
 
 def test_the_kl_is_watched_once_in_a_step():
     cluster = SimpleNamespace(global_steps=0)
-    watch, measured = learner.every(3, cluster, lambda: 0.5), []
+    watch, measured = learner.measure_every(3, cluster, lambda: 0.5), []
     for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6):
         measured.append(watch(prompts=[]) != {})
     assert measured == [True, False, False, False, False, False, True, False, False, False, True]
