@@ -1,7 +1,7 @@
 """Workarounds of faults in the released versions of Tunix, MaxText, vLLM-TPU and JAX.
 
 Each function says which version, what goes wrong without it, and the test that fails on the day it is no longer needed
-(of tests/test_compat.py, where no file is named). Nothing heavy is imported before a function is called.
+(of tests/train/test_compat.py, where no file is named). Nothing heavy is imported before a function is called.
 
 TunixSampler itself works around one more fault of google-tunix 0.1.7: without a seed, every call draws the same noise
 (test_tunix_still_samples_the_same_noise_without_a_seed).
@@ -117,7 +117,7 @@ def make_keys_plain(module: Any) -> None:
 
     JAX 0.11: between several processes arrays can be moved to other memory, as Tunix does with the policy after each
     sync, but typed keys cannot ("device_put's second argument must be … addressable devices").
-    Test: test_jax_still_refuses_typed_keys (tests/test_multihost.py).
+    Test: test_jax_still_refuses_typed_keys (tests/train/test_multihost.py).
     """
     import jax
     from flax import nnx

@@ -318,6 +318,14 @@ def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
     np.testing.assert_allclose(one, each, rtol=1e-5, atol=1e-8)
 
 
+def test_packing_keeps_the_weights_of_a_step():
+    padded = batch([5, 1, 3, 2, 4, 5], [3, 4])
+    (example,) = learner.weight_by_tokens([padded])
+    packed = pack(learner._to_example(example, weights=3 * example.weights), "packed")
+    weights = np.asarray(packed.weights)[np.asarray(packed.completion_mask)]
+    assert weights == pytest.approx(3 / 20)  # of 20 tokens
+
+
 # --- from step to step --------------------------------------------------------------------------------------------
 
 
