@@ -192,25 +192,38 @@ def build_session(
         #    `kl_base`, the base model of grpo.watch_kl.
         trainer_devices, sampler_devices = clusters.assign_devices(recipe, jax.devices())
         load = functools.partial(
-            maxtext_model.load_actor, recipe.model, checkpoint, rollout_config.kv_cache_size, tokenizer.pad_token_id,
-            devices=trainer_devices, tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation,
-            lora=recipe.lora, seed=recipe.seed,
-        )  # fmt: skip
+            maxtext_model.load_actor,
+            recipe.model,
+            checkpoint,
+            rollout_config.kv_cache_size,
+            tokenizer.pad_token_id,
+            devices=trainer_devices,
+            tensor=recipe.hardware.trainer_tensor,
+            loss=recipe.loss.implementation,
+            lora=recipe.lora,
+            seed=recipe.seed,
+        )
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None
         kl_base = learners.in_host_memory(load()) if recipe.grpo.watch_kl and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load()
-            return actor, clusters.make_cluster(
-                recipe, plan, actor, actor.base if shared and recipe.grpo.beta else reference, tokenizer,
+            kl_reference = actor.base if shared and recipe.grpo.beta else reference
+            cluster = clusters.make_cluster(
+                recipe,
+                plan,
+                actor,
+                kl_reference,
+                tokenizer,
                 rollout_config,
                 sampler_devices=sampler_devices,
                 checkpoints=checkpoint_policy.folder.parent,
                 checkpoint_options=checkpoint_policy.options,
                 log_directory=directory / "tensorboard",
                 metric_backends=[lambda: recorder],
-            )  # fmt: skip
+            )
+            return actor, cluster
 
         actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
         if recipe.grpo.watch_kl and shared:
@@ -221,10 +234,15 @@ def build_session(
         render = functools.partial(render_with, recipe, tokenizer)
         batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe.tasks))
         learner = _make_learner(
-            recipe, plan, actor, cluster, kl_base,
-            batch_of_step=batches, log=log,
+            recipe,
+            plan,
+            actor,
+            cluster,
+            kl_base,
+            batch_of_step=batches,
             kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
-        )  # fmt: skip
+            log=log,
+        )
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
