@@ -97,7 +97,7 @@ def test_pathways_is_started_first_once_and_only_where_it_is_named(tmp_path: Pat
 def test_what_does_not_go_with_pathways_is_one_line(tmp_path: Path, package, options, words) -> None:
     (tmp_path / "pathwaysutils.py").write_text(package)
     arguments = ["train", "recipes/tiny-cpu.yaml", "--runs", str(tmp_path / "runs"), *options]
-    done = run(f"import sys; from grpo_lib import cli; sys.argv[1:] = {arguments}; cli.main()", tmp_path, "proxy")
+    done = run(f"import sys; from grpo_train import cli; sys.argv[1:] = {arguments}; cli.main()", tmp_path, "proxy")
     assert done.returncode == 2, done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith("error: JAX_PLATFORMS names proxy") and words in line

@@ -35,7 +35,7 @@ def done(root, tmp_path_factory):
     """`grpo preflight` in a process of its own for every command, in order; they share a cache that begins empty."""
     code = (
         "import functools, pathlib, sys\n"
-        "from grpo_lib import cli\n"
+        "from grpo_tpu import cli\n"
         "from grpo_tpu import compiler\n"
         "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
         "cli.main()\n"
