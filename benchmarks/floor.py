@@ -147,19 +147,21 @@ def group_rows(prompts, completions, pad: int):
     return tokens, segments, np.arange(T) - np.take_along_axis(skipped, np.maximum(segments - 1, 0), 1), starts
 
 
-def loss_of(weights, config, grpo, temperature, rows, completions, advantages):
+def loss_of(weights, config, settings, rows, completions, advantages):
     (tokens, segments, positions, starts), (N, G, C) = rows, completions.shape
     queries, keys, T = segments[:, :, None], segments[:, None], tokens.shape[1]
     mask = jnp.tri(T, dtype=bool) & ((queries == keys) | (keys == PROMPT))
     rope = [x[positions] for x in rope_table(weights, config, T)]
-    logits = transformer(weights, config, tokens, rope, lambda _, q, k, v: attention(q, k, v, mask)) / temperature
+    logits = (
+        transformer(weights, config, tokens, rope, lambda _, q, k, v: attention(q, k, v, mask)) / settings.temperature
+    )
     columns = jnp.minimum(starts[..., None] + jnp.arange(C), T - 1)  # [N, G, C]; padding's are masked
     logps = jax.nn.log_softmax(logits)[jnp.arange(N)[:, None, None], columns, completions].reshape(N * G, C)
     mask = completions.reshape(N * G, C) != config.pad
-    return plain_grpo.policy_loss(logps, jax.lax.stop_gradient(logps), advantages, mask, grpo)
+    return plain_grpo.policy_loss(logps, jax.lax.stop_gradient(logps), advantages, mask, settings)
 
 
-@functools.partial(jax.jit, static_argnums=range(2, 6), donate_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=range(2, 5), donate_argnums=(0, 1))
 def update_rows(weights, opt_state, config, optimizer, *batch):
     loss, gradient = jax.value_and_grad(loss_of)(weights, config, *batch)
     changes, opt_state = optimizer.update(gradient, opt_state, weights)

@@ -24,6 +24,7 @@ import jax  # noqa: E402
 from grpo_lib import plain_grpo  # noqa: E402
 from grpo_lib.problems import load_problems  # noqa: E402
 from grpo_train.recipes import parse_recipe  # noqa: E402
+from grpo_train.recipes.plain import plain_settings  # noqa: E402
 
 
 def timed(function: Callable, seconds: list[float]) -> Callable:
@@ -45,7 +46,7 @@ def train(
     recipe, policy = parse_recipe(job.recipe), plain_grpo.load_policy(job.model)
     seconds, rollouts, updates, reward, length = ([] for _ in range(5))
     plain_grpo.sample, plain_grpo.update = timed(sample, rollouts), timed(update, updates)
-    steps = plain_grpo.train(recipe, load_problems(recipe.problems, "train"), policy)
+    steps = plain_grpo.train(plain_settings(recipe), load_problems(recipe.problems, "train"), policy)
     started = time.perf_counter()  # the first step also finds the longest prompt; it compiles and does not count
     for row, prompts in zip(steps, job.prompts, strict=True):
         seconds.append(time.perf_counter() - started)

@@ -73,8 +73,8 @@ def train(job: Job) -> dict[str, Any]:
             num_generations=grpo["group_size"],
             max_completion_length=rollout["max_completion_length"],
             temperature=rollout["temperature"],
-            top_p=rollout["top_p"],
-            top_k=rollout["top_k"] or 0,
+            top_p=1.0,
+            top_k=0,
             beta=grpo["beta"],
             epsilon=grpo["epsilon"],
             loss_type="grpo",  # the mean over completions of the mean over tokens; TRL's default is DAPO's

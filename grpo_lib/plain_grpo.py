@@ -1,4 +1,4 @@
-"""GRPO on one page of plain JAX: sample, reward, advantages, loss, update.  Read it from top to bottom.
+"""GRPO in one file of plain JAX: sample, reward, advantages, loss, update.  Read it from top to bottom.
 
 GRPO is equation 3 of DeepSeekMath (arXiv:2402.03300).  Left out: the KL penalty with its reference model (β = 0) and
 several updates per batch (μ = 1).  The policy is a dense Qwen3 (arXiv:2505.09388) in float32, on one device.  MaxText
@@ -28,8 +28,30 @@ from grpo_lib.problems import Problem, training_batches
 from grpo_lib.prompts import render, system_prompt
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
-from grpo_train.recipes import Recipe
-from grpo_train.recipes.schema import GRPORecipe
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run.  The symbols are those of DeepSeekMath."""
+
+    steps: int = 50
+    prompts_per_step: int = 16
+    group_size: int = 8  # G
+    max_completion_length: int = 512  # C
+    temperature: float = 1.0
+    rewards: tuple[str, ...] = ("correct_answer",)  # functions of grpo_lib.rewards, added up
+    advantage: str = "std"  # "mean": Dr. GRPO (arXiv:2503.20783); "leave-one-out": RLOO (arXiv:2402.14740)
+    aggregation: str = "completion"  # "constant": Dr. GRPO; "step": DAPO (arXiv:2503.14476, equation 12)
+    epsilon: float = 0.2  # ε
+    epsilon_high: float | None = None  # the upper side of the clip, where it is wider (DAPO, equation 10)
+    learning_rate: float = 1e-4
+    warmup_steps: int = 5
+    b1: float = 0.9  # AdamW
+    b2: float = 0.99  # AdamW
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    system: str = "default"  # system prompt
+    seed: int = 0
 
 
 class Config(NamedTuple):  # model settings that the shapes of the weights do not show
@@ -58,9 +80,16 @@ def load_policy(directory: str | Path) -> Policy:
         weights[name.removeprefix("model.").removesuffix(".weight")] = x
     if config["tie_word_embeddings"]:  # then the embedding is the output matrix as well
         weights.pop("lm_head", None)
-    tokenizer, rope = AutoTokenizer.from_pretrained(directory), config.get("rope_parameters") or config
-    numbers = config["num_hidden_layers"], float(rope["rope_theta"]), config["rms_norm_eps"]
-    return Policy(weights, Config(*numbers, tokenizer.pad_token_id, tokenizer.eos_token_id), tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    rope = config.get("rope_parameters") or config
+    model = Config(
+        layers=config["num_hidden_layers"],
+        rope_theta=float(rope["rope_theta"]),
+        rms_norm_eps=config["rms_norm_eps"],
+        pad=tokenizer.pad_token_id,
+        eos=tokenizer.eos_token_id,
+    )
+    return Policy(weights, model, tokenizer)
 
 
 def rms_norm(x, scale, eps):
@@ -70,7 +99,8 @@ def rms_norm(x, scale, eps):
 def rope(x, positions, theta):  # rotary embedding of x [B, T, heads, head_dim] at positions [B, T]
     half = x.shape[-1] // 2
     angles = positions[..., None, None] * theta ** (-jnp.arange(half) / half)  # [B, T, 1, head_dim / 2]
-    (first, second), sin, cos = jnp.split(x, 2, -1), jnp.sin(angles), jnp.cos(angles)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    first, second = jnp.split(x, 2, -1)  # [B, T, heads, head_dim / 2] each
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -79,13 +109,17 @@ def forward(weights, config: Config, tokens, valid, last: int, cache=None, start
 
     valid [B, S]: which keys are not padding.  S = T, or the length of a cache in which the tokens are at `start`.
     """
-    (B, T), S, eps, new_cache = tokens.shape, valid.shape[1], config.rms_norm_eps, []
+    B, T = tokens.shape
+    S = valid.shape[1]
+    eps = config.rms_norm_eps
+    new_cache = []
     positions = jax.lax.dynamic_slice_in_dim(jnp.cumsum(valid, 1) - 1, start, T, 1)  # [B, T], padding not counted
     mask = valid[:, None] & (jnp.arange(S) <= start + jnp.arange(T)[:, None])  # [B, T, S]: no token sees a later one
     x = weights["embed_tokens"][tokens]  # [B, T, D]
     for i in range(config.layers):
         w = {name.removeprefix(f"layers.{i}."): weights[name] for name in weights if name.startswith(f"layers.{i}.")}
-        h, dim = rms_norm(x, w["input_layernorm"], eps), w["self_attn.q_norm"].size  # [B, T, D], head_dim
+        dim = w["self_attn.q_norm"].size  # head_dim
+        h = rms_norm(x, w["input_layernorm"], eps)  # [B, T, D]
         q, k, v = ((h @ w[f"self_attn.{name}_proj"]).reshape(B, T, -1, dim) for name in "qkv")
         q = rope(rms_norm(q, w["self_attn.q_norm"], eps), positions, config.rope_theta)  # [B, T, H, head_dim]
         k = rope(rms_norm(k, w["self_attn.k_norm"], eps), positions, config.rope_theta)  # [B, T, KV heads, head_dim]
@@ -107,7 +141,8 @@ def forward(weights, config: Config, tokens, valid, last: int, cache=None, start
 @functools.partial(jax.jit, static_argnames=("config", "length", "temperature"))
 def sample(weights, config: Config, prompts, key, length: int, temperature: float):
     """Completions [B, C = length] of prompts [B, P]; padding follows the end token.  Temperature 0 is greedy."""
-    (B, P), valid = prompts.shape, jnp.pad(prompts != config.pad, ((0, 0), (0, length)), constant_values=True)
+    B, P = prompts.shape
+    valid = jnp.pad(prompts != config.pad, ((0, 0), (0, length)), constant_values=True)  # [B, P + C]
 
     def choose(logits, index):  # [B, 1, V] -> [B]; one key for the batch (the course's sampler: one per completion)
         if temperature == 0:
@@ -123,7 +158,8 @@ def sample(weights, config: Config, prompts, key, length: int, temperature: floa
 
     logits, cache = forward(weights, config, prompts, valid[:, :P], 1)  # the whole prompt at once
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, length), (0, 0), (0, 0))), cache)  # and room for C tokens
-    token, completions = choose(logits, 0), jnp.full((B, length), config.pad)
+    token = choose(logits, 0)  # [B]
+    completions = jnp.full((B, length), config.pad)  # [B, C]
     state = (1, token, token == config.eos, completions.at[:, 0].set(token), cache)
     return jax.lax.while_loop(lambda state: (state[0] < length) & ~state[2].all(), next_token, state)[3]
 
@@ -139,7 +175,8 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
     ids = encode(policy, prompts)
     ids = np.pad(ids, ((0, 0), (-ids.shape[1] % 16, 0)), constant_values=policy.config.pad)  # few shapes to compile
     ids = np.asarray(sample(policy.weights, policy.config, ids, jax.random.PRNGKey(0), max_completion_length, 0.0))
-    tokens, truncated = (ids != policy.config.pad).sum(1), (ids != policy.config.eos).all(1)
+    tokens = (ids != policy.config.pad).sum(1)  # [B]
+    truncated = (ids != policy.config.eos).all(1)  # [B]
     texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)  # without end token and padding
     return [Generation(*row) for row in zip(texts, tokens.tolist(), truncated.tolist(), strict=True)]
 
@@ -147,7 +184,8 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
 # 2. Rewards: grpo_lib.rewards.  3. Advantages: better or worse than the other completions of the same prompt?
 def group_advantages(rewards: np.ndarray, group_size: int, kind: str = "std") -> np.ndarray:  # [B] -> [B]
     groups = rewards.reshape(-1, group_size)  # [prompts, G]
-    centred, std = groups - groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)
+    centred = groups - groups.mean(1, keepdims=True)
+    std = groups.std(1, ddof=1, keepdims=True)  # [prompts, 1]
     # 1e-6: where all earn the same it is 0, not 0 / 0.  Minus the mean of the others is the same times G / (G - 1).
     scale = {"std": 1 / (std + 1e-6), "mean": 1.0, "leave-one-out": group_size / (group_size - 1)}[kind]
     return (centred * scale).reshape(-1)
@@ -161,65 +199,81 @@ def per_token_logps(weights, config: Config, prompts, completions, temperature: 
     return jnp.take_along_axis(jax.nn.log_softmax(logits / temperature), completions[..., None], -1)[..., 0]
 
 
-def policy_loss(logps, old_logps, advantages, mask, grpo: GRPORecipe):
+def policy_loss(logps, old_logps, advantages, mask, settings: Settings):
     """- mean over completions of the mean over tokens of min(r A, clip(r, 1 - ε, 1 + ε_high) A), with r = π / π_old."""
-    ratio, A = jnp.exp(logps - old_logps), advantages[:, None]  # [B, C], [B, 1]
-    high = grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high
-    objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - grpo.epsilon, 1 + high) * A) * mask  # [B, C]
-    if grpo.aggregation == "step":  # every token counts the same
+    ratio = jnp.exp(logps - old_logps)  # [B, C]
+    A = advantages[:, None]  # [B, 1]
+    low = settings.epsilon
+    high = low if settings.epsilon_high is None else settings.epsilon_high
+    objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - low, 1 + high) * A) * mask  # [B, C]
+    if settings.aggregation == "step":  # every token counts the same
         return -objective.sum() / mask.sum()
-    lengths = mask.sum(1) if grpo.aggregation == "completion" else mask.shape[1]
+    lengths = mask.sum(1) if settings.aggregation == "completion" else mask.shape[1]
     return -jnp.mean(objective.sum(1) / jnp.maximum(lengths, 1))
 
 
 # 5. Update.
-@functools.partial(jax.jit, static_argnums=range(2, 6), donate_argnums=(0, 1))  # donated: new weights replace the old
-def update(weights, opt_state, config, optimizer, grpo, temperature, prompts, completions, advantages):
+@functools.partial(jax.jit, static_argnums=range(2, 5), donate_argnums=(0, 1))  # donated: new weights replace the old
+def update(weights, opt_state, config, optimizer, settings, prompts, completions, advantages):
+    mask = completions != config.pad  # [B, C]
+
     def loss_of(weights):
-        logps = per_token_logps(weights, config, prompts, completions, temperature)
+        logps = per_token_logps(weights, config, prompts, completions, settings.temperature)  # [B, C]
         # One update per batch: the policy that learns is the one that sampled.  The ratio is 1; its gradient is not 0.
-        return policy_loss(logps, jax.lax.stop_gradient(logps), advantages, completions != config.pad, grpo)
+        old_logps = jax.lax.stop_gradient(logps)
+        return policy_loss(logps, old_logps, advantages, mask, settings)
 
     loss, gradient = jax.value_and_grad(loss_of)(weights)
     changes, opt_state = optimizer.update(gradient, opt_state, weights)
     return optax.apply_updates(weights, changes), opt_state, loss
 
 
-def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:  # the first step already moves: rate / warmup_steps
-    training, peak = recipe.training, recipe.training.learning_rate
-    rate = optax.warmup_constant_schedule(peak / max(training.warmup_steps, 1), peak, training.warmup_steps)
-    adamw = optax.adamw(rate, training.b1, training.b2, weight_decay=training.weight_decay)
-    return optax.chain(optax.clip_by_global_norm(training.max_grad_norm), adamw)
+def make_optimizer(settings: Settings) -> optax.GradientTransformation:
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    rate = optax.warmup_constant_schedule(peak / max(warmup, 1), peak, warmup)  # the first step already moves
+    adamw = optax.adamw(rate, settings.b1, settings.b2, weight_decay=settings.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), adamw)
 
 
-def train(recipe: Recipe, problems: Sequence[Problem], policy: Policy, steps: int | None = None) -> Iterator[dict]:
-    """Train `policy`; one row per step.  Raises ValueError for a recipe that asks for what is left out here."""
-    rollout, grpo, G, config = recipe.rollout, recipe.grpo, recipe.grpo.group_size, policy.config
-    if grpo.beta or grpo.iterations > 1 or rollout.top_p < 1 or rollout.top_k or recipe.training.schedule != "constant":
-        raise ValueError("plain_grpo has no KL penalty, one update per batch, no top-p or top-k, and a constant rate")
-    if grpo.ratio != "token" or grpo.correction != "none" or grpo.watch_kl or grpo.overlong_buffer:
-        raise ValueError("plain_grpo has the ratio of a token, without correction, no KL, and no penalty for length")
-    if grpo.dynamic_sampling or recipe.lora.rank or rollout.final_temperature:
-        raise ValueError("plain_grpo has one pass of sampling, at one temperature, and trains all weights")
-    if recipe.tasks or any(problem.kind != "tagged" for problem in problems) or recipe.prompts.user != "question":
-        raise ValueError("plain_grpo has one task, asks the question alone, and grades one number in tags")
-    to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(recipe.prompts.system))
+def train(settings: Settings, problems: Sequence[Problem], policy: Policy) -> Iterator[dict]:
+    """Train `policy`; one row per step.  `problems` have one number as their answer (kind "tagged")."""
+    G = settings.group_size
+    to_prompt = functools.partial(render, policy.tokenizer, system=system_prompt(settings.system))
+    batches = training_batches(problems, to_prompt, settings.prompts_per_step, settings.seed)
     P = encode(policy, [to_prompt(problem.question) for problem in problems]).shape[1]  # one shape for all steps
-    batches = training_batches(problems, to_prompt, recipe.prompts_per_step, recipe.seed)
-    optimizer, reward_functions = make_optimizer(recipe), get_rewards(recipe.rewards)
-    opt_state, key = optimizer.init(policy.weights), jax.random.PRNGKey(recipe.seed)
-    for step in range(1, 1 + (steps or recipe.training.steps)):
-        batch, step_key, length = next(batches), jax.random.fold_in(key, step), rollout.max_completion_length
+    reward_functions = get_rewards(settings.rewards)
+    optimizer = make_optimizer(settings)
+    opt_state = optimizer.init(policy.weights)
+    key = jax.random.PRNGKey(settings.seed)
+    for step in range(1, settings.steps + 1):
+        batch = next(batches)
         prompts = np.repeat(encode(policy, batch["prompts"], P), G, 0)  # [B, P], each group together
-        ids = np.asarray(sample(policy.weights, config, prompts, step_key, length, rollout.temperature))  # [B, C]
-        completions, golds = policy.tokenizer.batch_decode(ids, skip_special_tokens=True), np.repeat(batch["answer"], G)
+        golds = np.repeat(batch["answer"], G)  # [B]
+
+        # 1. Sample completions.
+        step_key = jax.random.fold_in(key, step)
+        length = settings.max_completion_length
+        ids = sample(policy.weights, policy.config, prompts, step_key, length, settings.temperature)  # [B, C]
+        ids = np.asarray(ids)
+        completions = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        # 2. Rewards.
         rewards = np.sum([reward(None, completions, answer=golds) for reward in reward_functions], 0)  # [B]
-        advantages = group_advantages(rewards, G, grpo.advantage)  # [B]
+
+        # 3. Advantages.
+        advantages = group_advantages(rewards, G, settings.advantage)  # [B]
+
+        # 4. Loss.  5. Update.
         policy.weights, opt_state, loss = update(
-            policy.weights, opt_state, config, optimizer, grpo, rollout.temperature, prompts, ids, advantages
+            policy.weights, opt_state, policy.config, optimizer, settings, prompts, ids, advantages
         )
         yield {
-            "step": step, "reward": float(rewards.mean()), "loss": float(loss), "prompts": batch["prompts"].tolist(),
-            "completions": completions, "rewards": rewards, "advantages": advantages,
-            "completion_ids": ids,  # B of each
-        }  # fmt: skip
+            "step": step,
+            "reward": float(rewards.mean()),
+            "loss": float(loss),
+            "prompts": batch["prompts"].tolist(),
+            "completions": completions,  # B of each from here on
+            "rewards": rewards,
+            "advantages": advantages,
+            "completion_ids": ids,
+        }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shlex
@@ -24,9 +23,8 @@ from grpo_train.cli import (
     finish,
     log_for,
     main,
-    process_count,
 )  # fmt: skip
-from grpo_train.recipes import dump_recipe, load_recipe
+from grpo_train.recipes import load_recipe
 
 __all__ = ["app", "main"]
 
@@ -40,31 +38,22 @@ def preflight(
         typer.Option("--quick", help="Low compiler optimization effort: a third of the time, rougher sizes."),
     ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the cache in .cache/preflight.")] = False,
-    largest: Annotated[
-        bool, typer.Option("--largest-micro-batch", help="Find the largest micro-batch that fits, instead.")
-    ] = False,
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile the recipe for its TPU, without one: HBM fit per chip, and a roofline lower bound on step time.
 
-    Takes minutes per program; compiled programs are cached. Exit code 0: the recipe fits; 1: it does not, and changes
-    that do are suggested; 2: it cannot be determined.
+    Takes minutes per program; compiled programs are cached. Exit code 0: the recipe fits; 1: it does not, and hints
+    say what to change first; 2: it cannot be determined.
     """
-    from grpo_tpu import compiler, preflight, suggestions
+    from grpo_tpu import compiler, preflight
 
     resolved = load_recipe(recipe, overrides or ())
     log = functools.partial(print, file=sys.stderr, flush=True)
     compile_program = compiler.Compiler(resolved, log, refresh=refresh)
-    if largest:
-        examine = functools.partial(preflight.examine, compile=compile_program, quick=quick)
-        found = suggestions.largest_micro_batch(resolved, examine, log)
-        text = f"largest micro-batch that fits: {found} of the step's {resolved.completions_per_step} completions"
-        finish({"largest_micro_batch": found}, as_json, text if found else "no micro-batch fits")
-        return
     command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
     result = preflight.preflight(
-        resolved, compile_program, log, quick=quick, command=command, versions=compile_program.versions
+        resolved, compile_program, quick=quick, command=command, versions=compile_program.versions
     )
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
@@ -73,7 +62,6 @@ def preflight(
         raise typer.Exit(1)
 
 
-@app.command("rehearse", hidden=True)  # its name until 0.1
 @app.command()
 def smoke_test(
     recipe: RecipePath,
@@ -88,8 +76,8 @@ def smoke_test(
 ) -> None:
     """Run a recipe with two small models and two steps, on virtual CPU devices with its mesh axes scaled down.
 
-    First a random model of the recipe's own architecture: conversion, parity with another implementation, training,
-    weight sync, export.  Then the tiny trained model, as in grpo train, from the data to the report.  Processes of
+    First a random model of the recipe's own architecture, then the tiny trained model: each goes through grpo train,
+    from conversion to the report.  Processes of
     their own do it; a TPU on this machine is not used.  What is scaled is listed first.  Not covered: speed and memory.
     """
     from grpo_tpu import smoke_test
@@ -100,7 +88,7 @@ def smoke_test(
         steps=steps,
         engine=smoke_test.choose_engine(original, engine),
         gsm8k=smoke_test.gsm8k_folder(original),
-        stand_ins=smoke_test.stand_ins(original),
+        placeholders=smoke_test.placeholders(original),
         wandb=smoke_test.wandb_can_run(),
     )
     log, devices = log_for(as_json), smoke_test.device_count(scaled)
@@ -116,33 +104,6 @@ def smoke_test(
     finish(dataclasses.asdict(result), as_json, "\n".join([*remarks, smoke_test.verdict(result)]))
     if not result.passed:
         raise typer.Exit(result.exit_code or 1)
-
-
-@app.command(hidden=True)
-def test_architecture(
-    recipe: RecipePath,
-    run: Annotated[str, typer.Option("--run")],
-    model: Annotated[str, typer.Option("--model", help="The model of the original recipe, as JSON.")],
-    runs: RunsFolder = Path("runs"),
-    trains: Annotated[bool, typer.Option("--train", help="Train it, too.")] = False,
-    coordinator: Annotated[str | None, typer.Option()] = None,
-    process: Annotated[int | None, typer.Option()] = None,
-    processes: Annotated[int | None, typer.Option()] = None,
-) -> None:
-    """The part of a smoke test that a random model goes through; smoke-test starts it."""
-    from grpo_tpu import architecture_test
-    from grpo_train.recipes import ModelRecipe
-    from grpo_train.runs import multihost
-
-    resolved = load_recipe(recipe)
-    count = process_count(resolved, coordinator, process, processes)
-    connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
-    if count > 1:
-        connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
-    with connected as number:
-        published = ModelRecipe.model_validate_json(model)
-        log = (lambda _: None) if number else log_for(False)
-        architecture_test.run(resolved, published, (runs / run).resolve(), trains=trains, log=log)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,13 @@ KINDS: dict[Kind, str] = {
 }
 
 
-class Frozen(BaseModel):
+class SavedModel(BaseModel):
     """Plain data, saved as JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Program(Frozen):
+class Program(SavedModel):
     """One program, or for the sync the few that move a weight.  Lengths are in tokens.
 
     `update` and `logps` run on the trainer's devices, on a micro-batch; `prefill` and `decode` on one process's devices
@@ -89,7 +89,7 @@ class Program(Frozen):
         return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
-class Compilation(Frozen):
+class Compilation(SavedModel):
     """The compiler's report on a program.  Bytes and work are those of one chip."""
 
     model_config = ConfigDict(extra="ignore")  # saved results may have more fields

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo_tpu.compile_jobs import GIB, Compilation, Frozen
+from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
 from grpo_train.recipes import Recipe
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
@@ -34,7 +34,7 @@ ITEMSIZE = {"bfloat16": 2, "float32": 4}
 Origin = Literal["compiler", "arithmetic", "estimate"]
 
 
-class Line(Frozen):
+class MemoryItem(SavedModel):
     """Some bytes on one chip."""
 
     name: str
@@ -48,12 +48,12 @@ class Line(Frozen):
         return self.phases == PHASES
 
 
-class ChipMemory(Frozen):
+class ChipMemory(SavedModel):
     """The memory of one kind of chip of the slice."""
 
     role: str  # what the chip does
     usable: int  # bytes that programs may take
-    lines: tuple[Line, ...]
+    lines: tuple[MemoryItem, ...]
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class ChipMemory(Frozen):
         return self.usable - self.largest
 
 
-class KVCache(Frozen):
+class KVCache(SavedModel):
     """The sampler's KV cache on one chip."""
 
     bytes: int
@@ -118,12 +118,12 @@ def chips(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[list[ChipMe
     ], kv_cache
 
 
-def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> Line:
+def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> MemoryItem:
     """A transient line of these phases; without any, a persistent one."""
-    return Line(name=name, bytes=int(size), origin=origin, how=how, phases=phases or PHASES)
+    return MemoryItem(name=name, bytes=int(size), origin=origin, how=how, phases=phases or PHASES)
 
 
-def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> list[Line]:
+def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> list[MemoryItem]:
     """Lines of a chip that trains."""
     weights, micro_batches = update.parameter_shard, recipe.plan.accumulation_steps
     code = update.code + (logps.code if logps else 0)
@@ -156,20 +156,22 @@ def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> 
     return lines
 
 
-def _unstacked(update: Compilation) -> Line:
+def _unstacked(update: Compilation) -> MemoryItem:
     """Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's."""
     how = "Tunix slices the scanned layers before it moves them"
     return _line("sync: actor weights, unstacked", update.parameter_shard, "estimate", how, "sync")
 
 
-def _temporaries(phase: str, program: Compilation, size: int, how: str) -> Line:
+def _temporaries(phase: str, program: Compilation, size: int, how: str) -> MemoryItem:
     if program.oom_message is None:
         return _line(f"{phase}: temporaries", size, "compiler", how, phase)
     how = "from the compiler's out-of-memory message: needed in addition to the arguments"
     return _line(f"{phase}: out of memory", program.bytes_needed or 0, "compiler", how, phase)
 
 
-def _tunix_sampler(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[tuple[list[Line], list[Line]], KVCache]:
+def _tunix_sampler(
+    recipe: Recipe, compiled: dict[str, Compilation]
+) -> tuple[tuple[list[MemoryItem], list[MemoryItem]], KVCache]:
     """Lines of a chip that samples with Tunix's engine, and its KV cache.
 
     The lines are in two lists: what the sync needs where the actor is, and what is on the sampler's chip.
@@ -212,7 +214,7 @@ def _tunix_sampler(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[tu
     return ([leaving], sampling), kv_cache
 
 
-def _vllm_sampler(recipe: Recipe, facts: Compilation, before: int) -> tuple[list[Line], KVCache]:
+def _vllm_sampler(recipe: Recipe, facts: Compilation, before: int) -> tuple[list[MemoryItem], KVCache]:
     """Lines of a chip that samples with vLLM, and its KV cache; `before`: bytes on the chip when the engine starts."""
     rollout, tensor, itemsize = recipe.rollout, recipe.sampler_tensor, ITEMSIZE[recipe.model.dtype]
     replicas = recipe.hardware.sampler_count() // tensor
@@ -224,14 +226,10 @@ def _vllm_sampler(recipe: Recipe, facts: Compilation, before: int) -> tuple[list
     settings = rollout.vllm
     requested = min(settings.max_sequences, -(-recipe.plan.rollout_micro_batch_completions // replicas))
     phases = ("sampling", "log-probabilities", "update")  # the engine frees it for the sync
-    if settings.kv_blocks and settings.block_size:
-        size = settings.kv_blocks * settings.block_size * per_token
-        how = f"rollout.vllm.kv_blocks={settings.kv_blocks} of {settings.block_size} tokens"
-    else:
-        usable = recipe.hardware.slice.chip.usable_gib * GIB
-        engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
-        size = max(int(engine) - weights, 0)
-        how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"
+    usable = recipe.hardware.slice.chip.usable_gib * GIB
+    engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
+    size = max(int(engine) - weights, 0)
+    how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"
     tokens = size // per_token
     kv_cache = KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)
     buffers = ENGINE_TOKENS * ENGINE_BUFFERS * facts.width * itemsize // tensor

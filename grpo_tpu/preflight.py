@@ -10,52 +10,31 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
-from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Frozen, Program, at_mean_length, few_layers, programs_of
-from grpo_tpu.suggestions import MICRO_BATCH, Changes, Log, Trial, find_suggestion, format_changes
+from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, at_mean_length, few_layers, programs_of
+from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.batch_plan import divisors
 from grpo_train.recipes.slices import parse_slice
 
 Compile = Callable[[Program], Compilation]
 
-# Values that a preflight does not read: they change neither memory, nor the programs, nor their number.
-UNUSED = {
-    "name", "seed", "problems", "prompts", "rewards", "evaluation", "tracking",
-    "rollout.overlong_prompts", "rollout.top_p", "rollout.top_k",
-    "rollout.final_temperature", "rollout.temperature_stages",
-    "grpo.epsilon", "grpo.epsilon_high", "grpo.advantage", "grpo.aggregation", "grpo.ratio", "grpo.kl",
-    "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.dynamic_sampling", "grpo.correction", "grpo.correction_cap",
-    "grpo.target_kl",
-    "training.learning_rate", "training.warmup_steps", "training.schedule", "training.b1", "training.b2",
-    "training.weight_decay", "training.max_grad_norm", "training.checkpoint_every", "training.max_to_keep",
-    "training.validate_every", "training.checkpoints", "training.profile_steps",
-}  # fmt: skip
-
-# The keys of the batch sizes; a preflight reads the plan that is derived from them.
-BATCH = {
-    "hardware.processes", "rollout.micro_batch_size", "rollout.micro_batch_size_per_device",
-    "training.prompts_per_step", "training.prompts_per_step_per_device", *MICRO_BATCH,
-}  # fmt: skip
-
 SAVED = Path("assets") / "preflight"
 
 # engines.tunix_sampler.LONG_PROMPT: an evaluation takes fewer prompts at once when they are longer.
 EVALUATED_LENGTH = 128
-# The longest completion that is named is a multiple of so many tokens.
-ROUND = 64
+# Suggested lengths are multiples of this many tokens.
+LENGTH_MULTIPLE = 64
 
 
-class Compiled(Frozen):
+class Compiled(SavedModel):
     """A program, and the compiler's report."""
 
     title: str
@@ -63,7 +42,7 @@ class Compiled(Frozen):
     compilation: Compilation
 
 
-class Result(Frozen):
+class Result(SavedModel):
     """The result of a preflight.  Bytes and work are per chip."""
 
     name: str
@@ -85,8 +64,7 @@ class Result(Frozen):
     programs: tuple[Compiled, ...]
     lower_bound: roofline.LowerBound | None = None  # of a recipe that fits
     lower_bound_at_mean: roofline.LowerBound | None = None  # of a layout whose update has fewer tokens then
-    trials: tuple[Trial, ...] = ()
-    suggestion: Changes | None = None
+    hints: tuple[str, ...] = ()  # of a recipe that does not fit
     notes: tuple[str, ...] = ()
 
     @property
@@ -97,13 +75,12 @@ class Result(Frozen):
 def preflight(
     recipe: Recipe,
     compile: Compile,
-    log: Log = lambda text: None,
     *,
     quick: bool = False,
     command: str = "",
     versions: dict[str, str] | None = None,
 ) -> Result:
-    """Compile a recipe's programs, add up the memory, and find changes that fit when it does not.
+    """Compile a recipe's programs and add up the memory; a lower bound where it fits, hints where it does not.
 
     `quick` compiles with low optimization effort; `command` and `versions` go into the result as they are.
 
@@ -124,18 +101,16 @@ def preflight(
         if at_mean != programs["update"]:
             bounds["lower_bound_at_mean"] = roofline.lower_bound(recipe, facts, work(at_mean), logps)
         return result.model_copy(update=bounds)
-    log(f"does not fit: {result.problem}; trying changes")
-    trials, suggestion = find_suggestion(recipe, result, functools.partial(examine, compile=compile, quick=quick), log)
-    return result.model_copy(update={"trials": tuple(trials), "suggestion": suggestion})
+    return result.model_copy(update={"hints": tuple(hints(recipe))})
 
 
 def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
-    """Compile and add up, without suggestions and without the lower bound."""
+    """Compile and add up, without the lower bound and without hints."""
     programs = programs_of(recipe, quick)
     compiled = {name: compile(program) for name, program in programs.items()}
     update = compiled["update"]
     chips, kv_cache = memory.chips(recipe, compiled)
-    problem = _problem(compiled, chips, kv_cache)
+    problem = _error_text(compiled, chips, kv_cache)
     hardware = recipe.hardware
     return Result(
         name=recipe.name,
@@ -164,7 +139,9 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
     )
 
 
-def _problem(compiled: dict[str, Compilation], chips: list[memory.ChipMemory], kv_cache: memory.KVCache) -> str | None:
+def _error_text(
+    compiled: dict[str, Compilation], chips: list[memory.ChipMemory], kv_cache: memory.KVCache
+) -> str | None:
     """Why a recipe does not fit, or None."""
     for name, compilation in compiled.items():
         if compilation.oom_message is not None:
@@ -228,7 +205,7 @@ def _sampler_notes(recipe: Recipe, decode: Program, sampler: memory.ChipMemory) 
         # As if all that sampling needs grew with the rows, and with the length of a row: an overestimate of both.
         times = (used + left) / used
         length = decode.prompt_length + decode.completion_length
-        longest = int(length * times - decode.prompt_length) // ROUND * ROUND
+        longest = int(length * times - decode.prompt_length) // LENGTH_MULTIPLE * LENGTH_MULTIPLE
         sizes = [size for size in divisors(plan.prompts_per_step) if size % plan.processes == 0]
         most = max(size for size in sizes if size <= plan.rollout_micro_batch_size * times)
         whole = ", the whole step" if most == plan.prompts_per_step else ""
@@ -283,11 +260,8 @@ def _verdict(result: Result) -> Iterator[str]:
         yield f"FITS: {result.margin / GIB:.2f} GiB left on the tightest chip"
         return
     yield f"DOES NOT FIT: {result.problem}"
-    for trial in result.trials:
-        after = f"fits, {trial.margin / GIB:.2f} GiB left" if trial.fits else f"does not fit ({trial.problem})"
-        yield f"  {'change' if trial.fits else 'tried'} {format_changes(trial.changes)}: {after}"
-    if result.suggestion is None:
-        yield "  none of the changes that were tried fits; take a larger slice or a smaller model"
+    yield "what to try, in this order; run preflight again after each:"
+    yield from (f"  {hint}" for hint in result.hints)
 
 
 def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[str]:
@@ -345,27 +319,17 @@ def _hours(number: float) -> str:
 
 
 def digest(recipe: Recipe) -> str:
-    """Hash of the recipe's values that a preflight depends on."""
-    data = recipe.model_dump(mode="json")
-    for key in UNUSED | BATCH:
-        section, _, name = key.partition(".")
-        (data[section] if name else data).pop(name or section)
-    plan = recipe.plan
-    data["training"]["prompts_per_step"] = plan.prompts_per_step
-    data["training"]["micro_batch_size"] = plan.micro_batch_size
-    data["training"]["layout"] = plan.layout  # the one that `auto` means
-    data["rollout"]["micro_batch_size"] = plan.rollout_micro_batch_size
-    data["grpo"]["beta"] = data["grpo"]["beta"] > 0
-    # Left out where they are not set: results from before there were these keys stay what they are.
-    if data["lora"]["rank"] is None:
-        data.pop("lora")
-    if not data["grpo"].pop("watch_kl"):
-        return _hash(data)
-    return _hash(data | {"watch_kl": True})
-
-
-def _hash(data: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    """Hash of what a preflight depends on: its programs, and what memory and roofline read in addition."""
+    plan, grpo = recipe.plan, recipe.grpo
+    facts = {
+        "programs": {name: program.model_dump(mode="json") for name, program in programs_of(recipe).items()},
+        "hardware": recipe.hardware.model_dump(mode="json", exclude={"processes"}),
+        "processes": plan.processes,
+        "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",
+        "step": [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size],
+        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0, grpo.watch_kl],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def saved_results() -> list[Result]:

@@ -4,7 +4,7 @@
     check_round_trip(folder, exported)           # Hugging Face -> MaxText -> Hugging Face, bit for bit
     check_parity(actor, folder)                  # against transformers in PyTorch, or against Tunix's own loader
 
-The smoke test tries names, biases, heads, norms and the rotary embedding of Qwen2.5, Qwen3 and Llama 3.1 with it.
+The smoke test trains it; tests compare names, biases, heads, norms and the rotary embedding of the three families.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ cache, and idle time.
 
 from __future__ import annotations
 
-from grpo_tpu.compile_jobs import FEW_LAYERS, Compilation, Frozen
+from grpo_tpu.compile_jobs import FEW_LAYERS, Compilation, SavedModel
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import Chip
 
 
-class Work(Frozen):
+class Work(SavedModel):
     """Work of one chip in one run of a program."""
 
     flops: float
@@ -22,7 +22,7 @@ class Work(Frozen):
         return max(self.flops / chip.flops, self.traffic / chip.bandwidth)
 
 
-class Part(Frozen):
+class Part(SavedModel):
     """One part of a step."""
 
     name: str
@@ -32,7 +32,7 @@ class Part(Frozen):
     bound: str  # compute or memory
 
 
-class LowerBound(Frozen):
+class LowerBound(SavedModel):
     """A lower bound on step time."""
 
     parts: tuple[Part, ...]

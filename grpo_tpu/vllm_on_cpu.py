@@ -19,7 +19,7 @@ from grpo_lib.common import environment
 
 # Attention scores that the causal mask removes.
 MASKED = -1e30
-# Memory that a CPU device reports; vLLM sizes its KV cache by it unless the recipe sets kv_blocks.
+# Memory that a CPU device reports; vLLM sizes its KV cache by it unless num_gpu_blocks_override is set.
 MEMORY_BYTES = 2 * 2**30
 
 VARIABLES = {

@@ -79,12 +79,12 @@ def config(
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
     elif form == "plan":
         result = {"given": resolved.batch_given, "derived": dataclasses.asdict(resolved.plan)}
-        finish(result, as_json, "\n".join(plan_table(resolved)))
+        finish(result, as_json, plan_table(resolved))
     elif as_json:
         print(json.dumps(resolved.model_dump(mode="json")))
     else:
         print(dump_recipe(resolved))
-        print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved)))
+        print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
 
 
 @app.command()

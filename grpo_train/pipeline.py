@@ -37,7 +37,7 @@ def require_shared_folders(recipe: Recipe, directory: Path) -> None:
     multihost.require_shared(directory, "--runs on a disk that all hosts share")
     if recipe.training.checkpoints is not None:
         remedy = "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER"
-        multihost.require_shared(checkpoint_root(recipe, directory), remedy)
+        multihost.require_shared(checkpoint_root(recipe.training, directory), remedy)
 
 
 def convert(recipe: Recipe, directory: Path) -> Path:

@@ -45,6 +45,7 @@ environment.prepare()
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from etils import epath  # noqa: E402
 from flax import nnx  # noqa: E402
 from tunix.rl import rl_cluster as rl  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
@@ -77,7 +78,7 @@ class Session:
     problems: list[Problem]
     recorder: Recorder
     timer: StepTimer
-    checkpoint_policy: checkpoints.CheckpointPolicy
+    checkpoints: epath.Path  # folder of the actor's
     num_filtered: int  # training problems whose prompts are too long
     closed: bool = False
 
@@ -171,11 +172,9 @@ def build_session(
         max_prompt_length=max_prompt_length,
         kv_cache_size=max_prompt_length + rollout.max_completion_length,
         temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
     )
 
-    # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `checkpoint_policy`.
+    # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `saved`, the folder of its checkpoints.
     recorder = Recorder(
         directory,
         iterations=recipe.grpo.iterations,
@@ -183,9 +182,9 @@ def build_session(
         learning_rate=learning_rates(recipe.training).__getitem__,
         writes=multihost.is_main_process(),
     )
-    checkpoint_policy = checkpoints.CheckpointPolicy(recipe, checkpoints.checkpoint_root(recipe, directory) / "actor")
+    saved = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
     if multihost.is_main_process():
-        checkpoints.drop_unlogged_checkpoint(checkpoint_policy.folder, recorder.last_step, recipe.grpo.iterations)
+        checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
 
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
@@ -218,14 +217,14 @@ def build_session(
                 tokenizer,
                 rollout_config,
                 sampler_devices=sampler_devices,
-                checkpoints=checkpoint_policy.folder.parent,
-                checkpoint_options=checkpoint_policy.options,
+                checkpoints=saved.parent,
+                checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
                 log_directory=directory / "tensorboard",
                 metric_backends=[lambda: recorder],
             )
             return actor, cluster
 
-        actor, cluster = checkpoints.restore(build, checkpoint_policy, log)
+        actor, cluster = checkpoints.restore(build, saved, log)
         if recipe.grpo.watch_kl and shared:
             kl_base = dataclasses.replace(actor, module=nnx.split(actor.base))
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
@@ -259,11 +258,11 @@ def build_session(
         problems=fitting,
         recorder=recorder,
         timer=timer,
-        checkpoint_policy=checkpoint_policy,
+        checkpoints=saved,
         num_filtered=len(problems) - len(fitting),
     )
     cluster.rollout.update_params(actor.weights())
-    cluster.rollout.calls = session.step * plan.num_rollout_micro_batches
+    session.sampler.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
     if recipe.training.profile_steps and recipe.training.steps - session.step < 2:
         log("training.profile_steps: nothing to record, no step is left after this session's first, which compiles")
@@ -432,7 +431,7 @@ def train(
             validate_after(session.step)
     except Exception as error:
         if full := _disk_full(error):
-            found = checkpoints.updates(session.checkpoint_policy.folder)
+            found = checkpoints.updates(session.checkpoints)
             step = found[-1] // recipe.grpo.iterations if found else 0
             good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
             raise CourseError(

@@ -121,11 +121,12 @@ def test_the_floor_samples_and_learns_as_plain_grpo(benchmark, root) -> None:
     )
     completions[0] = policy.config.pad  # one is empty, one is of full length
     completions[1] = 7
+    warm = plain_grpo.Settings(temperature=1.3)
     batch = prompts, completions, np.random.default_rng(0).normal(size=groups * G) + 1
 
     def gradient_and_loss(update):
         weights = jax.tree.map(jnp.copy, policy.weights)
-        return update(weights, keep.init(weights), policy.config, keep, recipe.grpo, 1.3, *batch)[1:]
+        return update(weights, keep.init(weights), policy.config, keep, warm, *batch)[1:]
 
     (gradient, loss), (ours, our_loss) = (
         gradient_and_loss(update) for update in (plain_grpo.update, functools.partial(floor.update, group_size=G))

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from grpo_train.recipes import Recipe
-from grpo_train.recipes.loading import OLD_KEYS, OLD_VALUES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 
@@ -24,15 +23,15 @@ wrong types are refused. This page is generated from the schema (`grpo_train/rec
 
 ## Batch sizes
 
-Three sizes define a step. Each has a global key and a key per device; set at most one of the two.
+Three sizes define a step, each over all processes and devices.
 
-| size | global, over all processes | per device |
-|---|---|---|
-| prompts of a step | `training.prompts_per_step` | `training.prompts_per_step_per_device` |
-| prompts sampled at once | `rollout.micro_batch_size` | `rollout.micro_batch_size_per_device` |
-| completions per gradient computation | `training.micro_batch_size` | `training.micro_batch_size_per_device` |
+| size | key |
+|---|---|
+| prompts of a step | `training.prompts_per_step` |
+| prompts sampled at once | `rollout.micro_batch_size` |
+| completions per gradient computation | `training.micro_batch_size` |
 
-With tensor parallelism several devices form one data-parallel replica, and "per device" means per replica. A step has
+With tensor parallelism several devices form one data-parallel replica. A step has
 `prompts_per_step × grpo.group_size` completions. `rollout.micro_batch_size` must divide the prompts of a step, and
 `training.micro_batch_size` its completions, in whole groups and in equal parts for all replicas and processes. If
 a size does not fit, the error lists the nearest values that do.
@@ -46,12 +45,7 @@ def main() -> None:
 def page() -> str:
     schema = Recipe.model_json_schema()
     parts = [INTRO, "## Top level\n", _table(schema, schema["$defs"]), *_sections(schema, schema["$defs"])]
-    old = [f"| `{key}` | `{new}` |" for key, new in OLD_KEYS.items()]
-    old += [
-        f"| `{key}: {value}` | `{key}: {new}` |" for key, values in OLD_VALUES.items() for value, new in values.items()
-    ]
-    parts += ["## Old keys\n", "Read for one more release, with a notice on stderr.\n", "| old | new |\n|---|---|"]
-    return "\n".join([*parts, *old]) + "\n"
+    return "\n".join(parts) + "\n"
 
 
 def _sections(schema: dict, definitions: dict, prefix: str = "") -> list[str]:

@@ -48,7 +48,6 @@ class PolicyLossConfig(GRPOConfig):
     """Tunix's configuration; google-tunix 0.1.7 has `epsilon_high` in DAPOConfig only, with other fixed values."""
 
     epsilon_high: float = 0.2
-    correction_cap: float = 2.0
 
 
 def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> PolicyLossConfig:
@@ -61,7 +60,6 @@ def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> Po
         beta=grpo.beta,
         epsilon=grpo.epsilon,
         epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
-        correction_cap=grpo.correction_cap,
         advantage_estimator=ADVANTAGES[grpo.advantage],
         loss_agg_mode=AGGREGATIONS[grpo.aggregation],
         policy_loss_fn="grpo" if own else losses.policy_loss_name(implementation),

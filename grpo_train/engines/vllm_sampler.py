@@ -96,8 +96,6 @@ class VllmSampler(vllm_rollout.VllmRollout):
             SamplingParams(
                 max_tokens=rollout_config.max_tokens_to_generate,
                 temperature=rollout_config.temperature,
-                top_p=1.0 if rollout_config.top_p is None else rollout_config.top_p,
-                top_k=rollout_config.top_k or -1,
                 logprobs=1 if row < scored else None,
             )
             for row in range(len(prompts))
@@ -249,13 +247,12 @@ def _generation(completion: Any, tokenizer: Any) -> Generation:
 
 def engine_options(settings: VllmRecipe, dtype: str, seed: int) -> dict[str, Any]:
     """Arguments of vLLM's LLM that are the same in training and alone."""
-    optional = {"block_size": settings.block_size, "num_gpu_blocks_override": settings.kv_blocks}
     return {
         "dtype": dtype,
         "seed": seed,
         "generation_config": "vllm",  # not the model's own sampling defaults
         "hf_overrides": compat.untied_qwen2_config,
-        **{key: value for key, value in optional.items() if value},
+        **{key: value for key, value in settings.options.items() if key != "max_num_seqs"},
     }
 
 

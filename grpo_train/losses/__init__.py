@@ -166,7 +166,7 @@ def policy_loss(
     ratio: str = "token",
     completions: jax.Array | None = None,
     sampler_per_token_logps: jax.Array | None = None,
-    correction_cap: float = 2.0,
+    correction_cap: float = 2.0,  # TRL's default (vllm_importance_sampling_cap), too
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
 
@@ -406,7 +406,6 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
         completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
         sampler_per_token_logps=getattr(train_example, "sampler_per_token_logps", None),
-        correction_cap=getattr(algo_config, "correction_cap", 2.0),
     )
 
 

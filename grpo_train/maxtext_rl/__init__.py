@@ -134,11 +134,11 @@ def _sampling(recipe: Recipe) -> dict[str, Any]:
         "max_prefill_predict_length": prompt,
         "max_target_length": prompt + rollout.max_completion_length,
         "decode_sampling_temperature": rollout.temperature,
-        "decode_sampling_top_k": rollout.top_k or -1,  # vLLM's spelling of "off"
-        "decode_sampling_nucleus_p": rollout.top_p,
+        "decode_sampling_top_k": -1,  # off
+        "decode_sampling_nucleus_p": 1.0,
         "hbm_utilization_vllm": rollout.vllm.memory_fraction,
         "max_num_seqs": rollout.vllm.max_sequences,
-        "vllm_block_size": rollout.vllm.block_size,
+        "vllm_block_size": rollout.vllm.options.get("block_size"),
     }
 
 

@@ -6,7 +6,33 @@ from collections.abc import Iterator
 
 from grpo_train.maxtext_rl.problem_files import eval_batches, number_of_tests, only_source
 from grpo_train.recipes import Recipe
-from grpo_train.recipes.schema import GRPORecipe
+
+# Keys that upstream has no option for, where they are not at their defaults.
+LOST = {
+    "hardware.processes": "see several hosts",
+    "training.checkpoints": "upstream writes to base_output_directory, which may be a gs:// address",
+    "training.profile_steps": "upstream's profiler_steps counts micro-batches, from the middle of a step",
+    "rollout.final_temperature": "upstream samples at one temperature",
+    "rollout.temperature_stages": "see rollout.final_temperature",
+    "lora.rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
+    "lora.alpha": "see lora.rank",
+    "loss.implementation": "upstream has Tunix's own loss",
+    "evaluation.samples": "upstream evaluates with one completion of each problem",
+    "evaluation.temperature": "see evaluation.samples",
+    "evaluation.top_p": "see evaluation.samples",
+    "evaluation.max_completion_length": "upstream evaluates with the length of the rollout",
+    "tracking.wandb": "upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error",
+    "tracking.project": "upstream's project is called tunix",
+    "grpo.advantage": "upstream divides by the standard deviation of the group, without an option",
+    "grpo.aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
+    "grpo.epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
+    "grpo.overlong_buffer": "upstream has no option for it; Tunix's DAPO counts characters and not tokens",
+    "grpo.overlong_penalty": "see grpo.overlong_buffer",
+    "grpo.dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
+    "grpo.correction": "upstream has importance sampling for its agentic learner alone",
+    "grpo.target_kl": "upstream reads beta once, when the update is compiled",
+    "grpo.watch_kl": "upstream logs no KL without a penalty",
+}
 
 
 def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
@@ -14,7 +40,7 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
 
     `tests` is the number of test problems that were written; by default those that the recipe names.
     """
-    found = [*_lost(recipe), *_switches(recipe.grpo), *_other_meaning(recipe)]
+    found = [*_lost(recipe), *_other_meaning(recipe)]
     tests = tests or number_of_tests(only_source(recipe))
     batches, size = eval_batches(recipe, tests)
     if (evaluated := batches * size) < tests:
@@ -24,67 +50,22 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
 
 def _lost(recipe: Recipe) -> Iterator[str]:
     """Fields that upstream has no option for."""
-    training, rollout = recipe.training, recipe.rollout
-    if recipe.hardware.processes not in (None, 1):
-        yield "hardware.processes: see several hosts"
+    changed = recipe.model_dump(exclude_defaults=True)
+    for key, reason in LOST.items():
+        section, _, name = key.partition(".")
+        if name in changed.get(section, {}):
+            yield f"{key}: {reason}"
     if only_source(recipe).source in ("dapo-math", "aime", "math500"):
         yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
-    if training.validate_every > 0:
+    if recipe.training.validate_every > 0:
         yield "problems.validation: upstream would measure the test set during training, so that is switched off"
         yield "training.validate_every: see problems.validation"
-    if training.checkpoints is not None:
-        yield "training.checkpoints: upstream writes to base_output_directory, which may be a gs:// address"
-    if training.profile_steps is not None:
-        yield "training.profile_steps: upstream's profiler_steps counts micro-batches, from the middle of a step"
-    if rollout.engine != "vllm":
+    if recipe.rollout.engine != "vllm":
         yield "rollout.engine: upstream samples with vLLM"
-    if rollout.vllm.kv_blocks is not None:
-        yield "rollout.vllm.kv_blocks: no option for it; the KV cache takes what memory_fraction leaves"
-    if rollout.final_temperature is not None:
-        yield "rollout.final_temperature: upstream samples at one temperature"
-        yield "rollout.temperature_stages: see rollout.final_temperature"
-    if recipe.lora.rank is not None:
-        yield "lora.rank: upstream's train_rl trains all weights; its lora section is for supervised fine-tuning"
-        yield "lora.alpha: see lora.rank"
-    if recipe.loss.implementation != "jax":
-        yield "loss.implementation: upstream has Tunix's own loss"
-    if training.layout != "padded":
+    if others := set(recipe.rollout.vllm.options) - {"max_num_seqs", "block_size"}:
+        yield f"rollout.vllm.options: no option for {', '.join(sorted(others))}"
+    if recipe.training.layout != "padded":
         yield "training.layout: upstream computes padded rows; loss and gradient are the same"
-    if recipe.evaluation.samples:
-        yield "evaluation.samples: upstream evaluates with one completion of each problem"
-        if recipe.evaluation.temperature:
-            yield "evaluation.temperature: see evaluation.samples"
-        if recipe.evaluation.top_p < 1:
-            yield "evaluation.top_p: see evaluation.samples"
-    if recipe.evaluation_completion_length != rollout.max_completion_length:
-        yield "evaluation.max_completion_length: upstream evaluates with the length of the rollout"
-    if recipe.tracking.wandb != "off":
-        yield "tracking.wandb: upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error"
-        yield "tracking.project: upstream's project is called tunix"
-
-
-def _switches(grpo: GRPORecipe) -> Iterator[str]:
-    """Parts of the algorithm for which upstream has no option, or one that does something else."""
-    if grpo.advantage != "std":
-        yield "grpo.advantage: upstream divides by the standard deviation of the group, without an option"
-    if grpo.aggregation == "constant":
-        yield "grpo.aggregation: upstream cannot divide by a constant; the arguments have the mean of a completion"
-    if grpo.aggregation == "step":
-        yield "grpo.aggregation: upstream takes the mean over the tokens of each micro-batch, not of the step"
-    if grpo.epsilon_high not in (None, grpo.epsilon):
-        yield "grpo.epsilon_high: upstream ignores rl.epsilon_high without its agentic learner"
-    if grpo.overlong_buffer is not None:
-        yield "grpo.overlong_buffer: upstream has no option for it; Tunix's DAPO counts characters and not tokens"
-        yield "grpo.overlong_penalty: see grpo.overlong_buffer"
-    if grpo.dynamic_sampling is not None:
-        yield "grpo.dynamic_sampling: upstream has no code for it; Tunix's DAPO has the name and a TODO"
-    if grpo.correction != "none":
-        yield "grpo.correction: upstream has importance sampling for its agentic learner alone"
-        yield "grpo.correction_cap: see grpo.correction"
-    if grpo.target_kl is not None:
-        yield "grpo.target_kl: upstream reads beta once, when the update is compiled"
-    if grpo.watch_kl is not None:
-        yield "grpo.watch_kl: upstream logs no KL without a penalty"
 
 
 def _other_meaning(recipe: Recipe) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The batch plan: every size of a training step, derived from the few that the recipe gives.
 
-    plan = make_plan({"training.prompts_per_step": 16, "training.micro_batch_size_per_device": 1},
+    plan = make_plan({"training.prompts_per_step": 16, "training.micro_batch_size": 8},
                      group_size=2, processes=2, trainer_replicas=8, sampler_replicas=8)
     plan.micro_batch_size, plan.accumulation_steps       # 8, 4
 
@@ -9,7 +9,7 @@ gradient from them in one or more micro-batches.  The two are independent: a sam
 backward pass few.
 
 A replica (data-parallel) is the group of devices that works on one part of a batch: one device, or with tensor
-parallelism several.  A size "per device" is per replica.
+parallelism several.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rich.table import Table
+
+from grpo_lib.common.text_table import plain_table
 from grpo_train.recipes.layouts import Layout, choose_layout, row_shapes
 
 PROMPTS_PER_STEP = 16  # default
@@ -71,23 +74,6 @@ class BatchPlan:
         return self.micro_batch_size // self.group_size
 
 
-@dataclass(frozen=True)
-class _Size:
-    """A size as the recipe gives it; `replicas` is 1 for a global key."""
-
-    key: str
-    value: int
-    replicas: int = 1
-
-    @property
-    def total(self) -> int:
-        return self.value * self.replicas
-
-    def __str__(self) -> str:
-        total = f" x {self.replicas} replicas = {self.total}" if self.replicas > 1 else ""
-        return f"{self.key}={self.value}{total}"
-
-
 def make_plan(
     given: Mapping[str, int],
     *,
@@ -105,7 +91,7 @@ def make_plan(
 
     Args:
       given: the recipe's sizes, `training.prompts_per_step`, `rollout.micro_batch_size` (default: the whole step) and
-        `training.micro_batch_size` (default: the whole step), each also with `_per_device`.
+        `training.micro_batch_size` (default: the whole step).
       devices: of all processes; None: not known.
       longest: tokens of the longest prompt, and of the longest completion.
       layout: training.layout; what `auto` means depends on whether the recipe names an `accelerator`.
@@ -116,10 +102,10 @@ def make_plan(
         raise ValueError(
             f"hardware.processes={processes} must divide the {devices} devices: use {listed(divisors(devices))}"
         )
-    default = _Size("training.prompts_per_step", PROMPTS_PER_STEP)
-    prompts = _size(given, "training.prompts_per_step", trainer_replicas) or default
-    rollout = _size(given, "rollout.micro_batch_size", sampler_replicas)
-    micro = _size(given, "training.micro_batch_size", trainer_replicas)
+    prompts = given.get("training.prompts_per_step", PROMPTS_PER_STEP)
+    completions = prompts * group_size
+    rollout = given.get("rollout.micro_batch_size", prompts)
+    micro = given.get("training.micro_batch_size", completions)
 
     # Each process gets the same number of prompts, and each trainer replica the same number of completions.  A
     # micro-batch has whole groups, the same number in each replica and process.
@@ -128,35 +114,32 @@ def make_plan(
     by_process = [f"{processes} processes"] if processes > 1 else []
     by_replica = [f"{trainer_replicas} trainer replicas"] if trainer_replicas > 1 else []
     reason = ", ".join([*by_process, *by_replica, f"grpo.group_size={group_size}"])
-    if prompts.total % prompts_unit:
-        unit = prompts_unit // math.gcd(prompts_unit, prompts.replicas)
-        below = prompts.value // unit * unit
-        near = listed([value for value in (below, below + unit) if value])
-        raise ValueError(f"{prompts} must be a multiple of {prompts_unit} ({reason}): use {near}")
-
-    completions = prompts.total * group_size
-    problems = [
-        _problem(rollout, prompts.total, "prompts", processes, ", ".join(by_process)),
-        _problem(micro, completions, "completions", micro_unit, reason),
+    if prompts % prompts_unit:
+        below = prompts // prompts_unit * prompts_unit
+        near = listed([value for value in (below, below + prompts_unit) if value])
+        raise ValueError(
+            f"training.prompts_per_step={prompts} must be a multiple of {prompts_unit} ({reason}): use {near}"
+        )
+    errors = [
+        _error_text("rollout.micro_batch_size", rollout, prompts, "prompts", processes, ", ".join(by_process)),
+        _error_text("training.micro_batch_size", micro, completions, "completions", micro_unit, reason),
     ]
-    if any(problems):
-        raise ValueError("; ".join(filter(None, problems)))
+    if any(errors):
+        raise ValueError("; ".join(filter(None, errors)))
 
-    rollout_total = rollout.total if rollout else prompts.total
-    micro_total = micro.total if micro else completions
-    layout = choose_layout(layout, accelerator=accelerator, groups=micro_total // group_size, replicas=trainer_replicas)
+    layout = choose_layout(layout, accelerator=accelerator, groups=micro // group_size, replicas=trainer_replicas)
     plan = BatchPlan(
         processes=processes,
         trainer_replicas=trainer_replicas,
         sampler_replicas=sampler_replicas,
         group_size=group_size,
-        prompts_per_step=prompts.total,
-        rollout_micro_batch_size=rollout_total,
-        num_rollout_micro_batches=prompts.total // rollout_total,
+        prompts_per_step=prompts,
+        rollout_micro_batch_size=rollout,
+        num_rollout_micro_batches=prompts // rollout,
         completions_per_step=completions,
-        micro_batch_size=micro_total,
-        micro_batch_size_per_device=micro_total // trainer_replicas,
-        accumulation_steps=completions // micro_total,
+        micro_batch_size=micro,
+        micro_batch_size_per_device=micro // trainer_replicas,
+        accumulation_steps=completions // micro,
         updates_per_step=updates_per_step,
         tokens_per_step=completions * sum(longest) if longest else None,
         layout=layout,
@@ -191,55 +174,40 @@ ROWS = (
     ("sampler_replicas", None, "sampler devices / sampler_tensor"),
     ("group_size", "grpo.group_size", "completions per prompt"),
     ("prompts_per_step", "training.prompts_per_step", "all processes"),
-    ("prompts_per_step_per_device", "training.prompts_per_step_per_device", "per trainer replica"),
     ("rollout_micro_batch_size", "rollout.micro_batch_size", "prompts sampled at once, all processes"),
-    ("rollout_micro_batch_size_per_device", "rollout.micro_batch_size_per_device", "prompts per sampler replica"),
     ("num_rollout_micro_batches", None, "per step"),
     ("completions_per_step", None, "all processes"),
     ("micro_batch_size", "training.micro_batch_size", "completions per gradient, all processes"),
-    ("micro_batch_size_per_device", "training.micro_batch_size_per_device", "completions per gradient and replica"),
+    ("micro_batch_size_per_device", None, "completions per gradient and replica"),
     ("accumulation_steps", None, "gradients per update"),
     ("updates_per_step", "grpo.iterations", "from the same completions"),
     ("tokens_per_step", None, "at full length"),
 )  # fmt: skip
 
 
-def table(plan: BatchPlan, given: Mapping[str, int]) -> list[str]:
-    """The plan as aligned lines, given (recipe key -> value) and derived sizes side by side."""
-    rows = [("batch plan", "given", "derived", "")]
+def table(plan: BatchPlan, given: Mapping[str, int]) -> Table:
+    """The plan, given (recipe key -> value) and derived sizes side by side."""
+    made = plain_table("batch plan", "given", "derived", "", right=2)
     for name, key, unit in ROWS:
         label = name.removeprefix("num_").replace("_", " ")
         if key in given:
-            rows.append((label, f"{given[key]:,}", "", f"{unit}: {key}"))
+            made.add_row(label, f"{given[key]:,}", "", f"{unit}: {key}")
         elif value := getattr(plan, name, None):
-            rows.append((label, "", f"{value:,}", unit))
-    rows.append(("layout", "", plan.layout, "rows of the policy update: training.layout"))
+            made.add_row(label, "", f"{value:,}", unit)
+    made.add_row("layout", "", plan.layout, "rows of the policy update: training.layout")
     if plan.micro_batch_tokens:
         tokens = f"{plan.micro_batch_tokens[0]:,}" + f" to {plan.micro_batch_tokens[-1]:,}" * (plan.layout != "padded")
-        rows.append(("tokens per micro batch", "", tokens, "computed, padding included"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        made.add_row("tokens per micro batch", "", tokens, "computed, padding included")
+    return made
 
 
-def _size(given: Mapping[str, int], key: str, replicas: int) -> _Size | None:
-    if key in given:
-        return _Size(key, given[key])
-    per_device = f"{key}_per_device"
-    return _Size(per_device, given[per_device], replicas) if per_device in given else None
-
-
-def _problem(size: _Size | None, step: int, what: str, unit: int, reason: str) -> str | None:
+def _error_text(key: str, size: int, step: int, what: str, unit: int, reason: str) -> str | None:
     """Why the step cannot be split into parts of this size, with the possible values; None where it can."""
-    if size is None or (size.total % unit == 0 and step % size.total == 0):
+    if size % unit == 0 and step % size == 0:
         return None
-    possible = _multiples(unit, step)
-    own = [total // size.replicas for total in possible if total % size.replicas == 0]
-    if own:
-        remedy = listed(_nearest(own, size.value))
-    else:  # the replicas do not divide the step, so no number per device does
-        remedy = f"{size.key.removesuffix('_per_device')}={listed(_nearest(possible, size.total))} instead"
     multiple = f" and be a multiple of {unit} ({reason})" if unit > 1 else ""
-    return f"{size} must divide the {step} {what} of a step{multiple}: use {remedy}"
+    remedy = listed(_nearest(_multiples(unit, step), size))
+    return f"{key}={size} must divide the {step} {what} of a step{multiple}: use {remedy}"
 
 
 def _multiples(unit: int, number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Read recipes from YAML: profiles, `section.key=value` overrides, keys of the last release, errors.
+"""Read recipes from YAML: profiles, `section.key=value` overrides, errors.
 
 recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.source=gsm8k"])
 """
@@ -6,8 +6,6 @@ recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.sou
 from __future__ import annotations
 
 import difflib
-import functools
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,20 +13,9 @@ import yaml
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.text_table import table_text
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
-
-# Keys and values of the last release, which are still read, with a notice.
-OLD_KEYS = {
-    "rollout.prompts_per_pass": "rollout.micro_batch_size",
-    "rollout.prompts_per_device": "rollout.micro_batch_size_per_device",
-    "training.prompts_per_device": "training.prompts_per_step_per_device",
-    "training.micro_batch_per_device": "training.micro_batch_size_per_device",
-    "training.clip": "training.max_grad_norm",
-    "training.keep": "training.max_to_keep",
-}
-REMOVED_KEY = "training.prompts_per_process"  # saved recipes hold it with null
-OLD_VALUES = {"rollout.overlong_prompts": {"refuse": "error", "skip": "filter"}}
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -46,11 +33,10 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     profiles = data.pop("profiles", None) or {}
     if not isinstance(profiles, dict) or not all(isinstance(changes, dict) for changes in profiles.values()):
         raise CourseError(f"{path}: profiles must be a mapping from names to changes")
-    data = _update_keys(data)
     for name in filter(None, chosen.split(",")):
         if name not in profiles:
             raise CourseError(f"{path} has no profile {name}; profiles there: {', '.join(profiles) or 'none'}")
-        _merge(data, _update_keys(profiles[name]))
+        _merge(data, profiles[name])
         data["name"] = f"{data.get('name')}-{name}"
     for override in overrides:
         _apply_override(data, override)
@@ -65,7 +51,7 @@ def profiles_of(path: str | Path) -> list[str]:
 def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
     """Validate a mapping.  Raises CourseError with one sentence per wrong field."""
     try:
-        return Recipe.model_validate(_update_keys(data))
+        return Recipe.model_validate(data)
     except ValidationError as error:
         raise CourseError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
 
@@ -75,15 +61,12 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def plan_table(recipe: Recipe) -> list[str]:
-    """The batch plan as lines, given and derived sizes side by side; or one line with what is missing."""
-    try:
-        lines = batch_plan.table(recipe.plan, recipe.batch_given)
-    except CourseError as error:
-        return [f"batch plan: {error}"]
-    if not recipe.hardware.devices_known:
-        lines.append("counted on one device: the recipe uses the devices that JAX finds")
-    return lines
+def plan_table(recipe: Recipe) -> str:
+    """The batch plan as text, given and derived sizes side by side."""
+    text = table_text(batch_plan.table(recipe.plan, recipe.batch_given))
+    if recipe.hardware.devices_known:
+        return text
+    return f"{text}\ncounted on one device: the recipe uses the devices that JAX finds"
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
@@ -120,37 +103,6 @@ def _merge(data: dict, changes: dict) -> None:
             _merge(data[key], value)
         else:
             data[key] = value
-
-
-def _update_keys(data: dict) -> dict:
-    """A copy of the mapping with the keys and values of this release."""
-    updated = dict(data)
-    for section, fields in data.items():
-        if isinstance(fields, dict):
-            pairs = [_update_key(f"{section}.{key}", value) for key, value in fields.items()]
-            updated[section] = {key.partition(".")[2]: value for key, value in filter(None, pairs)}
-    return updated
-
-
-def _update_key(key: str, value: Any) -> tuple[str, Any] | None:
-    """A key and its value as this release has them; None for the removed key."""
-    if key == REMOVED_KEY and value is None:
-        return None
-    if key in OLD_KEYS:
-        if value is not None:  # saved recipes hold null for every key that was not set
-            _notice(f"recipe: {key} is now called {OLD_KEYS[key]}")
-        key = OLD_KEYS[key]
-    elif isinstance(value, str) and value in OLD_VALUES.get(key, {}):
-        new = OLD_VALUES[key][value]
-        _notice(f"recipe: {key}={value} is now called {key}={new}")
-        value = new
-    return key, value
-
-
-@functools.cache
-def _notice(text: str) -> None:
-    """Once per process."""
-    print(text, file=sys.stderr)
 
 
 def _apply_override(data: dict, override: str) -> None:

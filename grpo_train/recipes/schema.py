@@ -31,14 +31,6 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    @model_validator(mode="after")
-    def _one_key_per_size(self) -> _Section:
-        for name in type(self).model_fields:
-            key = name.removesuffix("_per_device")
-            if key != name and (one := getattr(self, key)) and (other := getattr(self, name)):
-                raise ValueError(f"{key}={one} and {name}={other} set the same size: set one, and the other to null")
-        return self
-
 
 class ModelRecipe(_Section):
     """The model's weights and its MaxText architecture."""
@@ -183,11 +175,15 @@ class VllmRecipe(_Section):
         default=0.2,
         description="fraction of device memory for the sampler's weights and KV cache (gpu_memory_utilization)",
     )
-    max_sequences: Positive = Field(default=128, description="sequences decoded at once per replica (max_num_seqs)")
-    block_size: Positive | None = Field(default=None, description="tokens per KV cache block; null: vLLM's choice")
-    kv_blocks: Positive | None = Field(
-        default=None, description="KV cache blocks (num_gpu_blocks_override); null: as many as memory_fraction allows"
+    options: dict[str, bool | int | float | str] = Field(
+        default={},
+        description="further arguments of vLLM's engine by vLLM's names, as {block_size: 32, max_num_seqs: 64}",
     )
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that a replica decodes at once."""
+        return int(self.options.get("max_num_seqs", 128))
 
 
 class RolloutRecipe(_Section):
@@ -199,9 +195,6 @@ class RolloutRecipe(_Section):
     vllm: VllmRecipe = VllmRecipe()
     micro_batch_size: Positive | None = Field(
         default=None, description="prompts sampled at once, over all processes; null: the whole step"
-    )
-    micro_batch_size_per_device: Positive | None = Field(
-        default=None, description="the same per sampler replica (sampler devices / sampler_tensor)"
     )
     max_prompt_length: Positive | Literal["auto"] = Field(default="auto", description="auto: the longest of the run")
     overlong_prompts: Literal["error", "filter"] = Field(
@@ -215,8 +208,6 @@ class RolloutRecipe(_Section):
     temperature_stages: Annotated[int, Field(ge=2)] = Field(
         default=3, description="stages of equally many steps from temperature to final_temperature; each compiles again"
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="nucleus sampling; 1: off")
-    top_k: Positive | None = Field(default=None, description="sample from the k most likely tokens; null: from all")
 
 
 class GRPORecipe(_Section):
@@ -260,9 +251,8 @@ class GRPORecipe(_Section):
     correction: Literal["none", "tis", "ratio"] = Field(
         default="none",
         description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
-        "token's loss times π_old / π_sampler, at most correction_cap; ratio: π_sampler takes the place of π_old",
+        "token's loss times π_old / π_sampler, at most 2; ratio: π_sampler takes the place of π_old",
     )
-    correction_cap: PositiveFloat = Field(default=2.0, description="C of truncated importance sampling (tis)")
     target_kl: PositiveFloat | None = Field(
         default=None,
         description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
@@ -305,16 +295,10 @@ class TrainingRecipe(_Section):
     """Batch sizes, optimizer, checkpoints."""
 
     steps: Positive = Field(default=60, description="batches of completions, each used for grpo.iterations updates")
-    prompts_per_step: Positive | None = Field(
-        default=None, description="prompts of a step, over all processes; null, and no number per device: 16"
-    )
-    prompts_per_step_per_device: Positive | None = Field(
-        default=None, description="the same per trainer replica (trainer devices / trainer_tensor)"
-    )
+    prompts_per_step: Positive = Field(default=16, description="prompts of a step, over all processes")
     micro_batch_size: Positive | None = Field(
         default=None, description="completions per gradient computation, over all processes, in whole groups; null: all"
     )
-    micro_batch_size_per_device: Positive | None = Field(default=None, description="the same per trainer replica")
     layout: Literal["auto", "padded", "packed", "groups"] = Field(
         default="auto",
         description="rows of the policy update: padded, one completion each; packed, several; groups, a prompt and its "
@@ -339,14 +323,6 @@ class TrainingRecipe(_Section):
     profile_steps: Positive | None = Field(
         default=None, description="steps that jax.profiler records, after the first of a session; null: none"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_prompts_per_step(cls, data: Any) -> Any:
-        keys = ("prompts_per_step", "prompts_per_step_per_device")
-        if isinstance(data, dict) and all(data.get(key) is None for key in keys):
-            return data | {"prompts_per_step": batch_plan.PROMPTS_PER_STEP}
-        return data
 
 
 class EvaluationRecipe(_Section):
@@ -393,8 +369,7 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Recipe:
-        if not self._size_without_devices:
-            self._make_plan()
+        self._make_plan()
         return self
 
     @model_validator(mode="after")
@@ -409,25 +384,17 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _correction_is_possible(self) -> Recipe:
-        grpo, rollout = self.grpo, self.rollout
-        if grpo.correction == "none":
+        # vLLM's raw_logprobs are of the distribution before temperature.
+        if self.grpo.correction == "none" or self.rollout.engine != "vllm":
             return self
-        cuts = [f"rollout.{name}={getattr(rollout, name)}" for name in ("top_p", "top_k") if self._changed(name)]
-        if rollout.engine == "vllm":  # its raw_logprobs are of the distribution before temperature and cuts
-            cuts += [
-                f"rollout.{name}={getattr(rollout, name)}"
-                for name in ("temperature", "final_temperature")
-                if self._changed(name)
-            ]
-        if cuts:
+        changed = self.rollout.model_dump(exclude_defaults=True)
+        if key := next((key for key in ("temperature", "final_temperature") if key in changed), None):
             raise ValueError(
-                f"grpo.correction={grpo.correction} needs the probabilities that were sampled from, and with {cuts[0]} "
-                f"rollout.engine={rollout.engine} does not give them: set that to its default, or correction to none"
+                f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
+                f"rollout.{key}={changed[key]} rollout.engine=vllm does not give them: set that to its default, or "
+                "correction to none"
             )
         return self
-
-    def _changed(self, name: str) -> bool:
-        return getattr(self.rollout, name) != RolloutRecipe.model_fields[name].default
 
     @model_validator(mode="after")
     def _temperature_has_steps(self) -> Recipe:
@@ -457,12 +424,7 @@ class Recipe(_Section):
 
     @property
     def plan(self) -> BatchPlan:
-        """All sizes of a step, for one device and one process where the recipe names no devices.
-
-        Raises CourseError where a size is given per device and the recipe names no devices.
-        """
-        if size := self._size_without_devices:
-            raise CourseError(f"{size} needs the devices: add hardware.trainer_devices or hardware.accelerator")
+        """All sizes of a step, for one device and one process where the recipe names no devices."""
         return self._plan_or_error()
 
     def plan_on(self, devices: int, processes: int = 1) -> BatchPlan:
@@ -506,13 +468,6 @@ class Recipe(_Section):
         values = {key: getattr(getattr(self, key.partition(".")[0]), key.partition(".")[2]) for key in keys}
         return {key: value for key, value in values.items() if value is not None}
 
-    @property
-    def _size_without_devices(self) -> str | None:
-        """A size per device in a recipe that names no devices."""
-        if self.hardware.devices_known:
-            return None
-        return next((f"{key}={value}" for key, value in self.batch_given.items() if key.endswith("_per_device")), None)
-
     def _plan_or_error(self, devices: int | None = None, processes: int | None = None) -> BatchPlan:
         try:
             return self._make_plan(devices, processes)
@@ -543,16 +498,14 @@ class Recipe(_Section):
             accelerator=bool(hardware.accelerator),
         )
         # Tunix's learner would grade several rollouts together, and the sampler knows its last one.
-        asks = next((name for name in ("dynamic_sampling", "correction", "overlong_buffer") if self._asks(name)), None)
+        changed = self.grpo.model_dump(exclude_defaults=True)
+        asks = next((key for key in ("dynamic_sampling", "correction", "overlong_buffer") if key in changed), None)
         if asks and plan.rollout_micro_batch_size % plan.micro_batch_prompts:
             raise ValueError(
                 f"rollout.micro_batch_size={plan.rollout_micro_batch_size} must be a multiple of the "
                 f"{plan.micro_batch_prompts} prompts of a training micro-batch, because of grpo.{asks}"
             )
         return plan
-
-    def _asks(self, name: str) -> bool:
-        return getattr(self.grpo, name) != GRPORecipe.model_fields[name].default
 
     @property
     def evaluation_sampling(self) -> dict[str, float]:

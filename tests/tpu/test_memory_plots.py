@@ -4,11 +4,11 @@ import matplotlib.pyplot as plt
 import pytest
 
 from grpo_tpu import memory_plots
-from grpo_tpu.memory import GIB, PHASES, ChipMemory, Line
+from grpo_tpu.memory import GIB, PHASES, ChipMemory, MemoryItem
 
 
-def line(name: str, gib: float, *phases: str) -> Line:
-    return Line(name=name, bytes=int(gib * GIB), phases=phases or PHASES, origin="arithmetic", how="")
+def line(name: str, gib: float, *phases: str) -> MemoryItem:
+    return MemoryItem(name=name, bytes=int(gib * GIB), phases=phases or PHASES, origin="arithmetic", how="")
 
 
 @pytest.fixture

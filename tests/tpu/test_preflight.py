@@ -1,19 +1,14 @@
-"""Preflight without a compiler: sums, suggestions, saved results.  The real compiler: tests/tpu/stack."""
-
-import functools
-from types import SimpleNamespace
+"""Preflight without a compiler: sums, hints, saved results.  The real compiler: tests/tpu/stack."""
 
 import pytest
-from typer.testing import CliRunner
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_tpu import cli, memory, preflight, roofline, suggestions
+from grpo_tpu import preflight, roofline
 from grpo_tpu.compile_jobs import GIB, Compilation, few_layers, programs_of
 from grpo_tpu.compiler import bytes_needed
 from grpo_tpu.preflight import saved_result, saved_results, table
 from grpo_train.recipes import load_recipe, parse_recipe, profiles_of
-from grpo_train.recipes.batch_plan import micro_batch_sizes
 from grpo_train.recipes.slices import CHIPS
 
 SMOKE = environment.repo_root() / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"
@@ -82,12 +77,6 @@ def stand_in(activations_gib=1.0, limit_gib=31.0, weights_gib=8.0, prefill_gib=2
         )
 
     return compile
-
-
-def suggested(made, compile):
-    """(trials, the changes that fit) for a recipe that does not."""
-    examine = functools.partial(preflight.examine, compile=compile)
-    return suggestions.find_suggestion(made, examine(made), examine)
 
 
 def test_a_program_has_what_decides_how_it_is_compiled():
@@ -240,35 +229,13 @@ def test_what_sampling_has_room_for_is_said():
     assert any("rollout.micro_batch_size=2" in note for note in tight.notes)
 
 
-def test_an_evaluation_that_samples_more_at_once_is_pointed_out(root):
+def test_an_evaluation_that_samples_more_at_once_is_pointed_out():
     made = tunix(rollout={"micro_batch_size": 2}, evaluation={"batch_size": 17})
     note = next(note for note in preflight.examine(made, stand_in()).notes if "evaluation" in note)
     assert "evaluation.batch_size=16" in note  # 8 rows of 256 tokens
-    source = (root / "grpo_train" / "engines" / "tunix_sampler.py").read_text(encoding="utf-8")
-    assert f"\nLONG_PROMPT = {preflight.EVALUATED_LENGTH}\n" in source
-
-
-@pytest.mark.parametrize("per_device", [False, True])
-def test_fewer_prompts_at_once_where_sampling_does_not_fit(per_device):
-    size = {"micro_batch_size_per_device": 8} if per_device else {}
-    made = tunix(rollout=size, training={"micro_batch_size": 16})
-    result = preflight.preflight(made, stand_in(prefill_gib=18.0))  # 36 GiB for 64 rows
-    assert "out of memory in the sampler's prefill" in result.problem
-    key, now = ("rollout.micro_batch_size_per_device", 4) if per_device else ("rollout.micro_batch_size", 8)
-    assert result.suggestion == {key: now}
-    short = preflight.preflight(made, stand_in(prefill_gib=14.0))  # 28 GiB, beside the actor
-    assert "GiB during sampling" in short.problem and short.suggestion == {key: now}
-
-
-def test_the_engine_s_limit_is_that_of_the_sampler(root):
-    """Read from the source: the module itself needs vLLM."""
-    source = (root / "grpo_train" / "engines" / "vllm_sampler.py").read_text(encoding="utf-8")
-    assert f"\nFULL = {memory.ENGINE_LIMIT}\n" in source
 
 
 def test_the_kv_cache_is_counted_in_tokens():
-    paged = recipe(rollout={"vllm": {"kv_blocks": 100, "block_size": 64}})
-    assert preflight.examine(paged, stand_in()).kv_cache.tokens == 6400
     result = preflight.examine(recipe(), stand_in())
     # 4 key-value heads over 8 chips: one to a chip; keys and values of 10 layers, 128 numbers of 2 bytes
     assert result.kv_cache.tokens == result.kv_cache.bytes // (2 * 10 * 1 * 128 * 2)
@@ -298,47 +265,6 @@ def test_the_memory_fraction_is_added_to_what_was_there(fraction, beta, gib):
     assert preflight.examine(made, stand_in()).kv_cache.bytes / GIB == pytest.approx(gib - 1)  # without its weights
 
 
-def test_a_change_is_compiled_before_it_is_suggested():
-    compile = stand_in(activations_gib=3.0)
-    made = recipe()  # 128 sequences, 16 to a chip: 48 GiB
-    result = preflight.preflight(made, compile)
-    assert not result.fits and result.lower_bound is None
-    assert result.problem.startswith("the compiler runs out of memory in the policy update")
-    assert [trial.changes for trial in result.trials] == [
-        {"training.micro_batch_size": 64},
-        {"training.micro_batch_size": 32},
-    ]
-    assert [trial.fits for trial in result.trials] == [False, True]
-    assert result.suggestion == {"training.micro_batch_size": 32}
-    margin = preflight.examine(suggestions.with_changes(made, result.suggestion), compile).margin
-    assert margin == result.trials[-1].margin > 0
-    assert f"change training.micro_batch_size=32: fits, {margin / GIB:.2f} GiB left" in table(result)
-
-
-def test_a_change_that_the_slice_cannot_take_is_passed_over():
-    inner = stand_in(activations_gib=3.0)
-
-    def compile(program):
-        if program.sequences == 64:
-            raise CourseError("hardware.trainer_tensor=2: the 8 chips of v6e-8 cannot be split so")
-        return inner(program)
-
-    trials, suggestion = suggested(recipe(), compile)
-    assert [trial.changes for trial in trials] == [{"training.micro_batch_size": 32}]
-    assert trials[-1].fits and suggestion == trials[-1].changes
-
-
-def test_changes_are_tried_in_order_and_add_up():
-    made = recipe(training={"micro_batch_size": 8}, rollout={"vllm": {"memory_fraction": 0.6}})
-    trials, suggestion = suggested(made, stand_in(activations_gib=30.0))
-    assert [set(trial.changes) for trial in trials] == [
-        {"model.remat"},
-        {"model.remat", "rollout.vllm.memory_fraction"},
-    ]
-    assert suggestion == trials[-1].changes and trials[-1].fits
-    assert suggestion["rollout.vllm.memory_fraction"] < 0.6
-
-
 @pytest.mark.parametrize(
     "message, gib",
     [
@@ -352,39 +278,12 @@ def test_the_out_of_memory_message_is_parsed(message, gib):
     assert bytes_needed("something else", 0) is None
 
 
-def test_a_remedy_uses_the_keys_of_the_recipe_and_keeps_the_step():
-    """Sizes per device, on two hosts: twice the chips are twice the hosts, and the step stays."""
-    made = recipe(
-        hardware={"accelerator": "v4-16"},
-        model={"remat": "full"},
-        training={"prompts_per_step_per_device": 2, "micro_batch_size": None, "micro_batch_size_per_device": 2},
-        rollout={"micro_batch_size_per_device": 4, "vllm": {"memory_fraction": 0.3}},
-    )
-    assert (made.plan.processes, made.plan.micro_batch_size, made.plan.num_rollout_micro_batches) == (2, 16, 4)
-    suggestion = suggested(made, stand_in(weights_gib=60.0))[1]
-    plan = suggestions.with_changes(made, suggestion).plan
-    assert suggestion["hardware.accelerator"] == "v4-32" and plan.processes == 4
-    assert (plan.prompts_per_step, plan.num_rollout_micro_batches, plan.micro_batch_size) == (16, 4, 16)
-    typed = suggestions.format_changes(suggestion)
-    assert "training.prompts_per_step_per_device=null training.prompts_per_step=16" in typed
-
-    small = recipe(
-        training={"micro_batch_size": 8}, model={"remat": "full"}, rollout={"vllm": {"memory_fraction": 0.3}}
-    )
-    suggestion = suggested(small, stand_in(weights_gib=60.0))[1]  # the micro-batch fills the larger slice
-    assert suggestion["hardware.accelerator"] == "v6e-16" and suggestion["training.micro_batch_size"] == 16
-
-    tight = recipe(training={"micro_batch_size": None, "micro_batch_size_per_device": 16})
-    result = preflight.preflight(tight, stand_in(activations_gib=3.0))
-    assert result.suggestion == {"training.micro_batch_size_per_device": 4}
-
-
 def test_rollout_micro_batches_sample_fewer_at_once_and_decode_as_often():
     made = recipe(rollout={"micro_batch_size": 4})
     result = preflight.preflight(made, stand_in(activations_gib=0.1))
     assert result.kv_cache.requested == 32  # 4 prompts of 8
     assert {part.name: part.times for part in result.lower_bound.parts}["decoding"] == 4 * 768
-    slots = suggestions.with_changes(made, {"rollout.vllm.max_sequences": 16})
+    slots = recipe(rollout={"micro_batch_size": 4, "vllm": {"options": {"max_num_seqs": 16}}})
     bound = preflight.preflight(slots, stand_in(activations_gib=0.1)).lower_bound
     assert {part.name: part.times for part in bound.parts}["decoding"] == 4 * 2 * 768
 
@@ -393,9 +292,19 @@ def test_a_cache_that_holds_no_sequence_does_not_fit():
     made = recipe(rollout={"vllm": {"memory_fraction": 0.03}})
     result = preflight.preflight(made, stand_in(activations_gib=0.1))
     assert "KV cache would hold" in result.problem
-    assert set(result.suggestion) == {"rollout.vllm.memory_fraction"}
-    hopeless = preflight.preflight(recipe(), stand_in(weights_gib=100_000.0))
-    assert hopeless.suggestion is None and "none of the changes that were tried fits" in table(hopeless)
+    assert not result.fits and any(hint.startswith("rollout.vllm.memory_fraction=") for hint in result.hints)
+
+
+def test_a_recipe_that_does_not_fit_gets_hints_in_order():
+    result = preflight.preflight(recipe(), stand_in(activations_gib=3.0))  # 128 sequences, 16 to a chip: 48 GiB
+    assert not result.fits and result.lower_bound is None
+    assert result.problem.startswith("the compiler runs out of memory in the policy update")
+    keys = [hint.partition("=")[0].partition(":")[0] for hint in result.hints]
+    assert keys[0] == "training.micro_batch_size" and keys[-1] == "hardware.accelerator"
+    assert keys.index("model.remat") < keys.index("rollout.max_completion_length")
+    assert all(hint in table(result) for hint in result.hints)
+    fits = recipe(training={"micro_batch_size": 32})  # the first hint, twice
+    assert preflight.preflight(fits, stand_in(activations_gib=3.0)).hints == ()
 
 
 def test_the_lower_bound_by_hand():
@@ -428,26 +337,19 @@ def test_every_shipped_recipe_has_a_result_that_still_holds(root):
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():
     shipped = load_recipe(SMOKE)
-    changed = suggestions.with_changes(shipped, {"training.steps": shipped.training.steps + 1})
+    changed = load_recipe(SMOKE, [f"training.steps={shipped.training.steps + 1}"])
     with pytest.raises(CourseError, match=r"has changed since.*grpo preflight"):
         saved_result(changed)
     with pytest.raises(CourseError, match=r"does not exist"):
         saved_result(shipped.model_copy(update={"name": "mine"}))
-    assert saved_result(suggestions.with_changes(shipped, {"training.learning_rate": 1e-9, "seed": 5}))
+    assert saved_result(load_recipe(SMOKE, ["training.learning_rate=1e-9", "seed=5"]))
 
 
-def test_recipes_made_too_large_are_saved_with_a_change_that_fits(root):
+def test_recipes_made_too_large_are_saved_with_hints(root):
     refused = [preflight.read_result(path) for path in (root / preflight.SAVED).glob("refused-*.json")]
     assert len(refused) >= 2
     for result in refused:
-        assert not result.fits and result.trials[-1].fits and result.trials[-1].changes == result.suggestion
-
-
-def test_without_libtpu_the_command_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(environment, "describe", lambda devices: {"packages": {"jax": "1"}})
-    done = CliRunner().invoke(cli.app, ["preflight", str(SMOKE)])
-    assert isinstance(done.exception, CourseError) and done.stdout == ""
-    assert "libtpu" in str(done.exception) and "make setup-tpu" in str(done.exception)
+        assert not result.fits and result.hints
 
 
 def test_a_margin_smaller_than_the_weights_is_pointed_out():
@@ -457,19 +359,5 @@ def test_a_margin_smaller_than_the_weights_is_pointed_out():
     assert 0 < result.margin < 2 * GIB
     short = 2 - result.margin / GIB
     assert any(f"would be {short:.2f} GiB short" in note for note in result.notes)
-    one = suggestions.with_changes(several, {"training.prompts_per_step": 8})
+    one = recipe(training={"prompts_per_step": 8, "micro_batch_size": 64})
     assert not preflight.examine(one, stand_in(weights_gib=16.0, activations_gib=1.6)).notes
-
-
-@pytest.mark.parametrize("limit", [0, 8, 40, 128, 500])
-def test_the_largest_micro_batch_is_found_by_halving(limit):
-    asked = []
-
-    def examine(recipe):
-        asked.append(recipe.plan.micro_batch_size)
-        return SimpleNamespace(fits=asked[-1] <= limit)
-
-    whole = recipe(training={"prompts_per_step": 16, "micro_batch_size": 128})
-    fitting = [size for size in micro_batch_sizes(whole.plan) if size <= limit]
-    assert suggestions.largest_micro_batch(whole, examine) == (fitting[-1] if fitting else None)
-    assert len(asked) <= 4

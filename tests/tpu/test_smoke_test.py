@@ -1,6 +1,5 @@
 """Smoke tests: what is scaled and what is kept, how the process is started.  Without JAX or training."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_tpu import cli, smoke_test
 from grpo_train.recipes import HardwareRecipe, load_recipe, profiles_of
-from grpo_train.runs import run_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -30,7 +28,7 @@ def test_what_decides_the_code_that_runs_is_kept(path):
     scaled = smoke_test.scaled_recipe(recipe, gsm8k="/gsm8k", wandb=True)
     for section, keys in {
         "grpo": ("beta", "kl", "advantage", "aggregation", "epsilon", "epsilon_high", "ratio", "iterations"),
-        "rollout": ("engine", "temperature", "top_p", "top_k"),
+        "rollout": ("engine", "temperature"),
         "training": ("schedule", "max_grad_norm", "learning_rate", "b1", "b2", "weight_decay", "max_to_keep"),
         "model": ("dtype", "remat"),
     }.items():
@@ -45,22 +43,22 @@ def test_what_decides_the_code_that_runs_is_kept(path):
 def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_path):
     monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
     recipe = load_recipe(ROOT / "recipes" / "qwen2.5-32b-dapo-math.yaml")
-    scaled = smoke_test.scaled_recipe(recipe, stand_ins=smoke_test.stand_ins(recipe))
+    scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
     assert (scaled.problems.source, scaled.problems.test_source) == ("dapo-math", "aime")
     train, held_out, test = (load_problems(scaled.problems, split) for split in ("train", "validation", "test"))
     assert len(train) == 256 and held_out and len(test) == 16
     assert {problem.kind for problem in [*train, *held_out, *test]} == {"integer"}
-    assert any("stood in" in note for note in smoke_test.notes(recipe, scaled))
+    assert any("used instead" in note for note in smoke_test.notes(recipe, scaled))
     own = load_recipe(ROOT / "recipes" / "qwen2.5-32b-dapo-math.yaml", ["problems.path=/data"])
-    assert smoke_test.scaled_recipe(own, stand_ins=smoke_test.stand_ins(own)).problems.path == "/data"
-    assert smoke_test.stand_ins(smoke()) is None
+    assert smoke_test.scaled_recipe(own, placeholders=smoke_test.placeholders(own)).problems.path == "/data"
+    assert smoke_test.placeholders(smoke()) is None
 
 
-def test_each_of_several_tasks_is_scaled_and_has_its_stand_ins(monkeypatch, tmp_path):
+def test_each_of_several_tasks_is_scaled_and_has_its_placeholders(monkeypatch, tmp_path):
     monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
     dapo = "{source: dapo-math, test_source: aime, weight: 3, prompts: {user: dapo}}"
     recipe = smoke(f"problems=[{{source: words, test: 5}}, {dapo}]", "rewards=[correct_answer]")
-    scaled = smoke_test.scaled_recipe(recipe, stand_ins=smoke_test.stand_ins(recipe))
+    scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
     assert [(task.name, task.weight, task.prompts) for task in scaled.tasks] == [
         (task.name, task.weight, task.prompts) for task in recipe.tasks
     ]
@@ -119,17 +117,11 @@ def test_a_micro_batch_fills_its_devices():
     assert (several.prompts_per_step, several.training.micro_batch_size, several.grpo.group_size) == (2, 4, 4)
 
 
-def test_rollout_micro_batches_stay_several_and_sizes_per_device_become_global():
-    changes = [
-        "training.prompts_per_step=null",
-        "training.prompts_per_step_per_device=2",
-        "training.micro_batch_size=null",
-    ]
-    recipe = smoke("rollout.micro_batch_size_per_device=4", "training.micro_batch_size_per_device=1", *changes)
-    assert (recipe.plan.num_rollout_micro_batches, recipe.plan.accumulation_steps) == (4, 16)
+def test_rollout_micro_batches_stay_several():
+    recipe = smoke("rollout.micro_batch_size=4", "training.micro_batch_size=8")
     scaled = smoke_test.scaled_recipe(recipe)
+    assert recipe.plan.num_rollout_micro_batches > 1 and recipe.plan.accumulation_steps > 2
     assert (scaled.plan.num_rollout_micro_batches, scaled.plan.accumulation_steps, scaled.prompts_per_step) == (2, 2, 2)
-    assert not [key for key in scaled.batch_given if "per_device" in key]
 
 
 def test_as_many_temperatures_as_steps():
@@ -137,23 +129,6 @@ def test_as_many_temperatures_as_steps():
     stages = [smoke_test.scaled_recipe(recipe, steps=steps).rollout.temperature_stages for steps in (2, 3, 9)]
     assert stages == [2, 3, 4]
     assert smoke_test.scaled_recipe(recipe, steps=1).rollout.final_temperature is None
-
-
-def test_one_step_leaves_a_cosine_no_warm_up():
-    recipe = smoke("training.schedule=cosine", "training.warmup_steps=5")
-    assert smoke_test.scaled_recipe(recipe, steps=1).training.warmup_steps == 0
-    assert smoke_test.scaled_recipe(recipe).training.warmup_steps == 1
-
-
-def test_changes_are_named_with_both_values():
-    recipe = smoke()
-    listed = smoke_test.changes(recipe, smoke_test.scaled_recipe(recipe, gsm8k="/data"))
-    for change in ("training.steps: 10 -> 2", "hardware.accelerator: v6e-8 -> None"):
-        assert change in listed
-    assert not [line for line in listed if line.startswith(("rewards", "grpo.beta", "training.learning_rate"))]
-    sized = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-jax.yaml")  # with sizes, which are not the tiny model's
-    listed = smoke_test.changes(sized, smoke_test.scaled_recipe(sized))
-    assert any(line.startswith("model.sizes.base_emb_dim: 2048 -> None") for line in listed)
 
 
 def test_what_is_not_covered_is_listed():
@@ -165,7 +140,6 @@ def test_what_is_not_covered_is_listed():
     llama = load_recipe(ROOT / "recipes" / "llama3.1-8b-gsm8k.yaml")
     text = "\n".join(smoke_test.notes(llama, smoke_test.scaled_recipe(llama, engine="tunix")))
     assert "a random Llama is converted and not trained" in text
-    assert ("which needs PyTorch" in text) == (importlib.util.find_spec("torch") is None)
     assert "trained" not in "\n".join(smoke_test.notes(llama, smoke_test.scaled_recipe(llama)))
     other = smoke("model.maxtext_name=gemma2-2b")
     assert "no random model of gemma2-2b can be made" in smoke_test.notes(other, smoke_test.scaled_recipe(other))[-1]
@@ -201,9 +175,11 @@ def test_engine_is_the_recipes_where_it_can_run(monkeypatch):
 
 def outcome(tmp_path, monkeypatch, code: str, *, train: str = "", changes=(), **options):
     """Run with `code` in place of the random model's test, and `train` in place of the training; and what was shown."""
-    programs = {"test-architecture": code, "train": train}
-    # With -c, Python leaves the arguments that follow to the program.
-    monkeypatch.setattr(smoke_test, "_command", lambda name, *_: [sys.executable, "-c", programs[name]])
+
+    def command(name, recipe, *_):  # with -c, Python leaves the arguments that follow to the program
+        return [sys.executable, "-c", code if recipe.name.endswith("-random") else train]
+
+    monkeypatch.setattr(smoke_test, "_command", command)
     lines: list[str] = []
     recipe = smoke(*changes)
     scaled = smoke_test.scaled_recipe(recipe)
@@ -216,9 +192,10 @@ def test_what_the_program_says_is_shown_and_upstreams_noise_is_kept(tmp_path, mo
     failing = "print('noise', file=sys.stderr); print('error: wrong', file=sys.stderr); sys.exit('Error in passing')"
     result, lines = outcome(tmp_path, monkeypatch, code + failing)
     assert not result.passed and result.exit_code == 1
-    assert lines == ["cpu --xla_force_host_platform_device_count=2"]
+    said = "cpu --xla_force_host_platform_device_count=2"
+    assert lines[1:] == [said]  # after our own
     kept = Path(result.log_file).read_text().splitlines()
-    assert sorted(kept) == sorted([*lines, "noise", "error: wrong", "Error in passing"])
+    assert sorted(kept) == sorted([said, "noise", "error: wrong", "Error in passing"])
     assert smoke_test.verdict(result).splitlines()[0] == result.error == "error: wrong"
     assert "FAILED (exit code 1)" in smoke_test.verdict(result)
     killed, _ = outcome(tmp_path, monkeypatch, "import os; os.kill(os.getpid(), 9)")
@@ -232,7 +209,7 @@ def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch)
     code = "import sys, os; print(*sys.argv[-6:], os.environ['XLA_FLAGS'].split()[-1])"
     result, lines = outcome(tmp_path, monkeypatch, code, changes=hosts)
     assert (result.processes, result.devices) == (2, 4)
-    first, second = sorted(lines[:2], key=lambda line: line.split("--process ")[1])
+    first, second = sorted(lines[1:3], key=lambda line: line.split("--process ")[1])
     assert first.startswith("--coordinator 127.0.0.1:") and first.split()[1] == second.split()[1]
     assert "--processes 2 --process 1 --xla_force_host_platform_device_count=2" in second
     lost, _ = outcome(tmp_path, monkeypatch, code + "; os.kill(os.getpid(), 9 * (sys.argv[-1] == '1'))", changes=hosts)
@@ -245,21 +222,17 @@ def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch)
     assert scaled.grpo.dynamic_sampling == 3 and random.grpo.dynamic_sampling is None
 
 
-def test_passing_needs_a_summary_a_report_and_the_architectures_result(tmp_path, monkeypatch):
+def test_passing_needs_a_summary_and_a_report(tmp_path, monkeypatch):
     result, _ = outcome(tmp_path, monkeypatch, "pass")
     assert result.exit_code == 0 and not result.passed
     run = tmp_path / "runs" / "trial"
-    run.mkdir()
+    run.mkdir(exist_ok=True)
     (run / "report.html").touch()
     (run / "summary.json").write_text("{}")
     (run / "sync.json").write_text(json.dumps({"weights": 13, "mean_gap": 0.002}))
     with pytest.raises(CourseError, match="--overwrite"):
         outcome(tmp_path, monkeypatch, "pass")
     result, _ = outcome(tmp_path, monkeypatch, "pass", overwrite=True)
-    assert not result.passed
-    aside = run.with_name("trial-random")
-    tested = f"import os; os.makedirs({str(aside)!r}); open({str(aside / 'architecture.json')!r}, 'w').write(%r)"
-    result, _ = outcome(tmp_path, monkeypatch, tested % json.dumps({"architecture": "qwen3"}), overwrite=True)
     assert result.passed and "architecture qwen3): 13 weights arrived, gap 2.0e-03" in smoke_test.verdict(result)
 
 
@@ -267,7 +240,7 @@ def test_the_command_lists_what_it_scales_and_hands_on_the_exit_code(tmp_path, m
     monkeypatch.setattr(smoke_test, "vllm_can_run", lambda: False)
     monkeypatch.setattr(smoke_test, "_command", lambda *_: [sys.executable, "-c", "print('at work'); exit(3)"])
     arguments = [str(ROOT / "recipes" / "qwen2.5-3b-gsm8k-pallas.yaml"), "--runs", str(tmp_path)]
-    done = CliRunner().invoke(cli.app, ["rehearse", *arguments])  # its name until 0.1
+    done = CliRunner().invoke(cli.app, ["smoke-test", *arguments])
     assert done.exit_code == 3
     for expected in (
         "training.steps: 100 -> 2", "THE vLLM ENGINE WAS NOT TESTED", "the kernel ran in interpret mode", "at work",
@@ -277,13 +250,3 @@ def test_the_command_lists_what_it_scales_and_hands_on_the_exit_code(tmp_path, m
     as_json = CliRunner().invoke(cli.app, ["smoke-test", *arguments, "--json", "--steps", "3"])
     result = json.loads(as_json.stdout.splitlines()[-1])
     assert as_json.exit_code == 3 and not result["passed"] and "training.steps: 100 -> 3" in result["changes"]
-
-
-def test_a_base_that_was_converted_before_is_linked_and_another_folder_refused(tmp_path):
-    base = tmp_path / "base"
-    with pytest.raises(CourseError, match=r"--base .* is not a MaxText checkpoint .*grpo convert"):
-        run_directory.link_base(tmp_path / "run", base)
-    (base / "0" / "items").mkdir(parents=True)
-    run_directory.link_base(tmp_path / "run", base)
-    run_directory.link_base(tmp_path / "run", tmp_path / "another")  # what the run has is kept
-    assert (tmp_path / "run" / "checkpoints" / "base").resolve() == base

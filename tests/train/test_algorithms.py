@@ -256,8 +256,6 @@ def test_a_recipe_s_names_are_tunix_s(root):
         ("grpo.dynamic_sampling=0", r"grpo.dynamic_sampling=0: .*1"),
         ("grpo.dynamic_sampling=2 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*dynamic_sampling"),
         ("grpo.overlong_buffer=4 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*overlong_buffer"),
-        ("grpo.correction=tis rollout.top_p=0.9", r"correction=tis needs the prob.* rollout.top_p=0.9 .*=tunix"),
-        ("grpo.correction=tis rollout.top_k=5", r"correction=tis needs the prob.* rollout.top_k=5 "),
         (
             "grpo.correction=ratio rollout.engine=vllm rollout.temperature=0.9",
             r"=ratio needs .*rollout.temperature=0.9",

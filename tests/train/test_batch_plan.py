@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from grpo_lib.common.errors import CourseError
 from grpo_train import cli
-from grpo_train.recipes import load_recipe, parse_recipe, plan_table
+from grpo_train.recipes import load_recipe, parse_recipe
 from grpo_train.recipes.batch_plan import BatchPlan, make_plan, micro_batch_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +23,10 @@ PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size
 
 def test_two_processes_on_eight_devices():
     machine = {"group_size": 2, "processes": 2, "devices": 8, "trainer_replicas": 8, "sampler_replicas": 8}
-    plan = make_plan({PROMPTS: 16, f"{ROLLOUT}_per_device": 1, f"{MICRO}_per_device": 1}, **machine, longest=(232, 768))
-    assert (plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (8, 2)
-    assert (plan.micro_batch_size_per_device, plan.accumulation_steps, plan.completions_per_step) == (1, 4, 32)
-    assert (plan.micro_batch_size, plan.micro_batch_prompts) == (8, 4)
+    plan = make_plan({PROMPTS: 16, ROLLOUT: 8, MICRO: 8}, **machine, longest=(232, 768))
+    assert (plan.num_rollout_micro_batches, plan.accumulation_steps, plan.completions_per_step) == (2, 4, 32)
+    assert (plan.micro_batch_size_per_device, plan.micro_batch_prompts) == (1, 4)
     assert plan.tokens_per_step == 32_000
-    assert make_plan({f"{PROMPTS}_per_device": 2, ROLLOUT: 8, MICRO: 8}, **machine, longest=(232, 768)) == plan
 
 
 def test_by_default_a_step_is_one_rollout_and_one_gradient():
@@ -43,27 +41,24 @@ def test_a_recipe_takes_hosts_and_replicas_from_its_slice():
     assert (plan.processes, plan.trainer_replicas, plan.sampler_replicas) == (2, 8, 2)  # sampler_tensor: 4
     assert (plan.prompts_per_step, plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (16, 8, 2)
     assert (plan.micro_batch_prompts, plan.accumulation_steps) == (4, 4)  # as in the published run
-    changes = ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=null", f"{MICRO}_per_device=2"]
-    plan = load_recipe(TWO_HOSTS, changes).plan  # per device is per replica
-    assert (plan.trainer_replicas, plan.sampler_replicas, plan.micro_batch_size) == (4, 1, 8)
+    plan = load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan
+    assert (plan.trainer_replicas, plan.sampler_replicas, plan.micro_batch_size_per_device) == (4, 1, 2)
 
 
 def test_tunix_own_sampler_keeps_a_model_on_each_device():
-    changes = ["hardware.trainer_devices=4", f"{ROLLOUT}_per_device=2"]
-    assert load_recipe(TINY, changes).plan.num_rollout_micro_batches == 2
-    assert load_recipe(TINY, [*changes, "rollout.engine=vllm"]).plan.num_rollout_micro_batches == 8  # one replica
+    assert load_recipe(TINY, ["hardware.trainer_devices=4"]).plan.sampler_replicas == 4
+    assert load_recipe(TINY, ["hardware.trainer_devices=4", "rollout.engine=vllm"]).plan.sampler_replicas == 1
 
 
 KEY = r"[a-z]+\.[a-z_]+"
-REMEDY = re.compile(rf"^({KEY})=\d+ [^;]*: use (?:({KEY})=)?(\d+(?:, \d+)*(?: or \d+)?)( instead)?$")
+REMEDY = re.compile(rf"^({KEY})=\d+ [^;]*: use (\d+(?:, \d+)*(?: or \d+)?)$")
 SIZE = st.none() | st.integers(1, 80)
 
 
 @st.composite
 def arguments(draw):
-    """A machine and at most one key for each of the three sizes."""
-    keys = [draw(st.sampled_from([key, f"{key}_per_device"])) for key in (PROMPTS, ROLLOUT, MICRO)]
-    sizes = {key: value for key in keys if (value := draw(SIZE))}
+    """A machine and some of the three sizes."""
+    sizes = {key: value for key in (PROMPTS, ROLLOUT, MICRO) if (value := draw(SIZE))}
     names = ("processes", "trainer_replicas", "sampler_replicas")
     machine = {name: draw(st.integers(1, 12)) for name in names} | {"group_size": draw(st.integers(2, 12))}
     return sizes, machine | {"devices": draw(st.none() | st.integers(1, 64))}
@@ -85,8 +80,6 @@ def check(plan: BatchPlan, sizes: dict) -> None:
     assert plan.micro_batch_size_per_device * plan.trainer_replicas == plan.micro_batch_size
     assert plan.micro_batch_prompts * plan.group_size == plan.micro_batch_size in micro_batch_sizes(plan)
     have = {PROMPTS: plan.prompts_per_step, ROLLOUT: plan.rollout_micro_batch_size, MICRO: plan.micro_batch_size}
-    have |= {f"{key}_per_device": have[key] / plan.trainer_replicas for key in (PROMPTS, MICRO)}
-    have[f"{ROLLOUT}_per_device"] = plan.rollout_micro_batch_size / plan.sampler_replicas
     assert all(have[key] == value for key, value in sizes.items())
 
 
@@ -97,15 +90,14 @@ def test_a_plan_multiplies_out_and_every_proposed_value_is_accepted(case):
     if isinstance(plan, BatchPlan):
         return check(plan, sizes)
     for problem in plan.split("; "):
-        key, other, values, instead = REMEDY.match(problem).groups()
-        assert bool(other) == bool(instead)
+        key, values = REMEDY.match(problem).groups()
         for value in map(int, re.findall(r"\d+", values)):
             if key == "hardware.processes":
                 changed = planned(sizes, machine | {"processes": value})
             else:
-                changed = planned({k: v for k, v in sizes.items() if k != key} | {other or key: value}, machine)
+                changed = planned({k: v for k, v in sizes.items() if k != key} | {key: value}, machine)
             # What is left to refuse is another size.
-            assert isinstance(changed, BatchPlan) or not re.search(rf"\b{other or key}=\d+ ", changed)
+            assert isinstance(changed, BatchPlan) or not re.search(rf"\b{key}=\d+ ", changed)
 
 
 @given(st.integers(1, 10**30), st.integers(1, 10**30), st.integers(2, 10**9))
@@ -134,17 +126,10 @@ IMPOSSIBLE = [
     ([EIGHT, "grpo.group_size=3", f"{MICRO}=16"], "of 24 (8 trainer replicas, grpo.group_size=3): use 24 or 48"),
     ([EIGHT, f"{PROMPTS}=3", "grpo.group_size=2"],
      "training.prompts_per_step=3 must be a multiple of 4 (8 trainer replicas, grpo.group_size=2): use 4"),
-    ([EIGHT, f"{MICRO}_per_device=3"], "training.micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 "
-     "completions of a step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
-    ([EIGHT, f"{ROLLOUT}_per_device=3"], "=3 x 8 replicas = 24 must divide the 16 prompts of a step: use 1 or 2"),
-    ([EIGHT, f"{PROMPTS}=9", f"{ROLLOUT}_per_device=1"], "use rollout.micro_batch_size=1, 3 or 9 instead"),
     ([EIGHT, "hardware.processes=3"], "hardware.processes=3 must divide the 8 devices: use 1, 2, 4 or 8"),
     (["hardware.trainer_devices=6", "hardware.trainer_tensor=4"], "trainer_tensor=4 must divide its 6 devices"),
     ([TWO, f"{PROMPTS}=7"], "training.prompts_per_step=7 must be a multiple of 2 (2 processes, "),
     ([TWO, f"{ROLLOUT}=6"], "must divide the 16 prompts of a step and be a multiple of 2 (2 processes): use 2, 4, 8"),
-    ([f"{PROMPTS}_per_device=4"],
-     "prompts_per_step=16 and prompts_per_step_per_device=4 set the same size: set one, and the other to null"),
-    ([f"{ROLLOUT}=8", f"{ROLLOUT}_per_device=1"], "rollout: micro_batch_size=8 and micro_batch_size_per_device=1 set"),
 ]  # fmt: skip
 
 
@@ -154,15 +139,6 @@ def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes,
         load_recipe(TINY, changes)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"{TINY}: ")
-
-
-def test_sizes_per_device_wait_for_the_devices():
-    recipe = load_recipe(TINY, [f"{PROMPTS}=null", f"{PROMPTS}_per_device=4"])
-    words = "training.prompts_per_step_per_device=4 needs the devices: add hardware."
-    with pytest.raises(CourseError, match=re.escape(words)):
-        _ = recipe.prompts_per_step
-    assert recipe.plan_on(devices=2).prompts_per_step == 8
-    assert plan_table(recipe)[0].startswith(f"batch plan: {words}")
 
 
 def test_the_plan_on_the_devices_that_are_found():

@@ -1,15 +1,11 @@
-"""Checkpoints: when they are saved, which one a run continues from, and how damage is recognised."""
+"""Checkpoints: when they are saved, which one a run continues from, and which cannot be read."""
 
-import random
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
@@ -52,52 +48,29 @@ def files_of(checkpoint):
     return sorted(path for path in Path(checkpoint).rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
-def test_no_damage_changes_what_is_restored(saved, tmp_path, how):
-    """Each file in turn: the damage is recognised, or the fingerprint is another, or no value has changed."""
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_damaged_checkpoint_is_recognised_or_has_its_values(saved, tmp_path, how):
+    """Each file in turn.  A checkpoint that cannot be read is moved, not deleted."""
     assert checkpoints.updates(saved) == [2, 4] and checkpoints.unreadable(saved) is None
     good = values_of(saved / "4")
-    recognised, rng = 0, random.Random(how)
+    recognised = 0
     for number, path in enumerate(files_of(saved / "4")):
         copy = epath.Path(tmp_path / str(number) / "actor")
         shutil.copytree(saved, copy)
-        damaged, data = copy / path.relative_to(saved), bytearray(path.read_bytes())
+        damaged, data = copy / path.relative_to(saved), path.read_bytes()
         if how == "gone":
             damaged.unlink()
-        elif how == "cut":
-            damaged.write_bytes(bytes(data[: len(data) // 2]))
         else:
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-            damaged.write_bytes(bytes(data))
+            damaged.write_bytes(data[: len(data) // 2])
         if reason := checkpoints.unreadable(copy):
-            said = checkpoints.quarantine_checkpoint(copy, reason)
+            said = checkpoints.move_aside(copy, reason)
             recognised += 1
             assert checkpoints.updates(copy) == [2]
-            assert (copy.parent / "damaged" / "actor-4").is_dir()  # moved, not deleted
-            assert "cannot be restored" in said and "continuing from update 2" in said
+            assert (copy.parent / "damaged" / "actor-4").is_dir() and "continuing from update 2" in said
         else:
             values = values_of(copy / "4")
-            same = all(np.array_equal(one, other) for one, other in zip(good, values, strict=True))
-            assert same == (checkpoints.fingerprint(good) == checkpoints.fingerprint(values)), path
+            assert all(np.array_equal(one, other) for one, other in zip(good, values, strict=True)), path
     assert recognised >= 4
-
-
-@given(
-    array=arrays(st.sampled_from([np.float32, np.int32, np.uint16]), array_shapes(max_dims=3, max_side=5)),
-    place=st.integers(0, 10**6),
-    bit=st.integers(0, 7),
-)
-def test_one_bit_is_enough_for_another_fingerprint(array, place, bit):
-    flipped = array.copy()
-    flipped.view(np.uint8).reshape(-1)[place % array.nbytes] ^= 1 << bit
-    assert checkpoints.fingerprint(array) != checkpoints.fingerprint(flipped)
-    assert checkpoints.fingerprint(array) == checkpoints.fingerprint(array.copy())
-
-
-def test_arrays_in_another_order_have_another_fingerprint():
-    one, other = np.arange(6, dtype=np.float32), np.ones(6, np.float32)
-    assert checkpoints.fingerprint([one, other]) != checkpoints.fingerprint([other, one])
-    assert checkpoints.fingerprint(one) != checkpoints.fingerprint(one[::-1].copy())
 
 
 def test_the_last_one_is_said_to_be_the_last(folder):
@@ -105,7 +78,7 @@ def test_the_last_one_is_said_to_be_the_last(folder):
     for path in files_of(folder / "2" / "model_params"):
         path.write_bytes(b"")
     reason = checkpoints.unreadable(folder)
-    assert "there is no older one, so training starts again" in checkpoints.quarantine_checkpoint(folder, reason)
+    assert "there is no older one, so training starts again" in checkpoints.move_aside(folder, reason)
     assert checkpoints.updates(folder) == []
 
 

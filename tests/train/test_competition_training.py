@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from grpo_lib.common.files import read_jsonl
-from grpo_tpu.stand_ins import write_stand_ins
+from grpo_tpu.placeholder_problems import write_placeholders
 
 pytestmark = pytest.mark.long(minutes=2)
 
 
 def test_a_run_on_dapo_math_is_judged_on_aime_with_samples(root, tmp_path):
-    files = write_stand_ins(tmp_path, train=40, test=30)
+    files = write_placeholders(tmp_path, train=40, test=30)
     command = [
         *(
             sys.executable,

@@ -16,7 +16,7 @@ from grpo_train.engines import compat
 ROOT = Path(__file__).parents[3]
 RECIPE = [
     "recipes/tiny-cpu.yaml", "training.steps=20", "training.learning_rate=3e-4", "problems.test=512",
-    "evaluation.batch_size=256", "rollout.engine=vllm", "rollout.vllm.block_size=16",
+    "evaluation.batch_size=256", "rollout.engine=vllm", "rollout.vllm.options.block_size=16",
 ]  # fmt: skip
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
 PERCENT = re.compile(r"(Pre|Post) RL Training: corr=(\d+), total=(\d+),.*format_accuracy=([\d.]+)%")

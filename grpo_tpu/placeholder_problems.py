@@ -17,7 +17,7 @@ from grpo_lib.problems.types import Problem
 COPIES = 3  # of each row of dapo-math, which is published a hundred times over
 
 
-def write_stand_ins(folder: str | Path, train: int = 300, test: int = 60) -> dict[str, Path]:
+def write_placeholders(folder: str | Path, train: int = 300, test: int = 60) -> dict[str, Path]:
     """Write dapo-math.jsonl, aime.jsonl and math500.jsonl with so many problems; returns their paths by source."""
     folder = Path(folder)
     judged = [problem for problem in words.generate("test", 2 * test) if int(problem.answer) < 1000][:test]
