@@ -21,11 +21,7 @@ import hashlib
 import json
 import os
 import secrets
-import socket
-import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +34,7 @@ environment.prepare()
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from etils import epath  # noqa: E402
-from jax._src import clusters, distributed  # noqa: E402  (its client compares recipes before JAX looks for devices)
+from jax._src import distributed  # noqa: E402  (its client compares recipes before JAX looks for devices)
 from jax.experimental import multihost_utils  # noqa: E402
 
 # How long a process waits for the others to connect.
@@ -74,8 +70,7 @@ def is_main_process() -> bool:
 def distributed_context(
     coordinator: str | None, processes: int, process: int | None, *, digest: str = ""
 ) -> Iterator[int]:
-    """Connect to the other processes for the time of the block, which gets the number of this one.  JAX must not have
-    looked for devices yet.
+    """Context: connected to the other processes; yields this process's index.  JAX must not have looked for devices.
 
     Args:
       coordinator: HOST:PORT of process 0, the same for all; None on a TPU slice, on GKE, under SLURM and wherever else
@@ -85,18 +80,14 @@ def distributed_context(
       digest: what has to be the same in all of them, such as the text of the recipe.
 
     Raises CourseError for an address that cannot be used, where JAX does not find the processes or finds another number
-    of them, and in all processes when they were started differently.  If a process does not arrive, this one exits
-    with 2.  If one is lost later, JAX ends the others: at once when it was killed, HEARTBEAT_SECONDS later when it is
-    frozen.
+    of them, and in all processes when they were started differently.  If a process does not arrive, JAX ends this one,
+    with its own error.  If one is lost later, JAX ends the others: at once when it was killed, HEARTBEAT_SECONDS later
+    when it is frozen.
     """
-    if coordinator is None:
-        _require_cluster(processes)
-    else:
+    if coordinator:
         _require_address(coordinator, processes, process)
     _connect(coordinator, processes, process)
     _compare(processes, digest)
-    if jax.default_backend() == "cpu":
-        _hide_native_output()
     try:
         yield jax.process_index()
         barrier("the end")  # process 0 has more to do than the others
@@ -118,76 +109,27 @@ def _require_address(coordinator: str, processes: int, process: int | None) -> N
         )
     if process is None or not 0 <= process < processes:
         raise CourseError(f"--process {process}: a run of {processes} processes numbers them from 0 to {processes - 1}")
-    if process == 0:
-        _require_free_port(coordinator)
-
-
-def _require_cluster(processes: int) -> None:
-    """Raise CourseError unless this is one of the clusters where JAX finds the processes of a run by itself."""
-    for kind in clusters.ClusterEnv._cluster_types:
-        # In other pods of Kubernetes JAX warns that a package is missing, or raises.
-        with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
-            if not kind.opt_in_only_method and kind.is_env_present():
-                return
-    raise CourseError(
-        f"a run of {processes} processes needs --coordinator HOST:PORT, the address of process 0, and --process 0 to "
-        f"{processes - 1}: start it {processes} times; or start it on a TPU slice, on GKE or under SLURM, where JAX "
-        "finds both (this is none of them)"
-    )
-
-
-def _require_free_port(coordinator: str) -> None:
-    """Raise CourseError unless this host can listen on the coordinator's port.
-
-    JAX raises for a port that is taken, too, but the gRPC server it has half started then often ends the process with
-    a segmentation fault (jaxlib 0.11: 13 of 30 tries).
-    """
-    try:
-        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
-    except OSError as error:
-        raise CourseError(
-            f"--coordinator {coordinator}: process 0 cannot use this address ({error.strerror}); if another program "
-            "has the port, choose another one for all processes"
-        ) from None
 
 
 def _connect(coordinator: str | None, processes: int, process: int | None) -> None:
     """Start JAX's distributed runtime; on CPU devices, gloo carries what the processes exchange."""
-    if coordinator is None:
-        where, patience = "the processes that JAX finds by itself", CLUSTER_ARRIVAL_SECONDS
-        remedy = "start the same command on all hosts at the same time"
-    else:
+    where, patience = "the processes that JAX finds by itself", CLUSTER_ARRIVAL_SECONDS
+    address: dict[str, Any] = {}
+    if coordinator:
         where, patience = f"--coordinator {coordinator}", ARRIVAL_SECONDS
-        remedy = f"start each of them, with --process 0 to {processes - 1}, and process 0 on that host"
-
-    def give_up() -> None:
-        print(
-            f"error: {where}: not all {processes} processes connected within {patience} s; {remedy}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        os._exit(2)
-
+        address = {"coordinator_address": coordinator, "num_processes": processes, "process_id": process}
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's own timeout does not raise: it aborts the process with a stack trace of C++.  The timer is earlier.
-    timer = threading.Timer(patience, give_up)
-    timer.daemon = True
-    timer.start()
-    address = {} if coordinator is None else {
-        "coordinator_address": coordinator, "num_processes": processes, "process_id": process
-    }  # fmt: skip
     try:
         jax.distributed.initialize(
-            **address, initialization_timeout=2 * patience, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            **address, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
         )
     except Exception as error:  # of the runtime; without a coordinator also of metadata servers and Kubernetes
         if coordinator and not isinstance(error, RuntimeError):
             raise
         number = "this process" if process is None else f"process {process}"
         reason = " ".join(str(error).split()) or type(error).__name__
-        instead = "" if coordinator else "; give --coordinator and --process instead"
+        instead = f"; give --coordinator HOST:PORT and --process 0 to {processes - 1}" if not coordinator else ""
         raise CourseError(f"{where}: {number} cannot connect ({reason}){instead}") from None
-    finally:
-        timer.cancel()
 
 
 def _compare(processes: int, digest: str) -> None:
@@ -220,15 +162,6 @@ def _leave_together() -> None:
     with contextlib.suppress(Exception):
         distributed.global_state.client.wait_at_barrier("grpo/leave", 1000 * LEAVE_SECONDS)
         jax.distributed.shutdown()
-
-
-def _hide_native_output() -> None:
-    """Only Python writes to stdout from now on: gloo prints a line for every connection."""
-    sys.stdout.flush()
-    own = os.dup(1)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
 
 
 def process_slice(number: int) -> slice:
@@ -278,9 +211,9 @@ def require_shared(folder: str | os.PathLike, remedy: str) -> None:
             except Exception as error:  # of the file system, or of the bucket's client
                 reason = f"process 0 cannot write there ({type(error).__name__}: {error})"
         name, shown, reason = broadcast((token.name, str(folder), reason))
-        blind = gather([] if reason or _appears(folder / name) else [jax.process_index()])
-        if blind:
-            named = ", ".join(map(str, blind))
+        cannot_see_file = gather([] if reason or _appears(folder / name) else [jax.process_index()])
+        if cannot_see_file:
+            named = ", ".join(map(str, cannot_see_file))
             reason = f"process {named} does not see there what process 0 writes"
         if reason:
             raise CourseError(f"{shown} is not shared by all processes: {' '.join(reason.split())}; put {remedy}")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -148,7 +147,7 @@ def two() -> list[dict]:
     members = [start(PROGRAM, address, number, XLA_FLAGS=flags) for number in (0, 1)]
     output = [member.communicate(timeout=300) for member in members]
     assert [member.returncode for member in members] == [0, 0], output
-    return [json.loads(out) for out, _ in output]  # nothing else is on stdout, where gloo logs its connections
+    return [json.loads(out.splitlines()[-1]) for out, _ in output]  # gloo logs its connections before
 
 
 @pytest.mark.slow
@@ -157,13 +156,11 @@ def two() -> list[dict]:
     [
         ([(2, 0, "one"), (2, 1, "another")], "the processes were started with different recipes"),
         ([(2, 0, "one"), (3, 1, "one")], "different numbers of processes; give all of them the same"),
-        ([(2, 1, "one")], "not all 2 processes connected within 5 s; start each of them"),
     ],
 )
 def test_processes_that_do_not_belong_together_stop_with_one_line(started, message):
     address = f"127.0.0.1:{free_port()}"
-    patience = 60 if len(started) == 2 else 5
-    members = [start(CONNECT, address, *arguments, patience) for arguments in started]
+    members = [start(CONNECT, address, *arguments, 60) for arguments in started]
     errors = [member.communicate(timeout=120)[1].splitlines()[-1] for member in members]
     assert [member.returncode for member in members] == [2] * len(started), errors
     assert all(error.startswith("error: ") and message in error for error in errors), errors
@@ -175,7 +172,9 @@ def test_where_jax_finds_the_processes_the_same_command_is_enough(cluster):
     port = free_port()
     found = finish([start(FOUND, 2, **cluster(number, port)) for number in (0, 1)])
     assert [code for code, *_ in found] == [0, 0], found
-    assert [out for _, out, _ in found] == [f"{number} ['process 0', 'process 1']\n" for number in (0, 1)]
+    assert [out.splitlines()[-1] for _, out, _ in found] == [
+        f"{number} ['process 0', 'process 1']" for number in (0, 1)
+    ]
 
 
 @pytest.mark.slow
@@ -189,15 +188,7 @@ def test_where_jax_finds_the_processes_the_same_command_is_enough(cluster):
 def test_more_hosts_than_the_slice_has_are_refused(expected, message):
     port = free_port()
     found = finish([start(FOUND, expected, **slurm(number, port)) for number in (0, 1)])
-    assert all(code == 2 and not out and error.startswith(message) for code, out, error in found), found
-
-
-@pytest.mark.slow
-def test_a_host_that_does_not_come_is_one_line():
-    program = FOUND.replace("\ntry:", "\nmultihost.CLUSTER_ARRIVAL_SECONDS = 3\ntry:")
-    [(code, _, error)] = finish([start(program, 2, **slurm(1, free_port()))])
-    assert code == 2
-    assert "not all 2 processes connected within 3 s; start the same command on all hosts" in error
+    assert all(code == 2 and error.startswith(message) for code, _, error in found), found
 
 
 @pytest.mark.slow
@@ -213,7 +204,7 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path):
     error = f"error: {tmp_path / 'one'} is not shared by all processes: process 1 does not see there what process 0 "
     for code, out, line in found:
         assert (code, line) == (2, error + "writes; put it on a disk"), found
-        assert out.splitlines()[1:] == ["shared", "shared"]
+        assert out.splitlines()[-2:] == ["shared", "shared"]
     assert not list(tmp_path.rglob(".*"))  # nothing stays behind
 
     found = finish([start(FOUND, 2, tmp_path / "a file", **slurm(number, port)) for number in (0, 1)])
@@ -239,16 +230,6 @@ def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
     assert not (tmp_path / "1").exists()
 
 
-@pytest.mark.slow
-def test_a_port_that_another_program_has_is_named():
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        member = start(CONNECT, address, 2, 0, "one", 60)
-        error = member.communicate(timeout=120)[1].splitlines()[-1]
-    assert member.returncode == 2
-    assert error.startswith(f"error: --coordinator {address}: process 0 cannot use this address")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -257,7 +238,7 @@ def test_a_lost_process_ends_the_other_within_a_minute(how, victim):
     members = [start(CONNECT, address, 2, number, "one", 60) for number in (0, 1)]
     try:
         for member in members:
-            assert member.stdout.readline() == "connected\n", member.communicate()
+            assert "connected\n" in iter(member.stdout.readline, ""), member.communicate()
         lost = time.monotonic()
         members[victim].send_signal(how)
         _, errors = members[1 - victim].communicate(timeout=60)
@@ -318,8 +299,7 @@ def test_a_single_process_answers_by_itself():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["hardware.processes=2"], r"a run of 2 processes needs --coordinator HOST:PORT.* --process 0 to 1"),
-        (["--processes", "3"], r"a run of 3 processes needs --coordinator.* or start it on a TPU slice, on GKE or"),
+        (["--processes", "3"], r"finds by itself.* cannot connect.* give --coordinator HOST:PORT and --process 0 to 2"),
         (["--processes", "3", "--process", "1"], r"--coordinator and --process go together"),
         (["--processes", "3", "--coordinator", "127.0.0.1:1"], r"--coordinator and --process go together"),
         (["--process", "1"], r"are for multi-process runs: add --processes N"),
