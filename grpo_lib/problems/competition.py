@@ -149,14 +149,9 @@ def _gold(source: str, row: Row) -> str:
             raise _bad(row, column, f"{_shown(gold)} is not a gold answer, which is a text")
         return gold.strip()
     text = str(gold).strip() if isinstance(gold, (str, int)) else ""
-    if row.layout.boxed:
-        box = text.rpartition("\\boxed{")
-        inside, closed, _ = box[2].partition("}")
-        text = inside.strip() if box[1] and closed else ""
     parts = _INTEGER.fullmatch(text)
     if isinstance(gold, bool) or not parts:
-        what = "has no integer in its last \\boxed{}" if row.layout.boxed else "is a gold that is not an integer"
-        raise _bad(row, column, f"{_shown(gold)} {what}")
+        raise _bad(row, column, f"{_shown(gold)} is a gold that is not an integer")
     sign, digits = parts.groups()
     if source == "aime" and ((sign == "-" and digits != "0") or len(digits) > 3):
         raise _bad(row, column, f"{_shown(gold)} is not an integer from 0 to 999, as AIME has them")

@@ -1,11 +1,10 @@
 """The rows of competition problems, as they are published: which columns, in which files, under which name on the hub.
 
-The copies on the hub spell the same problems in different columns; `LAYOUTS` has those that are read here.
+Files and the hub are read by Hugging Face's datasets, in batches and without a copy on disk.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,7 @@ HUB = {
     "aime": ("HuggingFaceH4/aime_2024", "train"),
     "math500": ("HuggingFaceH4/MATH-500", "test"),
 }
-BATCH_ROWS = 1 << 16  # rows of a parquet file in memory at once
-_SECONDS_TO_ANSWER = 10
+BATCH_ROWS = 1 << 16  # rows in memory at once
 
 
 class Layout(NamedTuple):
@@ -29,26 +27,19 @@ class Layout(NamedTuple):
     gold: str
     id: str
     solution: str = ""  # may be missing in a file
-    boxed: bool = False  # the gold is the last \boxed{} of its column
 
 
-_DAPO = Layout("prompt", "reward_model.ground_truth", "extra_info.index")  # also the processed copy of open-r1
 LAYOUTS = {
-    "dapo-math": [_DAPO],
-    "aime": [
-        Layout("problem", "answer", "id", "solution"),  # HuggingFaceH4/aime_2024, AI-MO/aimo-validation-aime
-        Layout("Problem", "Answer", "ID", "Solution"),  # Maxwell-Jia/AIME_2024
-        Layout("problem", "solution", "id", "solution", boxed=True),  # math-ai/aime24
-        _DAPO,  # BytedTsinghua-SIA/AIME-2024, each problem 32 times
-    ],
-    "math500": [Layout("problem", "answer", "unique_id", "solution")],
+    "dapo-math": Layout("prompt", "reward_model.ground_truth", "extra_info.index"),  # open-r1's processed copy, too
+    "aime": Layout("problem", "answer", "id", "solution"),
+    "math500": Layout("problem", "answer", "unique_id", "solution"),
 }
 
 
 class Row(NamedTuple):
     """One row as it was read, its values not checked yet, or the first of several rows with one problem and gold."""
 
-    where: str  # "FILE, line 2" from 1 in a .jsonl file; "FILE, row 0" from 0 in a .parquet file, as on the hub
+    where: str  # "FILE, row 0", counted from 0 as on the hub
     layout: Layout
     problem: Any
     gold: Any
@@ -87,170 +78,50 @@ def read_rows(source: str, files: tuple[File, ...] | None, key: str) -> Iterator
     Raises CourseError for a file that cannot be read, columns that are not known, or a hub that cannot be reached.
     """
     if files is None:
-        yield from _hub_rows(source, key)
+        name, split = HUB[source]
+        remedy = f"set {key} to a .parquet or .jsonl file, or to a folder with some, or run once with network"
+        yield from _rows(source, name, {"path": name, "split": split}, key, remedy)
     for file in files or ():
-        yield from _file_rows(source, Path(file.path), key)
+        kind = "json" if file.path.endswith(".jsonl") else "parquet"
+        options = {"path": kind, "data_files": file.path, "split": "train", "streaming": True}
+        yield from _rows(source, file.path, options, key, "put the original file in its place")
 
 
-def _file_rows(source: str, file: Path, key: str) -> Iterator[Row]:
-    import pyarrow as pa
-
-    rows = _json_rows(source, file, key) if file.suffix == ".jsonl" else _parquet_rows(source, file, key)
-    empty = True
-    try:
-        for row in rows:
-            empty = False
-            yield row
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise CourseError(f"{file} cannot be read ({error}); put the original file in its place") from None
-    if empty:
-        raise CourseError(f"{file} is empty; put the original file in its place")
-
-
-def _json_rows(source: str, file: Path, key: str) -> Iterator[Row]:
-    layout = None
-    with file.open(encoding="utf-8", newline="\n") as lines:  # JSON allows other line breaks inside a string
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", type(error).__name__)
-                raise CourseError(f"{where} is not JSON ({reason}); put the original file in its place") from None
-            if not isinstance(row, dict):
-                raise CourseError(f"{where} must be an object with columns; repair the line")
-            layout = layout or _layout(source, _names(row), str(file), key)
-            yield _row(where, layout, row)
-
-
-def _parquet_rows(source: str, file: Path, key: str) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as parquet:
-        names = _arrow_names(parquet.schema_arrow)
-        layout = _layout(source, names, str(file), key)
-        columns = sorted(names & {layout.problem, layout.gold, layout.id, layout.solution})
-        batches = parquet.iter_batches(BATCH_ROWS, columns=columns)
-        yield from _table_rows(map(pa.Table.from_batches, ([batch] for batch in batches)), layout, str(file))
-
-
-def _hub_rows(source: str, key: str) -> Iterator[Row]:
+def _rows(source: str, name: str, options: dict[str, Any], key: str, remedy: str) -> Iterator[Row]:
+    """The rows that datasets.load_dataset gives with these options."""
     import datasets
-    import requests
-    from datasets import config
 
-    name, split = HUB[source]
-    offline = config.HF_HUB_OFFLINE
     datasets.disable_progress_bars()
-    try:
-        if not offline:
-            try:
-                requests.head(config.HF_ENDPOINT, timeout=_SECONDS_TO_ANSWER)
-            except requests.RequestException:  # load_dataset would try for half a minute before it looks in its cache
-                config.HF_HUB_OFFLINE = True
-        dataset = datasets.load_dataset(name, split=split)
-    except Exception as error:  # whatever its parts raise: HTTP, disk, file format
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if config.HF_HUB_OFFLINE and not offline:
-            reason = "no network"
-        raise CourseError(
-            f"{name} cannot be loaded from the Hugging Face hub ({reason}); set {key} to a .parquet or .jsonl file, "
-            "or to a folder with some, or run once with network"
-        ) from None
-    finally:
-        config.HF_HUB_OFFLINE = offline
-    layout = _layout(source, _arrow_names(dataset.features.arrow_schema), name, key)
-    yield from _table_rows(dataset.with_format("arrow").iter(BATCH_ROWS), layout, name)
-
-
-def _table_rows(tables: Iterable[Any], layout: Layout, name: str) -> Iterator[Row]:
-    """The rows of Arrow tables; those of one table with the same problem and gold come as one."""
-    start = 0
-    for table in tables:
-        numbers, counts = _first_rows(table, layout)
-        for number, count, row in zip(numbers, counts, table.take(numbers).to_pylist(), strict=True):
-            yield _row(f"{name}, row {start + number}", layout, row, count)
+    layout, start = LAYOUTS[source], 0
+    tables: Iterator[Any] = iter(())
+    while True:
+        try:  # reading only: what the caller does with a row raises its own errors
+            if not start:
+                tables = iter(datasets.load_dataset(**options).with_format("arrow").iter(BATCH_ROWS))
+            table = next(tables, None)
+        except Exception as error:  # whatever its parts raise: HTTP, disk, file format
+            cause = error.__cause__ or error
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            raise CourseError(f"{name} cannot be read ({reason}); {remedy}") from None
+        if table is None:
+            break
+        yield from _table_rows(table.flatten(), layout, source, name, key, start)
         start += table.num_rows
+    if not start:
+        raise CourseError(f"{name} is empty; {remedy}")
 
 
-def _first_rows(table: Any, layout: Layout) -> tuple[list[int], list[int]]:
-    """Number of the first row with each problem and gold, and how many rows have them.
-
-    Hashing in Arrow takes a tenth of the time that Python objects for all rows take.
-    """
-    import pyarrow as pa
-
-    numbers = list(range(table.num_rows))
-    try:
-        keys = {"gold": _arrow_column(table, layout.gold), **_texts(_arrow_column(table, layout.problem))}
-        groups = pa.table({**keys, "number": numbers}).group_by(list(keys), use_threads=False)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # types that no copy has: each row is checked, and named
-        return numbers, [1] * len(numbers)
-    first = groups.aggregate([("number", "min"), ("number", "count")]).sort_by("number_min")
-    return first["number_min"].to_pylist(), first["number_count"].to_pylist()
-
-
-def _texts(problems: Any) -> dict[str, Any]:
-    """Columns that tell problems apart: the texts, or role and content of chats with one message.
-
-    Raises ArrowInvalid where a chat has more messages or none.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pa.types.is_nested(problems.type):
-        return {"problem": problems}
-    lengths = pc.list_value_length(problems)  # pyright: ignore[reportAttributeAccessIssue]
-    if lengths.null_count or lengths.unique().to_pylist() not in ([], [1]):
-        raise pa.ArrowInvalid("not one message")
-    messages = pc.list_flatten(problems)  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: pc.struct_field(messages, name) for name in ("role", "content")}  # pyright: ignore
-
-
-def _arrow_column(table: Any, column: str) -> Any:
-    import pyarrow.compute as pc
-
-    top, _, field = column.partition(".")
-    return pc.struct_field(table[top], field) if field else table[top]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _arrow_names(schema: Any) -> set[str]:
-    """Columns of an Arrow schema, with the fields of those that have some: {"prompt", "extra_info.index", ...}."""
-    import pyarrow as pa
-
-    inner = {f"{f.name}.{field.name}" for f in schema if pa.types.is_struct(f.type) for field in f.type}
-    return {*schema.names, *inner}
-
-
-def _names(row: dict[str, Any]) -> set[str]:
-    """The same of a row as JSON has it."""
-    return {*row, *(f"{name}.{field}" for name, value in row.items() if isinstance(value, dict) for field in value)}
-
-
-def _layout(source: str, names: set[str], file: str, key: str) -> Layout:
-    """The layout whose columns a file has."""
-    for layout in LAYOUTS[source]:
-        if {layout.problem, layout.gold, layout.id} <= names:
-            return layout
-    known = " | ".join(", ".join((known.problem, known.gold, known.id)) for known in LAYOUTS[source])
-    raise CourseError(
-        f"{file} has the columns {', '.join(sorted(names))}, but {source} needs {known}; "
-        f"set {key} to a copy of {source}, or rename the columns"
-    )
-
-
-def _row(where: str, layout: Layout, values: dict[str, Any], count: int = 1) -> Row:
-    problem, gold, id, solution = (_value(values, column) for column in layout[:4])
-    return Row(where, layout, problem, gold, id, solution, count)
-
-
-def _value(row: dict[str, Any], column: str) -> Any:
-    """What a row has in "a" or in "a.b"; None where it has nothing."""
-    top, _, field = column.partition(".")
-    value = row.get(top)
-    if not field:
-        return value
-    return value.get(field) if isinstance(value, dict) else None
+def _table_rows(table: Any, layout: Layout, source: str, name: str, key: str, start: int) -> Iterable[Row]:
+    """The rows of an Arrow table whose structs are columns; those with the same problem and gold come as one."""
+    needed = (layout.problem, layout.gold, layout.id)
+    if not {*needed} <= {*table.column_names}:
+        raise CourseError(
+            f"{name} has the columns {', '.join(sorted(table.column_names))}, but {source} needs {', '.join(needed)}; "
+            f"set {key} to a copy of {source}, or rename the columns"
+        )
+    keys = table.select([layout.problem, layout.gold]).to_pandas().astype(str)  # a chat is a list, which has no hash
+    counts = keys.groupby(keys.columns.tolist(), sort=False, dropna=False)[layout.gold].transform("size")
+    first = (~keys.duplicated()).to_numpy().nonzero()[0].tolist()
+    for number, values in zip(first, table.take(first).to_pylist(), strict=True):
+        row = (values.get(column) for column in layout)
+        yield Row(f"{name}, row {start + number}", layout, *row, count=int(counts[number]))
