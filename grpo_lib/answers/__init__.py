@@ -1,28 +1,30 @@
-"""Find the final answer in a completion, and compare numbers by value.
+"""What answer a completion states, and whether it is the gold: a grader for each kind of gold answer.
 
-Two graders, always both. The strict one reads the last whole `<answer>…</answer>` block and wants one number stated
-there as the final answer; final_answer.py has the rules. The lenient one takes the last number anywhere,
-so that learning the tags is not mistaken for learning mathematics. Numbers are compared as exact rationals: no float,
-nothing executed.
+    is_correct(completion, gold)                  # tagged: one number in <answer> tags, as for GSM8K
+    is_correct(completion, gold, kind="latex")    # competition mathematics
 
-The graders read text that a policy is rewarded for, so none of them may raise or hang on any string: tags are
-found with `str.find`, and patterns only ever see the end of a long text.
-
-For competition mathematics there are two more readers, of golds that are integers (`integer_answer`) and of golds that
-are LaTeX (`latex_answer`, `same_latex`). `stated_answer` and `agrees` choose among the three by name, one of KINDS.
+tagged.py has the graders that the course teaches with, the strict and the lenient one.  The graders read text that a
+policy is rewarded for, so none of them may raise or hang on any string.
 """
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-from functools import lru_cache
+from collections.abc import Callable
 
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.answers.integers import integer_answer
 from grpo_lib.answers.latex import latex_answer, same_latex
-from grpo_lib.answers.numbers import LONGEST, canonical_form, find_numbers, parse_decimal, strip_markup
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
+from grpo_lib.answers.tagged import (
+    answer_block,
+    extract_answer,
+    format_is_exact,
+    format_is_loose,
+    is_close,
+    is_correct_leniently,
+    lenient_answer,
+    near_value,
+    same_value,
+)
 
 __all__ = [
     "KINDS", "agrees", "answer_block", "canonical_answer", "extract_answer", "format_is_exact",
@@ -30,150 +32,31 @@ __all__ = [
     "lenient_answer", "near_value", "same_latex", "same_value", "stated_answer",
 ]  # fmt: skip
 
-KINDS = ("tagged", "integer", "latex")  # of gold answers
-
-_TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
-
-WINDOW = 100  # characters that the lenient grader looks at, before the last digit
-_LAST_DIGIT = re.compile(r"(?s).*[\d¼½¾⅐-⅞]")
-_COMMON_END = re.compile(
-    r"(?:[=:>(]\s?|(?<!minus)(?<!egative)(?<=[a-z]) )\$?((?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?)\Z"
-)
-_NOTHING_MORE = re.compile(r"\Z|[.,)>]*(?:\Z|\n|</)")
-
-
-def answer_block(completion: str) -> str | None:
-    """The content of the last whole `<answer>…</answer>` block, untouched; None if there is none."""
-    opening = completion.rfind(ANSWER_OPEN, 0, max(completion.rfind(ANSWER_CLOSE), 0))
-    if opening < 0:
-        return None
-    start = opening + len(ANSWER_OPEN)
-    return completion[start : completion.find(ANSWER_CLOSE, start)]
-
-
-def extract_answer(completion: str) -> str | None:
-    """The number in the last whole `<answer>…</answer>` block, canonically spelled; None if there is none."""
-    block = answer_block(completion)
-    return None if block is None else canonical_answer(block)
+# Kind of the gold answer -> (what a completion states, whether that is the gold).
+GRADERS: dict[str, tuple[Callable[[str], str | None], Callable[[str | None, str], bool]]] = {
+    "tagged": (extract_answer, same_value),  # one number in <answer> tags
+    "integer": (integer_answer, same_value),  # the integer that is stated last
+    "latex": (latex_answer, same_latex),  # the LaTeX that is stated last, compared by algebra
+}
+KINDS = tuple(GRADERS)
 
 
 def is_correct(completion: str, gold: str, kind: str = "tagged") -> bool:
-    """Strict verdict: the answer that the completion states is `gold`, read as `kind` says.
-
-    Args:
-      kind: "tagged", one number in <answer> tags; "integer", the integer that is stated last; "latex", the LaTeX that
-        is stated last, by algebra. ValueError for another one.
-    """
-    if kind == "tagged":
-        return same_value(extract_answer(completion), gold)
+    """Strict verdict: the answer that the completion states is `gold`.  ValueError for a kind not in KINDS."""
     return agrees(stated_answer(completion, kind), gold, kind)
 
 
-def is_close(completion: str, gold: str, ratio: float) -> bool:
-    """Whether the tagged answer is within `ratio` of `gold` (0.1 = 10 % of its size, ends included)."""
-    return near_value(extract_answer(completion), gold, ratio)
-
-
-def same_value(answer: str | None, gold: str) -> bool:
-    """Whether `answer`, as `extract_answer` gave it, equals `gold` in value."""
-    return answer is not None and answer == _gold(gold)
-
-
-def near_value(answer: str | None, gold: str, ratio: float) -> bool:
-    """Whether `answer`, as `extract_answer` gave it, is within `ratio` of `gold`.
-
-    Of numerals too long for arithmetic (`LONGEST`) only equal ones are near each other.
-    """
-    target = _gold(gold)
-    if answer is None or target is None:
-        return False
-    if answer == target:
-        return True
-    if max(len(answer), len(target)) > 2 * LONGEST:
-        return False
-    return abs(Fraction(answer) - Fraction(target)) <= Fraction(str(ratio)) * abs(Fraction(target))
-
-
 def stated_answer(completion: str, kind: str) -> str | None:
-    """The answer that a completion states, as one of KINDS reads it; None for none. ValueError for another kind."""
-    if kind == "tagged":
-        return extract_answer(completion)
-    if kind == "integer":
-        return integer_answer(completion)
-    if kind == "latex":
-        return latex_answer(completion)
-    raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    """The answer that a completion states, as one of KINDS reads it; None for none.  ValueError for another kind."""
+    return _grader(kind)[0](completion)
 
 
 def agrees(answer: str | None, gold: str, kind: str) -> bool:
-    """Whether `answer`, as `stated_answer` gave it, is the same as `gold`. ValueError for a kind not in KINDS."""
-    if kind not in KINDS:
+    """Whether `answer`, as `stated_answer` gave it, is the same as `gold`.  ValueError for a kind not in KINDS."""
+    return _grader(kind)[1](answer, gold)
+
+
+def _grader(kind: str) -> tuple[Callable[[str], str | None], Callable[[str | None, str], bool]]:
+    if kind not in GRADERS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    return same_latex(answer, gold) if kind == "latex" else same_value(answer, gold)
-
-
-@lru_cache(maxsize=4096)
-def _short_gold(gold: str) -> str | None:
-    return canonical_answer(gold)
-
-
-def _gold(gold: str) -> str | None:
-    """`canonical_answer(gold)`, remembered: the same gold is compared with many completions."""
-    return _short_gold(gold) if len(gold) < 100 else canonical_answer(gold)
-
-
-def lenient_answer(completion: str) -> str | None:
-    """The last number anywhere in the completion, tags or not, in its canonical spelling."""
-    last_digit = _LAST_DIGIT.match(completion)
-    if not last_digit:
-        return None
-    end = last_digit.end()
-    common = _COMMON_END.search(completion, max(0, end - 40), end)
-    if common and _NOTHING_MORE.match(completion, end):
-        return parse_decimal(common[1])  # no need for a closer look at "… so it is 18."
-    start = max(0, end - WINDOW)
-    if start and completion[start - 1 : end].isdigit():  # an endless numeral: all of it, or nothing
-        return parse_decimal(completion[len(completion[:end].rstrip("0123456789.,")) : end])
-    if start and " " in completion[start:end]:
-        start = completion.find(" ", start, end)
-    text = strip_markup(
-        completion[start : end + 30]
-    )  # a little more, for "million" and the brace that closes \frac{1}{2}
-    numbers = find_numbers(text)
-    if not numbers:
-        return None
-    last = numbers[-1]
-    if last.value is None and "," in (
-        list_ := text[last.start : last.end]
-    ):  # "2,3,4" is not a number, but has a last one
-        return parse_decimal(list_.rstrip(".,").rpartition(",")[2])
-    return canonical_form(last.value)
-
-
-def is_correct_leniently(completion: str, gold: str) -> bool:
-    """Lenient verdict: the last number anywhere in the completion equals `gold` in value."""
-    return same_value(lenient_answer(completion), gold)
-
-
-def format_is_loose(completion: str) -> bool:
-    """Both blocks, in order and not blank, each tag exactly once; white space around the blocks is fine."""
-    if any(completion.count(tag) != 1 for tag in _TAGS):
-        return False
-    before, _, rest = completion.partition(REASONING_OPEN)
-    reasoning, closed, rest = rest.partition(REASONING_CLOSE)
-    between, opened, rest = rest.partition(ANSWER_OPEN)
-    answer, ended, after = rest.partition(ANSWER_CLOSE)
-    if not (closed and opened and ended):
-        return False
-    outside, inside = (before, between, after), (reasoning, answer)
-    return not any(text.strip() for text in outside) and all(text.strip() for text in inside)
-
-
-def format_is_exact(completion: str) -> bool:
-    """Exactly `<reasoning>…</reasoning><answer>…</answer>`: as `format_is_loose`, with no space outside."""
-    return (
-        format_is_loose(completion)
-        and completion.startswith(REASONING_OPEN)
-        and completion.endswith(ANSWER_CLOSE)
-        and REASONING_CLOSE + ANSWER_OPEN in completion
-    )
+    return GRADERS[kind]

@@ -7,31 +7,27 @@ are compared exactly. Only then math-verify (SymPy) compares what is left, eleme
 
 math-verify can take for ever: "10^{10^{10}}" is enough. Its own guard is SIGALRM, which works in the main thread only
 and does not stop a long operation in C (Math-Verify#55, #65), so the guard is switched off and the work is done in a
-worker process that can be killed. Considered for that worker: concurrent.futures and multiprocessing.Pool have no way
-to end one task; multiprocessing.Process starts by importing the user's script or notebook again (spawn, forkserver)
-or inherits a running JAX (fork); pebble does kill, but starts its processes in the same ways and is one more package.
-`subprocess` with one line of JSON each way has none of these problems. The worker ends when its
-standard input closes, and the kernel ends it when it has used its CPU time, so no worker outlives its parent for long.
+worker process that can be killed: multiprocessing's, started by spawn (fork would inherit a running JAX). Executors and
+pools have no way to end one task. The worker ends when its pipe closes, and the kernel ends it when it has used its CPU
+time, so no worker outlives its parent for long.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import multiprocessing
 import os
 import re
-import selectors
 import signal
-import subprocess
 import sys
 import threading
-import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from multiprocessing.context import SpawnProcess
+from typing import Any, NamedTuple
 
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import find_numbers, strip_markup
@@ -328,16 +324,6 @@ def _read_number(text: str) -> Fraction | None:
 
 # --- The worker, seen from this process ---
 
-_PROGRAM = "from grpo_lib.answers.latex import work; work()"
-
-
-class _Ended(Exception):
-    """The worker has ended; `out_of_time` says whether it was because of the clock."""
-
-    def __init__(self, out_of_time: bool):
-        super().__init__(out_of_time)
-        self.out_of_time = out_of_time
-
 
 @dataclass
 class _Worker:
@@ -345,7 +331,8 @@ class _Worker:
 
     killed: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
-    process: subprocess.Popen[bytes] | None = None
+    process: SpawnProcess | None = None
+    pipe: Any = None  # our end
     ready: bool = False
 
     def ask(self, stated: str, gold: str) -> bool:
@@ -353,15 +340,20 @@ class _Worker:
         with self.lock:
             for _ in range(2):  # once more if somebody else ended the worker
                 try:
-                    self._start()
-                    return self._exchange([stated, gold], WALL_SECONDS) is True
-                except _Ended as ended:
-                    self.close()
-                    if ended.out_of_time:
-                        break
+                    process = self._start()
+                    self.pipe.send((stated, gold))
+                    if self.pipe.poll(WALL_SECONDS):
+                        return self.pipe.recv() is True
+                    out_of_time = True
+                except (EOFError, OSError):  # it has ended
+                    process.join()
+                    out_of_time = process.exitcode == -signal.SIGPROF
                 except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one's
                     self.close()
                     raise
+                self.close()
+                if out_of_time:
+                    break
             self.killed += 1
             self._launch()  # imports SymPy while the caller goes on
             return False
@@ -370,66 +362,41 @@ class _Worker:
         """End the process, if there is one, and wait until it is gone."""
         with self.lock:
             process, self.process, self.ready = self.process, None, False
-            if process is None:
-                return
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # a line that could not be written is lost
-                    cast(Any, pipe).close()
+            if process is not None:
+                process.kill()
+                process.join()
+                self.pipe.close()
 
-    def _launch(self) -> None:
-        root = str(Path(__file__).parents[2])  # grpo_lib may have been found through sys.path only
-        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM],
-            env=os.environ | {"PYTHONPATH": paths},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a notebook is not for the worker
-        )
+    def _launch(self) -> SpawnProcess:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs,), daemon=True)
+        # spawn imports the user's script again, unless its `__main__` is one that comes from nowhere.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            self.process.start()
+        finally:
+            sys.modules["__main__"] = main
+        theirs.close()  # so that the end of the worker closes the pipe
         self.ready = False
+        return self.process
 
-    def _start(self) -> None:
+    def _start(self) -> SpawnProcess:
         """Launch the worker unless it runs, and wait until it is ready."""
-        if self.process is None or self.process.poll() is not None:
+        process = self.process
+        if process is None or not process.is_alive():
             self.close()
-            self._launch()
-        if self.ready:
-            return
-        try:
-            greeting = self._read(START_SECONDS)
-        except _Ended:
+            process = self._launch()
+        if not self.ready:
             greeting = "it did not start"
-        if greeting != "ready":
-            self.close()
-            raise CourseError(f"LaTeX answers are compared by math-verify, and {greeting}: run make setup")
-        self.ready = True
-
-    def _exchange(self, message: Any, seconds: float) -> Any:
-        assert self.process and self.process.stdin
-        try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-        except OSError:
-            raise _Ended(False) from None
-        return self._read(seconds)
-
-    def _read(self, seconds: float) -> Any:
-        """The next line of the worker. `_Ended` if it has ended, or says nothing for so many seconds."""
-        assert self.process and self.process.stdout
-        line, deadline = b"", time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _Ended(True)
-                read = os.read(self.process.stdout.fileno(), 4096)
-                if not read:
-                    raise _Ended(self.process.wait() == -signal.SIGPROF)
-                line += read
-        return json.loads(line)
+            with contextlib.suppress(EOFError, OSError):
+                greeting = self.pipe.recv() if self.pipe.poll(START_SECONDS) else greeting
+            if greeting != "ready":
+                self.close()
+                raise CourseError(f"LaTeX answers are compared by math-verify, and {greeting}: run make setup")
+            self.ready = True
+        return process
 
 
 _worker = _Worker()
@@ -448,15 +415,12 @@ atexit.register(close)
 # --- The worker itself ---
 
 
-def work() -> None:
-    """Answer lines `[stated, gold]` on standard input with `true` or `false`, until it closes."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # ANTLR prints to standard output
-
-    def say(answer: Any) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
+def work(pipe: Any) -> None:
+    """Answer pairs (stated, gold) with True or False, until the pipe closes."""
+    os.setsid()  # Ctrl-C in a notebook is not for the worker
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # ANTLR prints to standard output
+        os.dup2(nowhere, stream)
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -464,21 +428,24 @@ def work() -> None:
     try:
         from math_verify import verify
     except ImportError as error:
-        say(f"it cannot be imported ({error})")
+        pipe.send(f"it cannot be imported ({error})")
         return
     verify("1", "1", timeout_seconds=None)
     _algebra("\\sqrt{4}", "x + 1")  # compiles its patterns, builds its parser
-    say("ready")
-    for line in sys.stdin:
+    pipe.send("ready")
+    while True:
+        try:
+            stated, gold = pipe.recv()
+        except EOFError:  # the parent has ended, or closed it
+            return
         # SIGPROF's default action ends the process, in the middle of a long operation in C too.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
-            stated, gold = json.loads(line)
             same = _compare(stated, gold, _algebra) is True
         except Exception:  # SymPy raises many kinds
             same = False
         signal.setitimer(signal.ITIMER_PROF, 0)
-        say(same)
+        pipe.send(same)
 
 
 _DECIMAL = re.compile(r"(?<![0-9.^_{])([0-9]*)\.([0-9]*)(?:\\overline\s*\{([0-9]+)\}|(?<=[0-9]))(?![0-9.])")

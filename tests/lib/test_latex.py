@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,7 @@ def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
 # --- The worker ---
 
 
-def process() -> subprocess.Popen[bytes]:
+def process() -> SpawnProcess:
     worker = latex._worker.process
     assert worker is not None
     return worker
@@ -282,10 +283,12 @@ print(latex._worker.process.pid, flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["returns", "is killed"])
-def test_the_worker_ends_with_its_parent(end: str, root: Path) -> None:
-    """The parent itself never imports SymPy."""
-    program = PARENT + ("time.sleep(60)" if end == "is killed" else "")
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root) as parent:
+def test_the_worker_ends_with_its_parent(end: str, root: Path, tmp_path: Path) -> None:
+    """The parent, a script that does not ask for its `__name__`, never imports SymPy and runs once."""
+    script = tmp_path / "script.py"
+    script.write_text(PARENT + ("time.sleep(60)" if end == "is killed" else ""))
+    command, path = [sys.executable, str(script)], {"PYTHONPATH": str(root)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | path) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())
         if end == "is killed":
@@ -300,7 +303,7 @@ def test_the_worker_ends_with_its_parent(end: str, root: Path) -> None:
 def test_a_worker_without_math_verify_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     latex.close()
     (tmp_path / "math_verify.py").write_text("raise ImportError('not there')")
-    monkeypatch.setattr(latex, "_PROGRAM", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {latex._PROGRAM}")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=r"not there.*make setup"):
         answers.same_latex("\\sqrt{4}", "2")
     monkeypatch.undo()
