@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,6 +149,9 @@ def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
     data = scaled.model_dump(mode="json")
     data["name"] += "-random"
     data["model"] |= {"path": str(folder), "maxtext_name": recipe.model.maxtext_name}
+    data["evaluation"]["samples"] = 0  # nothing to measure
+    for source in data["problems"] if scaled.tasks else [data["problems"]]:
+        source["test"] = 2
     data["grpo"]["dynamic_sampling"] = None  # random text is never right, and every group would be left out
     return parse_recipe(data, origin=f"smoke test of {recipe.name}")
 
@@ -294,8 +298,8 @@ def run(
     """Test the random model, then train the tiny one by the scaled recipe, and report the outcome.
 
     Args:
-      directory: the run directory of the tiny model; the other's is NAME-random.  All output is next to it, in
-        NAME.log; `log` gets the lines that are our own.
+      directory: the run directory of the tiny model; the other's is NAME-random, its model NAME-model.  All output is
+        next to it, in NAME.log; `log` gets the lines that are our own.
       base: the tiny model as a MaxText checkpoint in the recipe's dtype, from an earlier smoke test; None converts it.
 
     Raises CourseError when the directory is in use and `overwrite` is not set.
@@ -309,10 +313,11 @@ def run(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     log_file.unlink(missing_ok=True)
     started = time.monotonic()
-    exit_code, random = 0, random_recipe(recipe, scaled, random_run / "model")
+    exit_code, random = 0, random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
     if random_model.family(recipe.model):
         log(f"a random model, architecture {random_model.family(recipe.model)}:")
-        random_model.write_random_model(recipe.model, random.model.path, recipe.seed)
+        with warnings.catch_warnings(action="ignore"):  # of torch, which MaxText's table imports where it is installed
+            random_model.write_random_model(recipe.model, random.model.path, recipe.seed)
         command = "train" if trains_random_model(recipe, scaled) else "convert"
         exit_code = _run_logged(command, random, random_run, [], log_file, log)
     if not exit_code:
