@@ -47,17 +47,6 @@ def test_all_are_executed_with_the_parameters(tmp_path, capsys):
     assert all(name in printed for name in run_notebooks.NOTEBOOKS)
 
 
-def test_each_kernel_has_imported_what_its_notebook_needs(tmp_path, monkeypatch):
-    """One notebook more than kernels that wait; none of them imports for another."""
-    first, *others = names = ("00_setup", "01_checkpoint_conversion", "02_reward_design")
-    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", names)
-    monkeypatch.setattr(run_notebooks, "PRELOADED", {first: "wave"} | dict.fromkeys(others, "json"))
-    cells = "import gc, sys", "print('wave' in sys.modules, gc.get_freeze_count() > 0)"
-    executed = run_notebooks._execute_all(write_all(tmp_path / "notebooks", *cells), tmp_path / "run", {})
-    printed = [run_notebooks.code_cells(executed[name])[-1].outputs[0].text for name in names]
-    assert printed == ["True True\n", "False True\n", "False True\n"]
-
-
 def test_first_error_stops_and_names_cell_and_exception(tmp_path):
     folder = write_all(tmp_path / "notebooks", "{}['reward']")
     with pytest.raises(run_notebooks.NotebookFailed, match=r"00_setup\.ipynb, cell 3: KeyError: 'reward'") as failure:
@@ -113,32 +102,6 @@ def test_in_place_publishes_all_or_nothing(tmp_path):
     with pytest.raises(CourseError, match=r"01_checkpoint_conversion\.ipynb is not published: cell None shows a path"):
         run_notebooks.publish(executed, folder)
     assert {path: path.read_text() for path in folder.iterdir()} == before
-
-
-def test_in_place_refuses_other_parameters(tmp_path):
-    folder = write_all(tmp_path / "notebooks")
-    with pytest.raises(CourseError, match="drop --recipe and --run"):
-        run_notebooks.run_course("recipes/tiny-cpu.yaml", "other", folder, tmp_path / "runs", in_place=True)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_what_keeps_outputs_from_being_published(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_notarealtoken")
-    outputs = {
-        "stderr": new_output("stream", name="stderr", text="a warning"),
-        "path": new_output("execute_result", {"text/plain": "PosixPath('/home/someone/x')"}),
-        "secret": new_output("stream", name="stdout", text="token hf_notarealtoken"),
-        "error": new_output("error", ename="ValueError", evalue="", traceback=[]),
-        "widget": new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "0"}}),
-    }
-    for word, output in outputs.items():
-        book = notebook("x")
-        book.cells[-1].outputs = [output]
-        problems = run_notebooks.publication_problems(book)
-        assert len(problems) == 1 and word in problems[0]
-    fine = notebook("x")
-    fine.cells[-1].outputs = [new_output("display_data", {"image/png": "/home/aaaa", "text/plain": "<Figure>"})]
-    assert run_notebooks.publication_problems(fine) == []
 
 
 def test_result_is_the_last_five_lines(tmp_path, capsys):

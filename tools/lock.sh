@@ -33,5 +33,5 @@ universal bootstrap.lock bootstrap.in
 # The peer of benchmarks/step_time.py, in an environment of its own.  torch is installed by version, see there.
 universal trl.lock trl.in --override trl-overrides.txt --no-emit-package torch --no-annotate
 
-# What rents TPU VMs, for a machine of your own and for tests/test_sky_task.py.
+# What rents TPU VMs, for a machine of your own.
 universal sky.lock sky.in --no-annotate

@@ -20,5 +20,5 @@ def plain_table(title: str, *columns: str, right: int = 0) -> Table:
 
 def table_text(table: Table) -> str:
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, highlight=False).print(table)
+    Console(file=file, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.text_table import plain_table, table_text
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import differences, load_recipe
 from grpo_train.report.comparison import PHASES, flip_counts, read_json
@@ -183,8 +184,10 @@ def verdict(compared: RunComparison) -> str:
 def text(compared: RunComparison) -> str:
     """The comparison for a terminal, without characters that control one."""
     sides = {"A": compared.a, "B": compared.b}
-    runs = [[label, s.name, f"{s.steps:,}", _rate_text(s.before), _rate_text(s.after)] for label, s in sides.items()]
-    blocks = [_table([["", "run", "steps", "before", "after"], *runs], "<<>>>"), verdict(compared)]
+    runs = plain_table("", "run", "steps", "before", "after")
+    for label, side in sides.items():
+        runs.add_row(label, side.name, f"{side.steps:,}", _rate_text(side.before), _rate_text(side.after))
+    blocks = [table_text(runs), verdict(compared)]
     if (pairing := compared.paired) and pairing.p_value is not None:
         blocks[-1] += (
             f"\nboth right {pairing.both_right:,}, only A right {pairing.only_a:,}, only B right {pairing.only_b:,}, "
@@ -193,12 +196,10 @@ def text(compared: RunComparison) -> str:
     head = "The recipes differ (A != B):" if compared.recipe else "The recipes are the same."
     blocks.append("\n".join([head, *(f"  {line}" for line in compared.recipe)]))
     if compared.metrics:
-        head = [f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit"]
-        values = [
-            [m.name, f"{m.a:.4g}", f"{m.b:.4g}", f"{m.difference:+.2g}", m.unit.replace("none", "")]
-            for m in compared.metrics
-        ]
-        blocks.append(_table([head, *values], "<>>><"))
+        table = plain_table(f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit", right=3)
+        for m in compared.metrics:
+            table.add_row(m.name, f"{m.a:.4g}", f"{m.b:.4g}", f"{m.difference:+.2g}", m.unit.replace("none", ""))
+        blocks.append(table_text(table))
     only = {"A": compared.only_a, "B": compared.only_b}
     blocks += [f"only in {label}: {', '.join(names)}" for label, names in only.items() if names]
     blocks += [f"early warning in {label}: {alert}" for label, side in sides.items() for alert in side.alerts]
@@ -207,13 +208,3 @@ def text(compared: RunComparison) -> str:
 
 def _rate_text(rate: Rate | None) -> str:
     return f"{percent(rate.accuracy)} ({rate_range(rate.interval)}, n = {rate.n:,})" if rate else "–"
-
-
-def _table(rows: Sequence[Sequence[str]], alignment: str) -> str:
-    """Aligned columns, "<" to the left and ">" to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, alignment, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)

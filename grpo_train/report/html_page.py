@@ -43,7 +43,7 @@ class Frame:
             size = f"height:calc({self.height}px + {height / width:.4f} * min(100cqw, {width}px));max-width:{width}px"
         return (
             f"<div style='container-type:inline-size'><iframe title='{html.escape(self.title)}' "
-            f"sandbox='allow-scripts allow-downloads' "
+            f"sandbox='allow-scripts' "
             f"style='box-sizing:border-box;width:100%;border:1px solid #8c959f;border-radius:6px;{size}' "
             f"srcdoc='{document}'></iframe></div>"
             + (f"<p style='font-size:85%'>{html.escape(self.note)}</p>" if self.note else "")

@@ -10,8 +10,6 @@ Excel does not read it as UTF-8.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from pathlib import Path
@@ -38,9 +36,16 @@ def export_table(run_dir: str | os.PathLike) -> tuple[Path, Path]:
     Raises:
       CourseError: no such run directory, or no evaluation in it.
     """
-    compared = comparison.load(run_dir, need_evaluation=True)
-    rows, folder = table(compared), Path(run_dir) / "evals"
-    return _write_csv(folder / "answers.csv", rows), _write_parquet(folder / "answers.parquet", rows)
+    import pandas
+
+    compared, folder = comparison.load(run_dir, need_evaluation=True), Path(run_dir) / "evals"
+    frame = pandas.DataFrame(table(compared), dtype=object).map(_storable)
+    text = frame.map(_for_spreadsheet).to_csv(index=False)
+    binary = frame.infer_objects().to_parquet(index=False, compression="zstd")
+    return (
+        write_text_atomic(folder / "answers.csv", f"\ufeff{text}"),
+        write_bytes_atomic(folder / "answers.parquet", binary),
+    )
 
 
 def table(compared: Comparison) -> list[dict[str, Any]]:
@@ -62,34 +67,10 @@ def table(compared: Comparison) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in names} for row in rows.values()]
 
 
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(rows[0])
-    writer.writerows([_cell(value) for value in row.values()] for row in rows)
-    return write_text_atomic(path, "\ufeff" + buffer.getvalue())
+def _for_spreadsheet(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-def _cell(value: Any) -> str:
-    """Numbers and booleans as JavaScript writes them, so that the report's download is the same file."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    text = str(value)
-    return f"'{text}" if isinstance(value, str) and _FORMULA.match(text) else text
-
-
-def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    def storable(value: Any) -> Any:  # a lone surrogate has no form in UTF-8
-        return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-    columns = {name: [storable(row[name]) for row in rows] for name in rows[0]}
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), buffer, compression="zstd")
-    return write_bytes_atomic(path, buffer.getvalue())
+def _storable(value: Any) -> Any:
+    """A lone surrogate has no form in UTF-8."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -186,14 +186,6 @@ def test_samples_of_latex_vote_by_their_text():
     assert 0 <= low < 2 / 3 < high <= 1
 
 
-def test_pass_at_k_is_given_for_powers_of_two_and_for_all_samples():
-    for samples, ks in ((1, ["1"]), (2, ["1", "2"]), (6, ["1", "2", "4", "6"])):
-        pass_at_k = quiet(double, sampled=double, samples=samples).summary()["pass_at_k"]
-        assert list(pass_at_k) == ks and set(pass_at_k.values()) == {1.0}
-    nothing = quiet(double, sampled=lambda prompts: ["?"] * len(prompts), samples=2).summary()
-    assert (nothing["maj_at_k"], nothing["pass_at_k"]["1"], nothing["accuracy"]) == (0, 0, 1)
-
-
 def test_the_seed_is_that_of_the_batch_and_the_longest_prompts_come_first():
     seeds, lengths = [], []
 
@@ -393,40 +385,6 @@ def test_an_interrupted_evaluation_asks_only_for_what_is_missing(tmp_path, batch
     assert path.read_bytes() == clean.read_bytes()
     assert run == EvalRun.load(clean)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["after.jsonl", "clean.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"problems": [*PROBLEMS[:-1], problem(19, answer="1")]}, "problems, prompts or samples"),
-        ({"render": str.upper}, "problems, prompts or samples"),
-        ({"sampled": refuse}, "problems, prompts or samples"),
-        ({"batch_size": 7}, "batch_size"),
-        ({"model": "step 60"}, "model"),
-        ({"settings": {"temperature": 0.7}}, "settings"),
-    ],
-)
-def test_the_partial_file_of_another_evaluation_is_refused(tmp_path, change, field):
-    path = tmp_path / "a.jsonl"
-    options = {"batch_size": 6, "model": "step 30", "settings": {"temperature": 1.0}}
-    interrupt(path, 2, **options)
-    before = (tmp_path / "a.jsonl.partial").read_bytes()
-    with pytest.raises(CourseError, match=rf"a\.jsonl\.partial: .*\({field} differ\); remove it") as caught:
-        quiet(refuse, path=path, **options | change)
-    assert "\n" not in str(caught.value)
-    assert (tmp_path / "a.jsonl.partial").read_bytes() == before
-    assert len(quiet(double, path=path, **options).records) == 20
-
-
-def test_a_partial_file_without_a_batch_does_not_stop_another_evaluation(tmp_path):
-    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
-    interrupt(path, 1, batch_size=6, model="wrong")
-    whole = partial.read_bytes()
-    for cut in (0, 9, whole.index(b"\n"), whole.index(b"\n") + 1, len(whole) - 2):  # killed within the first batch
-        partial.write_bytes(whole[:cut])
-        interrupt(path, 2, batch_size=3, model="right")
-        assert len(quiet(double, path=path, batch_size=3, model="right").records) == 20
-        path.unlink()
 
 
 def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Files are whole or absent, and a log survives a torn last line."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -36,15 +35,6 @@ def test_a_failure_keeps_the_old_file(tmp_path, monkeypatch):
         files.write_text_atomic(path, "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
-
-
-def test_written_files_follow_the_umask(tmp_path):
-    old = os.umask(0o022)
-    try:
-        path = files.write_text_atomic(tmp_path / "a.txt", "x")
-    finally:
-        os.umask(old)
-    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_json_refuses_what_json_cannot_say(tmp_path):
@@ -92,10 +82,3 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
         path.write_text(text)
         with pytest.raises(CourseError, match=words):
             files.read_jsonl(path)
-
-
-def test_an_address_is_kept_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert str(files.location("gs://bucket/base") / "0") == "gs://bucket/base/0"
-    assert files.location("base") == tmp_path.resolve() / "base"
-    assert files.is_address("gs://bucket") and not files.is_address(Path("gs:/bucket"))

@@ -5,7 +5,7 @@ import pytest
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import preflight, roofline
-from grpo_tpu.compile_jobs import GIB, Compilation, few_layers, programs_of
+from grpo_tpu.compile_jobs import GIB, Compilation, programs_of
 from grpo_tpu.compiler import bytes_needed
 from grpo_tpu.preflight import saved_result, saved_results, table
 from grpo_train.recipes import load_recipe, parse_recipe, profiles_of
@@ -77,34 +77,6 @@ def stand_in(activations_gib=1.0, limit_gib=31.0, weights_gib=8.0, prefill_gib=2
         )
 
     return compile
-
-
-def test_a_program_has_what_decides_how_it_is_compiled():
-    base = programs_of(recipe())
-    assert set(base) == {"update"}
-    for taken in ({"beta": 0.1}, {"iterations": 2}):
-        assert set(programs_of(recipe(grpo=taken))) == {"update", "logps"}
-    # Equal products of prompts and completions are one program.
-    assert programs_of(recipe(grpo={"group_size": 16, "epsilon": 0.1}, training={"steps": 7})) == base
-    others = [
-        programs_of(recipe(**sections))["update"]
-        for sections in (
-            {"model": {"remat": "full"}},
-            {"training": {"micro_batch_size": 64}},
-            {"rollout": {"max_completion_length": 512}},
-            {"rollout": {"temperature": 0.9}},
-            {"grpo": {"beta": 0.1}},
-            {"grpo": {"iterations": 2}},
-            {"hardware": {"trainer_tensor": 2}},
-            {"loss": {"implementation": "pallas"}},
-        )
-    ]
-    assert few_layers(others[-1]) == few_layers(base["update"])
-    quick = programs_of(recipe(), quick=True)["update"]
-    assert few_layers(quick) == few_layers(base["update"])
-    every = [base["update"], quick, *few_layers(quick), *others]
-    assert len({program.key({}) for program in every}) == len(every)
-    assert quick.key({"jax": "1"}) != quick.key({"jax": "2"})
 
 
 def test_a_part_of_a_slice_is_compiled_as_a_slice_where_there_is_one():
@@ -212,21 +184,6 @@ def test_a_sampler_on_chips_of_its_own():
     names = {line.name for line in samples.lines}
     assert {"sampler weights", "KV cache", "sync: arriving weight", "reserve"} <= names
     assert not names & {"actor weights", "sync: one weight"}
-
-
-def test_what_sampling_has_room_for_is_said():
-    made = tunix(rollout={"micro_batch_size": 2}, training={"micro_batch_size": 16}, evaluation={"batch_size": 16})
-    result = preflight.examine(made, stand_in())  # 8 rows in a process
-    (note,) = (note for note in result.notes if "what sampling leaves free" in note)
-    assert "rollout.micro_batch_size=16, the whole step" in note
-    (chip,) = result.chips
-    used = sum(line.bytes for line in chip.lines if line.phases == ("sampling",))
-    times = 1 + (chip.usable - chip.total("sampling")) / used
-    longest = int(note.partition("max_completion_length=")[2].partition(" ")[0])
-    assert longest <= 1024 * times - 256 < longest + 64
-    assert not any("evaluation" in note for note in result.notes)
-    tight = preflight.examine(made, stand_in(prefill_gib=80.0))  # 20 of 30.75 GiB for 2 prompts
-    assert any("rollout.micro_batch_size=2" in note for note in tight.notes)
 
 
 def test_an_evaluation_that_samples_more_at_once_is_pointed_out():

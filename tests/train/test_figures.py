@@ -10,9 +10,8 @@ import pytest
 from test_report import PROBLEMS, ROWS, log
 
 from grpo_lib import rewards
-from grpo_lib.common.errors import CourseError
-from grpo_lib.evaluation import EvalRun, evaluate, summarize
-from grpo_train.report import figures, live_plot
+from grpo_lib.evaluation import evaluate, summarize
+from grpo_train.report import figures
 from grpo_train.report.alt_text import alt_text
 from grpo_train.report.comparison import Comparison, gain_parts
 from grpo_train.runs.metric_glossary import REWARD_MEAN
@@ -90,22 +89,6 @@ def test_the_thick_line_is_the_mean_of_the_last_steps():
     assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
 
 
-def test_rounding_noise_looks_like_zero_and_no_factor_stands_above_a_panel():
-    rows = [
-        {"step": step, "loss": 1e-9 * step, "entropy": 1e-5, "completions/mean_length": 12_000.0} for step in (1, 2, 3)
-    ]
-    figure = figures.training_curves(rows)
-    figure._repr_png_()
-    assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == [""] * 3
-    limits = {axes.get_title("left").partition(" (")[0]: axes.get_ylim() for axes in figure.axes}
-    assert limits["Loss"] == pytest.approx((-0.01, 0.01), abs=1e-6) and limits["Entropy"] == (0, 0.001)
-
-
-def test_a_line_keeps_its_colour_where_another_is_missing():
-    (axes,) = figures.training_curves([{"step": 1, "accuracy": 0.5, "validation_accuracy": 0.5}]).axes
-    assert [line.get_color() for line in lines(axes)] == [figures.BLUE, figures.GREEN]  # as the report says
-
-
 def test_no_rows_and_no_evaluation_are_said():
     assert "No training step" in figures.training_curves([]).texts[0].get_text()
     assert "No evaluation" in figures.before_after({}).texts[0].get_text()
@@ -131,24 +114,6 @@ def test_the_parts_of_the_gain_are_bars_that_add_up():
     gain = 100 * (AFTER.summary()["accuracy"] - BEFORE.summary()["accuracy"])
     assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(gain)
     assert f"{gain:+.1f}" in axes.get_title("left") and f"{gain:+.1f}" in alt_text(figure)
-
-
-def test_runs_side_by_side_draw_what_each_run_has():
-    runs = {"one": [{"step": 1, "reward": 1.0, "accuracy": 0.5}, {"step": 2, "reward": 3.0}], "two": [{"step": 1}]}
-    figure = figures.runs_side_by_side(runs, ("reward", "accuracy"))
-    reward, accuracy = figure.axes
-    assert [list(line.get_ydata()) for line in reward.get_lines()] == [[1.0, 3.0], []]
-    assert [line.get_linestyle() for line in reward.get_lines()] == ["-", "--"]  # not told by colour alone
-    assert reward.get_ylim()[1] > 1.1 and accuracy.get_ylim()[1] < 1.1
-
-
-def test_flips():
-    axes = figures.flips(BEFORE, AFTER).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [5, 22]
-    assert [text.get_text() for text in axes.texts] == ["5", "22"]
-    with pytest.raises(CourseError, match="different problems"):
-        figures.flips(BEFORE, EvalRun(AFTER.records[:-1]))
-    figures.flips(BEFORE, BEFORE)._repr_png_()  # nothing changed
 
 
 def test_the_parts_of_the_reward_are_lines_of_one_panel():
@@ -190,32 +155,6 @@ def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
 
 
 # --- the live plot ---
-
-
-def test_the_live_plot_does_nothing_outside_a_notebook(capsys, monkeypatch):
-    monkeypatch.setattr(live_plot, "training_curves", lambda *_: pytest.fail("drew a figure"))
-    plot = live_plot.LivePlot(total_steps=3)
-    for row in [*ROWS[:3], ROWS[2] | {"validation_accuracy": 0.5}]:  # the last row again, with its validation
-        plot(row)
-    assert capsys.readouterr().out == ""
-    assert plot.rows == [*ROWS[:2], ROWS[2] | {"validation_accuracy": 0.5}]
-
-
-def test_the_live_plot_redraws_seldom_and_always_draws_the_last_step(monkeypatch):
-    drawn, clock = [], [0.0]
-    plot = live_plot.LivePlot(total_steps=20)
-
-    def draw():
-        drawn.append(len(plot.rows))
-        plot._next = clock[0] + plot.SECONDS_BETWEEN
-
-    monkeypatch.setattr(plot, "_draw", draw)
-    monkeypatch.setattr(live_plot, "_in_notebook", lambda: True)
-    monkeypatch.setattr(live_plot.time, "monotonic", lambda: clock[0])
-    for row in ROWS[:20]:
-        clock[0] += 0.2
-        plot(row)
-    assert drawn == [1, 4, 7, 10, 13, 16, 19, 20]
 
 
 def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings():

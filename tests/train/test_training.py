@@ -298,31 +298,6 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
-@pytest.mark.parametrize(
-    "sections, message",
-    [
-        (
-            {"hardware": {"accelerator": "v6e-8"}},
-            r"needs 8 devices \(8 that train\) and JAX finds 4 here; run it on v6e-8",
-        ),
-        (
-            {"hardware": {"trainer_devices": 3, "sampler_devices": 2}},
-            r"needs 5 devices \(3 that train, 2 that sample\)",
-        ),
-        ({"hardware": {"trainer_tensor": 3}}, r"trainer_tensor=3 must divide its 4 devices"),
-        (
-            {"training": {"micro_batch_size": 3}, "grpo": {"group_size": 3}},
-            r"micro_batch_size=3 must .*of 12 .*4 trainer replicas.*: use 12",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_devices_is_refused(recipe, sections, message):
-    from grpo_train.engines.cluster import assign_devices
-
-    with pytest.raises(CourseError, match=message):
-        assign_devices(change(recipe, **sections), FOUR)
-
-
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
@@ -359,25 +334,6 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert without_clocks(rows) == without_clocks(whole)
     assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
     assert len([*(tmp_path / "stopped" / "tensorboard").rglob("*.xplane.pb")]) == 2
-
-
-def test_the_loss_and_the_old_policy_without_logits_take_the_same_step(build, recipe, tmp_path, monkeypatch):
-    from tunix.rl import rl_cluster
-
-    from grpo_train import training
-
-    monkeypatch.setattr(
-        rl_cluster.RLCluster, "get_actor_per_token_logps", lambda *_, **__: pytest.fail("asked for logits")
-    )
-    twice = change(
-        recipe, loss={"implementation": "chunked"}, grpo={"iterations": 2}, rollout={"temperature": 0.8},
-        training={"steps": 1},
-    )  # fmt: skip
-    rows = training.train(build(tmp_path / "own", twice))
-    monkeypatch.undo()
-    wanted = training.train(build(tmp_path / "wanted", change(twice, loss={"implementation": "jax"})))
-    for own, theirs in zip(without_clocks(rows), without_clocks(wanted), strict=True):
-        assert own == pytest.approx(theirs, abs=1e-4)
 
 
 def test_checkpoints_may_lie_in_a_bucket(recipe, tmp_path):

@@ -31,7 +31,7 @@
   const either = test => problem => problem.runs.some(test);
   const right = (problem, phase) => problem.runs[phase].strict;
   const when = both ? ", before or after" : "";
-  const filters = [["all", "all", () => true]]; // [name in the address, label, test, what it means]
+  const filters = [["all", "all", () => true]]; // [name, label, test, what it means]
   if (both) {
     filters.push(
       ["gained", "wrong → right", p => !right(p, 0) && right(p, 1)],
@@ -48,8 +48,6 @@
     ["error", "grading error", either(run => run.error !== null), "the answer could not be graded" + when]);
 
   const PAGE = 100;
-  // The address holds the filters and the open problem, so that it can be shared; a frame inside a notebook has no address of its own.
-  const addressed = window.parent === window;
   const $ = id => document.getElementById(id);
   const search = $("search"), body = $("rows"), more = $("more"), count = $("count"), bar = $("filters"), moves = $("moves");
   const choices = phases.map((name, phase) => choice(
@@ -176,11 +174,6 @@
     back.disabled = place === 0;
     on.disabled = place === found.length - 1;
     steer.append(back, on, element("span", "note", (place + 1) + " of " + found.length));
-    if (addressed) {
-      const link = element("a", "", "link to this problem");
-      link.href = address(problem.id);
-      steer.append(link);
-    }
     steer.append(button("close", () => close(true)));
     problem.runs.forEach((run, phase) => panes.append(pane(problem, phase)));
     let gold = "Gold answer: " + problem.gold;
@@ -205,7 +198,6 @@
     const opener = fold();
     state.open = "";
     if (focus) opener?.focus();
-    remember();
   }
 
   function open(problem, focus) {
@@ -218,7 +210,6 @@
     row.after(detail);
     opener.setAttribute("aria-expanded", "true");
     state.open = problem.id;
-    remember();
     if (focus) {
       opener.focus({ preventScroll: true });
       row.scrollIntoView({ block: "start" });
@@ -277,8 +268,6 @@
     more.hidden = shown >= found.length;
     count.textContent = found.length === 0 ? "Nothing matches" + (names && ": " + names) + "." :
       shown < found.length ? "Showing " + some + " of " + all + "." : all + " shown.";
-    $("paper").textContent = (names && names + ": ") + (shown < found.length ?
-      some + " of " + all + " answers; filter first to print others." : all + (found.length === 1 ? " answer." : " answers."));
   }
 
   // What is filtered by, in words.
@@ -326,7 +315,7 @@
     append();
     const wanted = found.find(problem => problem.id === state.open);
     state.open = "";
-    if (wanted) open(wanted, false); else remember();
+    if (wanted) open(wanted, false);
   }
 
   function drawMoves(list) {
@@ -359,72 +348,13 @@
     moves.append(table);
   }
 
-  // --- what is chosen, and the address that names it ---
+  // --- what is chosen ---
 
   function change(what) {
     Object.assign(state, what);
     search.value = what.q ?? search.value; // else it may hold what is being typed
     draw();
   }
-
-  function address(id) {
-    const filter = state.filter === "all" ? "" : state.filter;
-    return "#" + new URLSearchParams(Object.entries({ ...state, filter, open: id }).filter(([, value]) => value));
-  }
-  const parameters = () => new URLSearchParams(location.hash.slice(1));
-  // Opening a problem is an entry of the history, so that "back" closes it; unless the entry under this one is the same
-  // list already (after "close"). All else replaces the entry that there is.
-  function remember() {
-    if (!addressed || (location.hash || "#") === address(state.open)) return;
-    const under = address("");
-    if (state.open && !parameters().get("open") && history.state?.under !== under) {
-      history.pushState({ under }, "", address(state.open));
-    } else {
-      history.replaceState(history.state, "", address(state.open));
-    }
-  }
-  function recall() {
-    const list = address("");
-    for (const key of Object.keys(state)) state[key] = parameters().get(key) ?? "";
-    if (!filterOf(state.filter)) state.filter = "all";
-    for (const { name, values } of choices) if (!values.includes(state[name])) state[name] = "";
-    const wanted = problems.find(problem => problem.id === state.open);
-    if (wanted && !(matching()(wanted) && chosen(wanted) && filterOf(state.filter)[2](wanted))) Object.assign(state, CLEAR);
-    search.value = state.q;
-    if (found.length && list === address("")) { // back and forward: the rows stay where they are
-      if (wanted) open(wanted, true); else close(true);
-      return;
-    }
-    draw();
-    if (detail) detail.previousSibling.scrollIntoView({ block: "start" });
-  }
-
-  // --- CSV of what is shown, with the columns of evals/answers.csv ---
-
-  function csv() {
-    const columns = ["id", "question", "gold", "solution"], own = ["completion", "extracted", ...VERDICTS.slice(0, 5), "tokens"];
-    for (const name of phases) {
-      columns.push(...[...own, "category", ...data.parts.map(part => "reward_" + part), "reward"].map(key => name + "_" + key));
-    }
-    const lines = found.map(problem => [problem.id, problem.question, problem.gold, problem.solution, ...problem.runs.flatMap(run => {
-      const points = run.notes.map(number => data.notes[number][0]);
-      return [...own.map(key => run[key]), data.categories[run.category][0], ...points, points.reduce((a, b) => a + b, 0)];
-    })]);
-    return "\ufeff" + [columns, ...lines].map(line => line.map(field).join(",") + "\r\n").join("");
-  }
-  function field(value) {
-    let text = value === null ? "" : String(value);
-    // A spreadsheet would calculate a cell that begins like a formula; a plain number is left alone.
-    if (/^[=+\-@\t\r\n＝＋－＠]/.test(text) && !/^-?[0-9]+(\.[0-9]+)?$/.test(text)) text = "'" + text;
-    return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
-  }
-  $("save").addEventListener("click", () => {
-    const link = element("a");
-    link.href = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
-    link.download = "answers.csv";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  });
 
   // --- controls and keys ---
 
@@ -452,10 +382,6 @@
     waiting = setTimeout(() => change({ q: search.value }), 120);
   });
   more.addEventListener("click", () => append(5 * PAGE));
-  addEventListener("hashchange", recall);
-  addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("section > details:not([id])")) details.open = true;
-  });
 
   function step(by) {
     const focused = document.activeElement.closest?.("tr.row");
@@ -489,7 +415,7 @@
     event.preventDefault();
   });
 
-  recall();
+  draw();
   performance.mark("answers-drawn");
   document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds since the page was asked for
 })();
