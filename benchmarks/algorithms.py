@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import gc
 import json
+import math
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ from tqdm import tqdm
 from grpo_lib import evaluation, rewards
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import load_problems
-from grpo_lib.statistics import mean_interval, pass_at_k, smallest_mean
+from grpo_lib.statistics import pass_at_k
 from grpo_train import training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.weight_sync import padded
@@ -414,6 +415,40 @@ def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
 
 def is_share(claim: Claim) -> bool:
     return claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
+
+    Raises ValueError for fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least two values, got {len(values)}")
+    from scipy.stats import t
+
+    array = np.asarray(values, float)
+    half = t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
+    """The smallest true mean for which `mean_interval` of as many values, as spread as these, leaves out 0 with
+    probability `power`: by the noncentral t distribution.
+
+    Raises ValueError for fewer than three values.
+    """
+    if len(values) < 3:
+        raise ValueError(f"the spread of values needs at least three, got {len(values)}")
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    n = len(values)
+    error, limit = float(np.std(values, ddof=1)) / math.sqrt(n), t.ppf((1 + confidence) / 2, n - 1)
+
+    def missing(shift: float) -> float:
+        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
+
+    return float(brentq(missing, 0.0, limit + 4)) * error
 
 
 def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class EvalRun:
     def accuracy(self) -> tuple[float, tuple[float, float]]:
         """Strict accuracy, and its Wilson interval for n problems."""
         accuracy, n = self._mean("strict"), len({record["id"] for record in self.counted})
-        return accuracy, statistics.wilson_interval(min(accuracy, 1.0) * n, n)
+        return accuracy, statistics.wilson_interval(accuracy * n, n)
 
     def rates(self, verdict: str) -> dict[str, float]:
         """For each problem id the fraction of its counted completions with that verdict."""

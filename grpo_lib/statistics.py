@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from grpo_lib import answers as answers_
+from grpo_lib.answers import canonical_answer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,8 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     p ± z·sqrt(p(1-p)/n) shrinks to nothing.
 
     Args:
-      successes: how many of the n succeeded; a fraction is allowed (the sum of per-problem rates).
+      successes: how many of the n succeeded; a fraction is allowed (the sum of per-problem rates), and what rounding
+        adds to n is taken off.
       n: number of problems, at least 1.
       confidence: coverage, strictly between 0 and 1.
 
@@ -57,6 +58,8 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
+    if n < successes < n * (1 + 1e-9):
+        successes = n
     if not 0 <= successes <= n:
         raise ValueError(f"successes must lie between 0 and n = {n}, got {successes}")
     z = NormalDist().inv_cdf(0.5 + _checked_confidence(confidence) / 2)
@@ -88,7 +91,7 @@ def clustered_interval(values: Sequence[float], confidence: float = 0.95) -> tup
         raise ValueError(f"values must be rates from 0 to 1, at least one; got {n} of them")
     mean = float(rates.mean())
     if np.ptp(rates) == 0:
-        return wilson_interval(min(mean * n, n), n, confidence)
+        return wilson_interval(mean * n, n, confidence)
     half = float(t.ppf(0.5 + _checked_confidence(confidence) / 2, n - 1) * rates.std(ddof=1) / math.sqrt(n))
     return max(0.0, mean - half), min(1.0, mean + half)
 
@@ -203,44 +206,6 @@ def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: fl
     return min(flips, root + 1e-11)  # the root itself may fall short of the power by a rounding error
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
-
-    Raises ValueError for fewer than two values.
-    """
-    _checked_confidence(confidence)
-    if len(values) < 2:
-        raise ValueError(f"an interval needs at least two values, got {len(values)}")
-    import numpy as np
-    from scipy.stats import t
-
-    array = np.asarray(values, float)
-    half = t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
-    return float(array.mean() - half), float(array.mean() + half)
-
-
-def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
-    """The smallest true mean for which `mean_interval` of as many values, as spread as these, leaves out 0 with
-    probability `power`: by the noncentral t distribution.
-
-    Raises ValueError for fewer than three values.
-    """
-    _checked_confidence(confidence)
-    if len(values) < 3:
-        raise ValueError(f"the spread of values needs at least three, got {len(values)}")
-    import numpy as np
-    from scipy.optimize import brentq
-    from scipy.stats import nct, t
-
-    n = len(values)
-    error, limit = float(np.std(values, ddof=1)) / math.sqrt(n), t.ppf((1 + confidence) / 2, n - 1)
-
-    def missing(shift: float) -> float:
-        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
-
-    return float(brentq(missing, 0.0, limit + 4)) * error
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate, from n samples with c right, that at least one of k samples is right.
 
@@ -261,7 +226,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (total - math.comb(n - c, k)) / total
 
 
-def majority_vote(answers: Iterable[str | None], numbers: bool = True) -> str | None:
+def majority_vote(votes: Iterable[str | None], numbers: bool = True) -> str | None:
     """The value given most often (maj@k of Wang et al., "Self-Consistency", 2022), in canonical form.
 
     Votes are counted by value, so "18", "18.00" and "$18" are one candidate. None, and text without a number,
@@ -269,8 +234,8 @@ def majority_vote(answers: Iterable[str | None], numbers: bool = True) -> str | 
     the one given earliest wins; chance alone ordered the samples, so the rule favours no value. None if all
     abstain, which counts as wrong.  Without `numbers` a vote is for a text as it stands.
     """
-    value_of = answers_.canonical_answer if numbers else str.strip
-    values = [value_of(answer) for answer in answers if answer is not None]
+    value_of = canonical_answer if numbers else str.strip
+    values = [value_of(answer) for answer in votes if answer is not None]
     # Counter keeps the order of first appearance, and most_common is stable: ties go to the earliest.
     ranking = Counter(value for value in values if value is not None).most_common(1)
     return ranking[0][0] if ranking else None

@@ -11,17 +11,17 @@ from grpo_train.recipes.batch_plan import micro_batch_sizes
 def hints(recipe: Recipe) -> Iterator[str]:
     """`key=value: what it costs`, what changes the result of training least first.  None of them is compiled."""
     plan, rollout = recipe.plan, recipe.rollout
-    smaller = [size for size in micro_batch_sizes(plan) if size < plan.micro_batch_size]
-    if smaller:
+    if smaller := [size for size in micro_batch_sizes(plan) if size < plan.micro_batch_size]:
         yield f"training.micro_batch_size={smaller[-1]}: the same update from more micro-batches; slower"
     if plan.rollout_micro_batch_size % (2 * plan.processes) == 0:
-        size = plan.rollout_micro_batch_size // 2
-        yield f"rollout.micro_batch_size={size}: fewer prompts sampled at once; slower"
+        yield f"rollout.micro_batch_size={plan.rollout_micro_batch_size // 2}: fewer prompts sampled at once; slower"
     if recipe.model.remat != "full":
         yield "model.remat=full: activations are computed a second time; slower"
     if rollout.engine == "vllm":
-        less = rollout.vllm.memory_fraction - 0.1
-        yield f"rollout.vllm.memory_fraction={less:.2f}: a smaller KV cache; fewer sequences at once"
+        yield (
+            f"rollout.vllm.memory_fraction={rollout.vllm.memory_fraction - 0.1:.2f}: a smaller KV cache; fewer "
+            "sequences at once"
+        )
     if plan.layout == "padded":
         yield "training.layout=packed: rows of real tokens instead of padding"
     yield f"hardware.trainer_tensor={recipe.hardware.trainer_tensor * 2}: chips exchange activations in every layer"

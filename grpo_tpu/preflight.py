@@ -21,7 +21,6 @@ from grpo_tpu import memory, roofline
 from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, at_mean_length, few_layers, programs_of
 from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
-from grpo_train.recipes.batch_plan import divisors
 from grpo_train.recipes.slices import parse_slice
 
 Compile = Callable[[Program], Compilation]
@@ -30,8 +29,6 @@ SAVED = Path("assets") / "preflight"
 
 # engines.tunix_sampler.LONG_PROMPT: an evaluation takes fewer prompts at once when they are longer.
 EVALUATED_LENGTH = 128
-# Suggested lengths are multiples of this many tokens.
-LENGTH_MULTIPLE = 64
 
 
 class Compiled(SavedModel):
@@ -134,7 +131,7 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
         ),
         notes=(
             *_notes(recipe, programs["update"], update, chips[0], kv_cache),
-            *(_sampler_notes(recipe, programs["decode"], chips[-1]) if "decode" in programs else ()),
+            *(_sampler_notes(recipe, programs["decode"]) if "decode" in programs else ()),
         ),
     )
 
@@ -196,24 +193,8 @@ def _notes(
         )
 
 
-def _sampler_notes(recipe: Recipe, decode: Program, sampler: memory.ChipMemory) -> Iterator[str]:
-    """What more Tunix's sampler has room for, by arithmetic; and what is not compiled."""
-    plan, rollout = recipe.plan, recipe.rollout
-    used = sum(line.bytes for line in sampler.lines if line.phases == ("sampling",))
-    left = sampler.usable - sampler.total("sampling")
-    if left >= 0:
-        # As if all that sampling needs grew with the rows, and with the length of a row: an overestimate of both.
-        times = (used + left) / used
-        length = decode.prompt_length + decode.completion_length
-        longest = int(length * times - decode.prompt_length) // LENGTH_MULTIPLE * LENGTH_MULTIPLE
-        sizes = [size for size in divisors(plan.prompts_per_step) if size % plan.processes == 0]
-        most = max(size for size in sizes if size <= plan.rollout_micro_batch_size * times)
-        whole = ", the whole step" if most == plan.prompts_per_step else ""
-        yield (
-            "what sampling leaves free is enough, by arithmetic, for rollout.max_completion_length="
-            f"{max(longest, rollout.max_completion_length)} (the policy update has a limit of its own), or else for "
-            f"rollout.micro_batch_size={most}{whole}"
-        )
+def _sampler_notes(recipe: Recipe, decode: Program) -> Iterator[str]:
+    """What of Tunix's sampler is not compiled."""
     rows = decode.sequences * decode.prompt_length // EVALUATED_LENGTH
     if recipe.evaluation.batch_size > rows:
         yield (

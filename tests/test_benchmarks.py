@@ -107,6 +107,11 @@ def test_rows_of_groups(benchmark) -> None:
     assert starts.tolist() == [[2, 5]]
 
 
+@pytest.fixture(scope="module")
+def grading(benchmark):
+    return benchmark("grading")
+
+
 def test_every_public_function_is_attacked(grading) -> None:
     attacked = {name.partition(",")[0] for name in grading.FUNCTIONS}
     assert {f"answers.{name}" for name in answers.__all__ if callable(getattr(answers, name))} <= attacked
@@ -170,3 +175,14 @@ def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
             assert len(run["validation"]) == (recipe.training.steps if run["arm"] != "base" else 0)  # it is not trained
         for claim, again in zip(kept["claims"], experiments.judged(experiment, kept["runs"]), strict=True):
             assert claim["held"] == again["held"] and claim["mean"] == pytest.approx(again["mean"])
+
+
+def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(benchmark) -> None:
+    program = benchmark("algorithms")
+    # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
+    assert program.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - 2.776445 * 0.5**0.5, 3 + 2.776445 * 0.5**0.5))
+    spread = [-1.0, 1.0, -1.0, 1.0, -1.0]
+    smallest = program.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
+    samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
+    assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)

@@ -134,12 +134,14 @@ def describe(devices: bool = True) -> dict[str, Any]:
 
     No host, user, folder or secret is in it. `devices=False` does not import JAX, which takes seconds.
     """
+    import psutil
+
     description = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": usable_cores(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": _commit(),
     }
@@ -172,13 +174,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None
 
 
 def _commit() -> str | None:

@@ -118,7 +118,7 @@ def before_after(summary: dict[str, Any]) -> Figure:
     for phase, offset in zip(phases, _offsets(phases, width), strict=True):
         part = summary[phase]
         rates = [part["accuracy"], part["lenient_accuracy"]]
-        ends = [statistics.wilson_interval(min(1.0, rate) * part["n"], part["n"]) for rate in rates]
+        ends = [statistics.wilson_interval(rate * part["n"], part["n"]) for rate in rates]
         errors = [[abs(rate - end[side]) for rate, end in zip(rates, ends, strict=True)] for side in (0, 1)]
         bars = axes.bar(
             [offset, 1 + offset], rates, width * 0.92, color=COLOURS[phase], label=phase,

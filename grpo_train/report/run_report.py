@@ -99,7 +99,7 @@ def _rate_table(summary: dict[str, Any], before: EvalRun | None, after: EvalRun 
         line = {"label": label}
         for phase, part in phases.items():
             line[phase] = percent(part[key])
-            interval = statistics.wilson_interval(min(1.0, part[key]) * part["n"], part["n"])
+            interval = statistics.wilson_interval(part[key] * part["n"], part["n"])
             line[f"{phase}_range"] = rate_range(interval)
         if before and after:
             old, new = before.rates(verdict), after.rates(verdict)

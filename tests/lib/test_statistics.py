@@ -14,11 +14,9 @@ from grpo_lib.statistics import (
     clustered_interval,
     majority_vote,
     mcnemar,
-    mean_interval,
     paired_bootstrap,
     pass_at_k,
     smallest_difference,
-    smallest_mean,
     wilson_interval,
 )
 
@@ -339,28 +337,3 @@ def test_majority_vote_has_the_most_votes(votes):
     assert (winner is None) == (not cast)
     assert all(cast.count(winner) >= cast.count(vote) for vote in cast)
     assert majority_vote(iter(votes)) == winner
-
-
-def test_the_interval_of_a_mean_by_hand():
-    # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
-    low, high = mean_interval([1, 2, 3, 4, 5])
-    assert (low, high) == pytest.approx((3 - 2.776445 * math.sqrt(0.5), 3 + 2.776445 * math.sqrt(0.5)))
-    assert mean_interval([7.0, 7.0]) == (7.0, 7.0)
-    with pytest.raises(ValueError, match="two values, got 1"):
-        mean_interval([1.0])
-
-
-@pytest.mark.parametrize("n", [3, 5, 20])
-def test_the_smallest_mean_is_found_four_times_out_of_five(n):
-    rng = np.random.default_rng(n)
-    noise = rng.normal(size=(20_000, n))
-    spread = [1.0] * n
-    spread[::2] = [-1.0] * len(spread[::2])
-    smallest = smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
-    samples = noise + smallest
-    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / math.sqrt(n))
-    from scipy.stats import t as student
-
-    assert np.mean(t > student.ppf(0.975, n - 1)) == pytest.approx(0.8, abs=0.01)
-    with pytest.raises(ValueError, match="three, got 2"):
-        smallest_mean([1.0, 2.0])
