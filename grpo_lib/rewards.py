@@ -36,7 +36,7 @@ Completion = str | Sequence[dict[str, Any]]
 Score = tuple[float, str]  # points, and why in one sentence
 
 _TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
-_NOT_AS_IN_TEMPLATE = "each of the four tags occurs exactly once, but order, spacing or content is not the template's"
+_TEMPLATE_MISMATCH = "each of the four tags occurs exactly once, but order, spacing or content is not the template's"
 _SHOWN = 40  # characters of a completion that an explanation quotes
 
 
@@ -94,7 +94,7 @@ def match_format_exactly(completion: str, gold: str = "") -> Score:
         return 3.0, "exactly the template"
     if answers.format_is_loose(completion):
         return 1.5, "the template, with white space around its blocks"
-    return 0.0, _miscounted(completion) or _NOT_AS_IN_TEMPLATE
+    return 0.0, _miscounted(completion) or _TEMPLATE_MISMATCH
 
 
 @reward_function
@@ -140,9 +140,9 @@ def correct_answer(completion: str, gold: str, kind: str = "tagged") -> Score:
 
     With `tidy_format`, the repair of the reference reward. There the format alone paid more than half of the
     total, whatever stood in the tags, and a near miss was paid too. Here being right is what pays: a wrong
-    completion earns at most 0.1 in all, a right one at least 1.0. One answer means one: who tries several times,
-    or answers in the middle of the reasoning, is paid for none. Text around the blocks, or a missing reasoning,
-    is untidy and nothing more.
+    completion earns at most 0.1 in all, a right one at least 1.0. One answer means one: several attempts, or
+    an answer inside the reasoning, earn nothing. Text around the blocks, or a missing reasoning, is untidy and
+    nothing more.
     """
     if kind != "tagged":
         return _score_statement(completion, gold, kind)
@@ -162,7 +162,7 @@ def tidy_format(completion: str, gold: str = "") -> Score:
     advantages are divided by the group's standard deviation: then tidy form is taught at full strength.
     """
     if not answers.format_is_exact(completion):
-        return 0.0, _miscounted(completion) or _NOT_AS_IN_TEMPLATE
+        return 0.0, _miscounted(completion) or _TEMPLATE_MISMATCH
     answer = answers.extract_answer(completion)
     if answer is None:
         return 0.0, f"exactly the template, but {_seen(completion, None)}"

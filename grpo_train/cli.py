@@ -41,7 +41,7 @@ RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; def
 Base = Annotated[
     str | None,
     typer.Option(
-        "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert anew."
+        "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert again."
     ),
 ]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]

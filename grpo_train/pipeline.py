@@ -17,7 +17,7 @@ from typing import Any
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import load_problems, what_became_of_the_rows
+from grpo_lib.problems import describe_filtering, load_problems
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import training
@@ -53,7 +53,7 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     """
     training.require_supported(recipe)
     problems = load_problems(recipe.problems, "train")
-    if rows := what_became_of_the_rows(recipe.problems):
+    if rows := describe_filtering(recipe.problems):
         log(rows)
     session = training.build_session(recipe, directory, problems, convert(recipe, directory), log)
     if session.num_filtered:

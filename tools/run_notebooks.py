@@ -50,7 +50,7 @@ IMPORTED_LATER = (
     "tensorboard.backend.event_processing.event_accumulator", "tensorboard.summary", "scipy.stats", "ipywidgets",
     "ipykernel.debugger",
 )  # fmt: skip
-AHEAD = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
+WARM_KERNELS = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
 # What the cell tagged `parameters` of every notebook sets.
 PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -125,8 +125,8 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str])
             stack.callback(_stop, kernel)
             return kernel
 
-        kernels = [start_kernel(name) for name in NOTEBOOKS[:AHEAD]]
-        for name, later in zip_longest(NOTEBOOKS, NOTEBOOKS[AHEAD:]):
+        kernels = [start_kernel(name) for name in NOTEBOOKS[:WARM_KERNELS]]
+        for name, later in zip_longest(NOTEBOOKS, NOTEBOOKS[WARM_KERNELS:]):
             if later:
                 kernels.append(start_kernel(later))
             kernel = kernels.pop(0)

@@ -73,7 +73,7 @@ _STATES = re.compile(
     r"|[是为為得剩有])\W*\Z",
     re.I,
 )
-_GUESSES = re.compile(
+_HEDGING = re.compile(
     r"\b(?:or|either|maybe|perhaps|possibly|might|guess|between|somewhere|ranges?|vs|versus|neither|nor|whether)\b"
     r"|[或~]|还是|還是|之间|之間|可能|也许|也許",
     re.I,
@@ -94,10 +94,10 @@ _BECAUSE = re.compile(
     r"|因为|因為",
     re.I,
 )
-_ASIDE = re.compile(r"\(([^()]*)\)\W*\Z")
+_TRAILING_PARENTHESIS = re.compile(r"\(([^()]*)\)\W*\Z")
 
 # Words that change what the number next to them means.
-_SPOILT_BEFORE = re.compile(
+_INVALID_PREFIX = re.compile(
     r"(?:\b(?:not|never|isn't|wasn't|cannot be|can't be|except|anything but|all but"
     r"|(?:other|more|less|fewer|greater|larger|smaller|higher|lower|bigger) than|over|above|below|under|exceeds|beyond"
     r"|at least|at most|up to|minimum of|maximum of|almost|nearly"
@@ -116,7 +116,7 @@ _SPOILT_AFTER = re.compile(
     r"|个?(?:以上|以下))",
     re.I,
 )
-_REFUSES = re.compile(
+_REFUSAL = re.compile(
     r"\b(?:can(?:no|')t (?:be )?(?:determined?|solved?|answer(?:ed)?|calculated?|found|find|tell|say|know)|unable to"
     r"|impossible|not possible|give up|(?:do not|don't) know|not enough|insufficient|no idea|no way|depends? on"
     r"|wrong to)\b|不知道|无法|無法",
@@ -176,7 +176,7 @@ def _extract(text: str) -> Fraction | None:
     text = strip_markup(text)
     if _BASED.search(text):
         return None  # hexadecimal and the like
-    if _REFUSES.search(text) or _ASKS.match(text) or _CONDITION.match(text):
+    if _REFUSAL.search(text) or _ASKS.match(text) or _CONDITION.match(text):
         return None
     text = _result(_without_aside(_without_reason(text)))  # pyright: ignore[reportAssignmentType]
     return None if text is None else _one_number(text)
@@ -194,9 +194,9 @@ def _without_reason(text: str) -> str:
 
 def _without_aside(text: str) -> str:
     """`text` without brackets at its end that explain the number before: "18 (9 * 2)", "25 (rounded from 24.6)"."""
-    aside = _ASIDE.search(text)
+    aside = _TRAILING_PARENTHESIS.search(text)
     explains = aside and (_CALCULATED.search(aside[1]) or len(_WORDS.findall(aside[1])) > 1)
-    if not aside or not explains or _GUESSES.search(aside[1]) or not _DIGIT.search(text[: aside.start()]):
+    if not aside or not explains or _HEDGING.search(aside[1]) or not _DIGIT.search(text[: aside.start()]):
         return text
     return text[: aside.start()]
 
@@ -250,7 +250,7 @@ def _one_number(text: str, depth: int = 0) -> Fraction | None:
     part = _concluding_part(text, numbers) if depth < 5 else None
     if part:
         return _one_number(part, depth + 1)
-    if _GUESSES.search(text):
+    if _HEDGING.search(text):
         return None
     kept = [number for number in numbers if not _REJECTED.search(text[max(0, number.start - 20) : number.start])]
     if kept and len(kept) < len(numbers) and len({number.value for number in kept}) == 1:
@@ -299,7 +299,7 @@ def _value_in_context(text: str, number: Number) -> Fraction | None:
     """The number's value, unless the words or signs next to it make it another one: "not 18", "√18", "18²"."""
     if _CALL.search(text, 0, number.start):
         return None
-    if _SPOILT_BEFORE.search(text[max(0, number.start - 60) : number.start]) or _SPOILT_AFTER.match(text, number.end):
+    if _INVALID_PREFIX.search(text[max(0, number.start - 60) : number.start]) or _SPOILT_AFTER.match(text, number.end):
         return None
     return number.value
 
@@ -315,7 +315,7 @@ def _boxed(text: str) -> Fraction | None:
     if inside is None:
         return None
     before, after = strip_markup(text[: boxes[-1][2]]), strip_markup(text[boxes[-1][1] + 1 :])
-    if _GUESSES.search(after) or _GUESSES.search(before[-20:]):
+    if _HEDGING.search(after) or _HEDGING.search(before[-20:]):
         return None
     position = len(before)
     whole = f"{before}{inside}{after.removeprefix('$')}"
@@ -466,7 +466,7 @@ def _open_boxes(text: str) -> str:
         return ""
     start, end, command = boxes[0]
     around = text[:command] + " " + text[boxes[-1][1] + 1 :]
-    alone = len(boxes) == 1 and not _DIGIT.search(around) and not _GUESSES.search(around)
+    alone = len(boxes) == 1 and not _DIGIT.search(around) and not _HEDGING.search(around)
     if alone and not (_BEFORE_BOX.search(_MARKS.sub("", text[:command])) or _AFTER_BOX.match(text, end + 1)):
         return _open_boxes(text[start:end])
     for start, end, command in reversed(boxes):

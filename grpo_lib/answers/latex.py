@@ -187,7 +187,7 @@ def read_shape(text: str) -> Shape:
 
 
 def _split(text: str, separators: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts of `text` between separators that stand in no bracket."""
+    """The parts of `text` between separators outside brackets."""
     parts, start, depth = [], 0, 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in ("(", "[", "{", "\\{")) - (token[0] in (")", "]", "}", "\\}"))

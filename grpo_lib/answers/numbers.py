@@ -84,7 +84,7 @@ class _Characters(dict):
 
 _CHARACTERS = _Characters((code, chr(code)) for code in range(128))
 
-# --- Dressing ---
+# --- Normalisation ---
 
 _FRACTION_PART = r"\s*(\{[^{}]*\}|[0-9])"
 _LATEX_FRACTION = re.compile(rf"\\[dtc]?frac{_FRACTION_PART}{_FRACTION_PART}")
@@ -128,7 +128,7 @@ _PARTS = {"half": " 1/2", "quarter": " 1/4", "third": " 1/3", None: " "}
 
 
 def strip_markup(text: str) -> str:
-    """`text` without its dressing: ASCII digits, no markup, one character for each sign. Short texts only.
+    """`text` without markup and currency: ASCII digits, one character for each sign. Short texts only.
 
     What is left for a minus is "-" (a hyphen), "−" (a true minus sign) or "–" (a dash of any length).
     """

@@ -41,14 +41,14 @@ def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n:
     return _load_competition(problems, split)[:limit]
 
 
-def what_became_of_the_rows(problems: ProblemSettings | list[TaskSettings]) -> str | None:
+def describe_filtering(problems: ProblemSettings | list[TaskSettings]) -> str | None:
     """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
     if isinstance(problems, list):
-        return "; ".join(filter(None, map(what_became_of_the_rows, problems))) or None
+        return "; ".join(filter(None, map(describe_filtering, problems))) or None
     if problems.source not in competition.KINDS:
         return None
     _, counts = competition.load(problems.source, problems.path, problems.conflicts)
-    also_test = counts.kept - len(_not_in_test(problems))
+    also_test = counts.kept - len(_without_test_problems(problems))
     left_out = f"; {also_test:,} left out of training, because they are test problems" if also_test else ""
     return f"{problems.source}: {counts}{left_out}"
 
@@ -79,13 +79,17 @@ def _load_task(task: TaskSettings, split: str, n: int | None) -> list[Problem]:
 def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
     stored = "test" if split == "test" else "train"
     problems = gsm8k.from_folder(path, stored) if path is not None else gsm8k.from_tfds(stored)
-    return problems if split == "test" else _part(problems, split, path)
+    return problems if split == "test" else _take_split(problems, split, path)
 
 
 def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
     source = problems.source
     if source == "dapo-math":
-        return _judged_on(problems) if split == "test" else _part(_not_in_test(problems), split, problems.path)
+        return (
+            _load_test_problems(problems)
+            if split == "test"
+            else _take_split(_without_test_problems(problems), split, problems.path)
+        )
     if split != "test":
         raise CourseError(
             f"problems.source={source} has only a test split; train with another source, like dapo-math, "
@@ -94,7 +98,7 @@ def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
     return competition.load(source, problems.path, problems.conflicts)[0]
 
 
-def _judged_on(problems: ProblemSettings) -> list[Problem]:
+def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The test problems of a source that has none, from `test_source`."""
     if problems.test_source is None:
         raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
@@ -106,16 +110,16 @@ def _judged_on(problems: ProblemSettings) -> list[Problem]:
     return competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")[0]
 
 
-def _not_in_test(problems: ProblemSettings) -> list[Problem]:
+def _without_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The problems to train on, without those that are judged on; spaces around a text make no difference."""
     found, _ = competition.load(problems.source, problems.path, problems.conflicts)
     if problems.source != "dapo-math" or problems.test_source is None:
         return found
-    judged = {problem.question.strip() for problem in _judged_on(problems)}
+    judged = {problem.question.strip() for problem in _load_test_problems(problems)}
     return [problem for problem in found if problem.question.strip() not in judged]
 
 
-def _part(problems: Sequence[Problem], split: str, path: str | None) -> list[Problem]:
+def _take_split(problems: Sequence[Problem], split: str, path: str | None) -> list[Problem]:
     """The train or the validation problems of a train split."""
     train, validation = hold_out(problems)
     if split == "validation" and not validation:

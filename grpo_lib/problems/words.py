@@ -7,8 +7,8 @@ They stand in for GSM8K where the model is tiny: the story must be turned into o
 has a ceiling of 100 %.  A question belongs to exactly one split, decided by a hash of its text alone, so that no seed
 and no number of problems can move a test problem into training.  Questions are told apart by their text: the same
 calculation can occur in two splits with other people and other things.  But a fifth of the calculations that go
-beyond what is learnt by heart is held out (`is_held_out`): no training problem needs them, so whoever does one right
-has not memorised it.
+beyond what is learnt by heart is held out (`is_held_out`): no training problem needs them, so a right answer
+cannot come from memory.
 
 A few problems hold a distractor, a sentence about somebody else that must be ignored.
 """

@@ -329,7 +329,9 @@ class EvaluationRecipe(_Section):
     """Evaluation before and after training: greedy, and with `samples` also pass@k and maj@k."""
 
     batch_size: Positive = Field(default=250, description="problems per batch")
-    samples: NonNegative = Field(default=0, description="sampled completions per test problem, beside the greedy one")
+    samples: NonNegative = Field(
+        default=0, description="sampled completions per test problem, in addition to the greedy one"
+    )
     temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples")
     max_completion_length: Positive | None = Field(default=None, description="in tokens; null: the rollout's")

@@ -17,7 +17,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-MOST_BARS = 16  # of a histogram, which has more, only the range and the highest bar are said
+MOST_BARS = 16  # of a histogram, which has more, the text has only the range and the highest bar
 
 
 def alt_text(figure: Figure) -> str:

@@ -74,7 +74,7 @@ def by_problem(run: EvalRun) -> dict[str, list[Record]]:
     return groups
 
 
-def counted(run: EvalRun) -> list[Record]:
+def first_completions(run: EvalRun) -> list[Record]:
     """For each problem the completion that counts."""
     return [group[0] for group in by_problem(run).values()]
 
@@ -88,7 +88,7 @@ def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
     _check_same(before, after)
     new = by_problem(after)
     counts: dict[str, int] = dict.fromkeys(("right_right", "right_wrong", "wrong_right", "wrong_wrong"), 0)
-    for record in counted(before):
+    for record in first_completions(before):
         verdicts = record["strict"], new[record["id"]][0]["strict"]
         counts["_".join("right" if verdict else "wrong" for verdict in verdicts)] += 1
     return counts
@@ -99,7 +99,7 @@ def category_counts(compared: Comparison) -> list[dict[str, Any]]:
 
     Empty categories are left out; a phase without an evaluation has no column.
     """
-    counts = {phase: Counter(map(taxonomy.classify, counted(run))) for phase, run in compared.runs.items()}
+    counts = {phase: Counter(map(taxonomy.classify, first_completions(run))) for phase, run in compared.runs.items()}
     return [
         {"category": name, **{phase: counts[phase][name] for phase in counts}, "meaning": meaning}
         for name, meaning in taxonomy.MEANINGS.items()
@@ -117,7 +117,7 @@ def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
     """
     _check_same(before, after)
     new = by_problem(after)
-    pairs = [(_part(record), _part(new[record["id"]][0])) for record in counted(before)]
+    pairs = [(_part(record), _part(new[record["id"]][0])) for record in first_completions(before)]
     rows = []
     for part, meaning in {**taxonomy.CAUSES, "interaction": "two or three of these at once"}.items():
         old, late = ([phase == part for phase in phases] for phases in zip(*pairs, strict=True))
@@ -154,7 +154,7 @@ def reward_means(compared: Comparison) -> list[dict[str, Any]]:
     """The mean of each reward part over the problems, and of their sum: part, before, after; columns as above."""
     columns: dict[str, list[float]] = {}
     for phase, run in compared.runs.items():
-        means = records.reward_means(counted(run), compared.functions)
+        means = records.reward_means(first_completions(run), compared.functions)
         columns[phase] = [*means, sum(means)]
     names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []
     return [{"part": name, **{p: means[i] for p, means in columns.items()}} for i, name in enumerate(names)]

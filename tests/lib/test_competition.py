@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem, competition, competition_rows, load_problems, what_became_of_the_rows
+from grpo_lib.problems import Problem, competition, competition_rows, describe_filtering, load_problems
 from grpo_lib.problems.competition import Counts, load, published_prompt
 from grpo_train.recipes import ProblemsRecipe
 
@@ -330,8 +330,8 @@ def test_a_test_problem_is_not_trained_on(tmp_path):
     splits = {split: {p.question for p in load_problems(judged, split)} for split in ("train", "validation")}
     assert splits["train"] | splits["validation"] == {f"P{n}" for n in range(40)} - {"P7"}
     assert not splits["train"] & splits["validation"]
-    assert "; 1 left out of training, because they are test problems" in what_became_of_the_rows(judged)
-    assert "left out of training" not in what_became_of_the_rows(recipe(save(tmp_path, rows)))
+    assert "; 1 left out of training, because they are test problems" in describe_filtering(judged)
+    assert "left out of training" not in describe_filtering(recipe(save(tmp_path, rows)))
 
 
 def test_a_test_set_has_no_other_split(tmp_path):
