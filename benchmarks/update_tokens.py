@@ -103,15 +103,15 @@ def counted(recipe: Recipe, mean: float) -> dict[str, Any]:
 
 def compile_layouts(recipe: Recipe, result: dict[str, Any]) -> None:
     """Add the TPU compiler's counts to each layout: of one micro-batch, on one chip."""
-    from grpo_tpu import roofline
-    from grpo_tpu.compile_jobs import few_layers, programs_of
+    from grpo_tpu import preflight, roofline
+    from grpo_tpu.compile_jobs import few_layers
     from grpo_tpu.compiler import Compiler
 
-    compiler = Compiler(recipe, lambda text: print(text, file=sys.stderr, flush=True))
+    compiler = Compiler(recipe.training, recipe.grpo.iterations, lambda text: print(text, file=sys.stderr, flush=True))
     for layout, row in result["layouts"].items():
         if "refused" in row:
             continue
-        padded = programs_of(recipe)["update"].model_copy(update={"layout": "padded", "rows": None})
+        padded = preflight.programs_of(recipe)["update"].model_copy(update={"layout": "padded", "rows": None})
         shape = tuple(row["shapes"][0][:2])
         program = padded if layout == "padded" else padded.model_copy(update={"layout": layout, "rows": shape})
         whole = compiler(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def preflight(
 
     resolved = load_recipe(recipe, overrides or ())
     log = functools.partial(print, file=sys.stderr, flush=True)
-    compile_program = compiler.Compiler(resolved, log, refresh=refresh)
+    compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log, refresh=refresh)
     command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
     result = preflight.preflight(
         resolved, compile_program, quick=quick, command=command, versions=compile_program.versions
@@ -89,7 +90,7 @@ def smoke_test(
         engine=smoke_test.choose_engine(original, engine),
         gsm8k=smoke_test.gsm8k_folder(original),
         placeholders=smoke_test.placeholders(original),
-        wandb=smoke_test.wandb_can_run(),
+        wandb=importlib.util.find_spec("wandb") is not None,
     )
     log, devices = log_for(as_json), smoke_test.device_count(scaled)
     count, whole = scaled.hardware.process_count(), original.hardware.process_count()

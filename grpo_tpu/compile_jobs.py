@@ -1,7 +1,5 @@
 """The programs that a recipe runs on the TPU, and the compiler's report on one: plain data, read without JAX.
 
-    for program in programs_of(recipe): print(program.title)
-
 A `Program` holds everything that determines what is compiled, and nothing else: two recipes whose programs are equal
 share one compilation.  Learning rate, clipping and the like are constants in it, and change neither size nor time.
 """
@@ -10,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo_lib.common.errors import CourseError
-from grpo_train.recipes import ModelRecipe, Recipe
+from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.layouts import Layout
 from grpo_train.recipes.schema import LoRARecipe
-from grpo_train.recipes.slices import SLICE_SIZES, Slice, slice_of
 
 GIB = 2**30
 
@@ -117,108 +113,6 @@ class Compilation(SavedModel):
     vocabulary: int = 0
     embedding_bytes: int = 0  # of an untied embedding, of which decoding reads single rows only
     width: int = 0  # of the widest layer: the MLP's, or the embedding's
-
-
-def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
-    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler.
-
-    The same `logps` serves the reference and the old policy: they differ in their weights alone.  (An old policy with
-    adapters is compiled without them: they are a few thousandths of the work.)
-
-    Raises CourseError when the recipe does not fix the slice, or the length of a prompt, or when a process has not the
-    devices for a replica of the sampler.
-    """
-    hardware, rollout = recipe.hardware, recipe.rollout
-    if not hardware.accelerator:
-        raise CourseError(
-            "hardware.accelerator is not set, so there is no chip to compile for; add hardware.accelerator=v6e-8"
-        )
-    if rollout.max_prompt_length == "auto":
-        raise CourseError(
-            "rollout.max_prompt_length=auto is only known when the problems are read; add rollout.max_prompt_length=256"
-        )
-    whole, devices = hardware.slice, hardware.trainer_count()
-    accelerator = _slice_for(whole, devices)
-    common: dict[str, Any] = {
-        "model": recipe.model,
-        "accelerator": accelerator,
-        "devices": devices,
-        "tensor": hardware.trainer_tensor,
-        "sequences": recipe.micro_batch_completions,
-        "prompt_length": rollout.max_prompt_length,
-        "completion_length": rollout.max_completion_length,
-        "temperature": rollout.temperature,
-        "quick": quick,
-        "loss": recipe.loss.implementation,
-    }
-    reference, old = recipe.grpo.beta > 0, recipe.grpo.iterations > 1
-    shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
-    rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
-    programs = {"update": Program(kind="update", reference=reference, old=old, lora=recipe.lora, **common, **rows)}
-    if reference or old or recipe.grpo.watch_kl:
-        programs["logps"] = Program(kind="logps", **common)
-    if rollout.engine == "tunix":
-        programs |= _sampler_programs(recipe, common)
-    return programs
-
-
-def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
-    """Each process samples its share of the completions on its own devices."""
-    hardware, plan, tensor = recipe.hardware, recipe.plan, recipe.sampler_tensor
-    devices = hardware.sampler_count() // plan.processes
-    if devices % tensor:
-        raise CourseError(
-            f"hardware.sampler_tensor={tensor} does not divide the {devices} devices of a process, and all devices of "
-            "a replica belong to one process; take a divisor of it"
-        )
-    replicas = devices // tensor
-    rows = -(-plan.rollout_micro_batch_completions // plan.processes)
-    sampler = common | {
-        "accelerator": _slice_for(hardware.slice, devices),
-        "devices": devices,
-        "tensor": tensor,
-        "sequences": -(-rows // replicas) * replicas,  # missing rows are filled up
-        "loss": "jax",
-    }
-    sync = common | {
-        "sequences": 0,
-        "processes": plan.processes,
-        "sampler_tensor": tensor if hardware.colocated else None,
-        "loss": "jax",
-    }
-    return {
-        "prefill": Program(kind="prefill", **sampler),
-        "decode": Program(kind="decode", **sampler),
-        "sync": Program(kind="sync", **sync),
-    }
-
-
-def at_mean_length(program: Program, recipe: Recipe) -> Program:
-    """The policy update as it runs where each completion and its prompt have a third of their longest length.
-
-    GSM8K's have 0.21 to 0.33 of 256 + 768 tokens (benchmarks/update_tokens.py).  Padded rows are as long as ever.
-    """
-    if not program.rows:
-        return program
-    mean = (program.prompt_length + program.completion_length) // 3
-    if program.layout == "groups":
-        prompt, group = program.prompt_length, recipe.grpo.group_size
-        size = group * (1 + mean) - (group - 1) * prompt // 3 - 1  # the prompt once, a third of its longest length too
-    else:
-        size = mean
-    count = program.sequences // (recipe.grpo.group_size if program.layout == "groups" else 1)
-    shapes = recipe.plan.row_shapes(program.prompt_length, program.completion_length)
-    rows = next(shape for shape in shapes if shape[0] * (shape[1] // size) >= count or shape == shapes[-1])
-    return program.model_copy(update={"rows": rows})
-
-
-def _slice_for(whole: Slice, devices: int) -> str:
-    """The slice to compile for, where only some devices of a slice are used: one of that size, where there is one.
-
-    The chips are the same, and libtpu takes several times as long for a part of a larger slice.
-    """
-    smaller = devices < whole.devices and devices in SLICE_SIZES[whole.chip.generation]
-    return slice_of(whole.chip.generation, devices) if smaller else whole.name
 
 
 def few_layers(program: Program) -> list[Program]:

@@ -1,6 +1,6 @@
 """Compile a recipe's programs for a TPU, on a machine without one: libtpu compiles ahead of time for a named slice.
 
-    compiler = Compiler(recipe, print)
+    compiler = Compiler(recipe.training, recipe.grpo.iterations, print)
     compilation = compiler(programs_of(recipe)["update"])
 
 What is compiled is what training runs: MaxText's model from maxtext_arguments, Tunix's own training step, the recipe's
@@ -30,7 +30,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import Compilation, Program
-from grpo_train.recipes import Recipe
+from grpo_train.recipes.schema import TrainingRecipe
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
@@ -65,9 +65,15 @@ class Compiler:
     """Compiles programs of a recipe, with a cache on disk by program and versions; `refresh` compiles it again."""
 
     def __init__(
-        self, recipe: Recipe, log: Callable[[str], None], cache: Path | None = None, refresh: bool = False
+        self,
+        training: TrainingRecipe,
+        iterations: int,
+        log: Callable[[str], None],
+        cache: Path | None = None,
+        refresh: bool = False,
     ) -> None:
-        self.recipe, self.log, self.refresh = recipe, log, refresh
+        self.training, self.iterations = training, iterations  # of them the optimizer is made
+        self.log, self.refresh = log, refresh
         self.versions = require_libtpu()
         self.cache = cache or environment.repo_root() / ".cache" / "preflight"
         self.fresh: set[Path] = set()  # files written by this object
@@ -78,14 +84,14 @@ class Compiler:
             return Compilation.model_validate_json(path.read_text(encoding="utf-8"))
         self.log(f"compiling the {program.title}")
         started = time.monotonic()
-        compilation = compile_program(program, self.recipe)
+        compilation = compile_program(program, self.training, self.iterations)
         self.log(f"  {time.monotonic() - started:.0f} s")
         write_text_atomic(path, compilation.model_dump_json(indent=1) + "\n")
         self.fresh.add(path)
         return compilation
 
 
-def compile_program(program: Program, recipe: Recipe) -> Compilation:
+def compile_program(program: Program, training: TrainingRecipe, iterations: int) -> Compilation:
     """Compile one program; `oom_message` is set where it does not fit the chip.
 
     Raises CourseError when libtpu or MaxText cannot make what the recipe asks for.
@@ -94,6 +100,7 @@ def compile_program(program: Program, recipe: Recipe) -> Compilation:
     from flax.linen import partitioning
 
     from grpo_train.engines import maxtext_model
+    from grpo_train.engines.optimizer import make_optimizer
 
     # A compilation that JAX reads back from its own cache does not report its size.
     jax.config.update("jax_enable_compilation_cache", False)
@@ -106,8 +113,10 @@ def compile_program(program: Program, recipe: Recipe) -> Compilation:
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
             if program.kind == "sync":
                 return _compile_sync(program, config, mesh, model, facts)
-            lower = {"update": _lower_update, "logps": _lower_logps}[program.kind]
-            lowered, more = lower(program, recipe, mesh, model)
+            if program.kind == "logps":
+                lowered, more = _lower_logps(program, mesh, model)
+            else:
+                lowered, more = _lower_update(program, make_optimizer(training, iterations), mesh, model)
             return _compile(program, lowered, facts | more)
 
 
@@ -211,20 +220,19 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
 
 
-def _lower_update(program, recipe, mesh, model):
+def _lower_update(program, own_optimizer, mesh, model):
     """Tunix's training step of one micro-batch, jitted and donated as tunix.sft.peft_trainer (0.1.7) does it."""
     from tunix.rl.algo_core import grpo_loss_fn
     from tunix.rl.grpo.grpo_learner import GRPOConfig
     from tunix.sft.peft_trainer import PeftTrainer
 
     from grpo_train import losses
-    from grpo_train.engines.optimizer import make_optimizer
     from grpo_train.losses import packing
 
     if program.layout == "groups":
         packing.share_prompts(model)
     # The accumulation's length is a constant in the program, and 1 accumulates too.
-    chain = optax.MultiSteps(make_optimizer(recipe.training, recipe.grpo.iterations), 2)
+    chain = optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
     optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=trained), model)
     graph, state = nnx.split(optimizer)
@@ -257,7 +265,7 @@ def _lower_update(program, recipe, mesh, model):
     return lowered, {"optimizer_shard": _shard_bytes(state), "batch": _shard_bytes(batch)}
 
 
-def _lower_logps(program, recipe, mesh, model):
+def _lower_logps(program, mesh, model):
     """Tunix's log-probabilities of a micro-batch, as its inference worker calls them."""
     from tunix.rl import common
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grpo_train.recipes import Recipe
-from grpo_train.recipes.batch_plan import micro_batch_sizes
+from grpo_train.recipes.batch_plan import BatchPlan, micro_batch_sizes
+from grpo_train.recipes.schema import ModelRecipe, RolloutRecipe
 
 
-def hints(recipe: Recipe) -> Iterator[str]:
+def hints(plan: BatchPlan, model: ModelRecipe, rollout: RolloutRecipe, trainer_tensor: int) -> Iterator[str]:
     """`key=value: what it costs`, what changes the result of training least first.  None of them is compiled."""
-    plan, rollout = recipe.plan, recipe.rollout
     if smaller := [size for size in micro_batch_sizes(plan) if size < plan.micro_batch_size]:
         yield f"training.micro_batch_size={smaller[-1]}: the same update from more micro-batches; slower"
     if plan.rollout_micro_batch_size % (2 * plan.processes) == 0:
         yield f"rollout.micro_batch_size={plan.rollout_micro_batch_size // 2}: fewer prompts sampled at once; slower"
-    if recipe.model.remat != "full":
+    if model.remat != "full":
         yield "model.remat=full: activations are computed a second time; slower"
     if rollout.engine == "vllm":
         yield (
@@ -24,6 +23,6 @@ def hints(recipe: Recipe) -> Iterator[str]:
         )
     if plan.layout == "padded":
         yield "training.layout=packed: rows of real tokens instead of padding"
-    yield f"hardware.trainer_tensor={recipe.hardware.trainer_tensor * 2}: chips exchange activations in every layer"
+    yield f"hardware.trainer_tensor={trainer_tensor * 2}: chips exchange activations in every layer"
     yield f"rollout.max_completion_length={rollout.max_completion_length // 2}: changes what is learnt"
     yield "hardware.accelerator: a larger slice costs more an hour"

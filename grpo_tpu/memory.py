@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
-from grpo_train.recipes import Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, RolloutRecipe
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
 
@@ -87,26 +88,40 @@ class KVCache(SavedModel):
     requested: int  # sequences that a replica is given at once
 
 
-def chips(recipe: Recipe, compiled: dict[str, Compilation]) -> tuple[list[ChipMemory], KVCache]:
+def chips(
+    compiled: dict[str, Compilation],
+    *,
+    hardware: HardwareRecipe,
+    rollout: RolloutRecipe,
+    grpo: GRPORecipe,
+    lora: LoRARecipe,
+    dtype: str,
+    plan: BatchPlan,
+    sampler_tensor: int,
+) -> tuple[list[ChipMemory], KVCache]:
     """The memory of a chip that trains and of one that samples (the same chip, when colocated), and the KV cache.
 
     Args:
-      compiled: the compiler's reports, by the names of compile_jobs.programs_of.
+      compiled: the compiler's reports, by the names of preflight.programs_of.
     """
-    usable, colocated = int(recipe.hardware.slice.chip.usable_gib * GIB), recipe.hardware.colocated
+    usable, colocated = int(hardware.slice.chip.usable_gib * GIB), hardware.colocated
     update = compiled["update"]
-    training = _trainer(recipe, update, compiled.get("logps"))
-    if recipe.rollout.engine == "tunix":
-        (leaving, sampling), kv_cache = _tunix_sampler(recipe, compiled)
+    training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan.accumulation_steps)
+    if rollout.engine == "tunix":
+        (leaving, sampling), kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
         training += leaving
         how = f"{RESERVE:.0%} for small programs and for fragmentation"
     else:
-        training.append(_unstacked(update))
+        # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
+        how = "Tunix slices the scanned layers before it moves them"
+        training.append(_line("sync: actor weights, unstacked", update.parameter_shard, "estimate", how, "sync"))
         before = sum(line.bytes for line in training if line.name in ("actor weights", "reference weights"))
-        sampling, kv_cache = _vllm_sampler(recipe, update, before if colocated else 0)
+        sampling, kv_cache = _vllm_sampler(
+            update, before if colocated else 0, hardware, rollout, plan, sampler_tensor, ITEMSIZE[dtype]
+        )
         how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
     reserve = _line("reserve", RESERVE * usable, "estimate", how)
-    if recipe.lora.rank:
+    if lora.rank:
         how = "the weights with their adapters' products, which the sampler gets"
         training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
     if colocated:
@@ -123,16 +138,18 @@ def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> Mem
     return MemoryItem(name=name, bytes=int(size), origin=origin, how=how, phases=phases or PHASES)
 
 
-def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> list[MemoryItem]:
+def _trainer(
+    update: Compilation, logps: Compilation | None, grpo: GRPORecipe, adapters: bool, micro_batches: int
+) -> list[MemoryItem]:
     """Lines of a chip that trains."""
-    weights, micro_batches = update.parameter_shard, recipe.plan.accumulation_steps
+    weights = update.parameter_shard
     code = update.code + (logps.code if logps else 0)
     how = "AdamW's two moments and the accumulated gradients, an argument of the update"
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
         _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),
     ]
-    if recipe.grpo.beta and not recipe.lora.rank:  # else it is the actor without its adapters
+    if grpo.beta and not adapters:  # else it is the actor without its adapters
         lines.append(_line("reference weights", weights, "arithmetic", "as the actor's; grpo.beta is above 0"))
     lines += [
         _line("batch of the step", update.batch * micro_batches, "arithmetic", f"{micro_batches} x the micro-batch"),
@@ -145,21 +162,15 @@ def _trainer(recipe: Recipe, update: Compilation, logps: Compilation | None) -> 
     how = "activations, logits, gradients, gathered weights"
     lines.append(_temporaries("update", update, update.temporaries, how))
     if logps:
-        if recipe.grpo.iterations > 1:
+        if grpo.iterations > 1:
             how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
             lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
-        if recipe.grpo.watch_kl and not recipe.lora.rank:
+        if grpo.watch_kl and not adapters:
             how = "the base, which otherwise waits in the host's memory; grpo.watch_kl"
             lines.append(_line("log-probabilities: base weights", weights, "arithmetic", how, "log-probabilities"))
         how, size = "the same program for reference and old policy", logps.outputs - logps.aliased + logps.temporaries
         lines.append(_temporaries("log-probabilities", logps, size, how))
     return lines
-
-
-def _unstacked(update: Compilation) -> MemoryItem:
-    """Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's."""
-    how = "Tunix slices the scanned layers before it moves them"
-    return _line("sync: actor weights, unstacked", update.parameter_shard, "estimate", how, "sync")
 
 
 def _temporaries(phase: str, program: Compilation, size: int, how: str) -> MemoryItem:
@@ -170,17 +181,16 @@ def _temporaries(phase: str, program: Compilation, size: int, how: str) -> Memor
 
 
 def _tunix_sampler(
-    recipe: Recipe, compiled: dict[str, Compilation]
+    compiled: dict[str, Compilation], hardware: HardwareRecipe, rollout: RolloutRecipe, plan: BatchPlan, tensor: int
 ) -> tuple[tuple[list[MemoryItem], list[MemoryItem]], KVCache]:
     """Lines of a chip that samples with Tunix's engine, and its KV cache.
 
     The lines are in two lists: what the sync needs where the actor is, and what is on the sampler's chip.
     """
     prefill, decode, sync = (compiled[name] for name in ("prefill", "decode", "sync"))
-    tensor, plan = recipe.sampler_tensor, recipe.plan
-    replicas = recipe.hardware.sampler_count() // tensor
+    replicas = hardware.sampler_count() // tensor
     rows = -(-plan.rollout_micro_batch_completions // replicas)
-    length = int(recipe.rollout.max_prompt_length) + recipe.rollout.max_completion_length
+    length = int(rollout.max_prompt_length) + rollout.max_completion_length
     held = f"{rows} sequences of {length} tokens in each replica of {tensor} chips"
     if decode.oom_message is None:
         size = decode.arguments - decode.sampler_shard - decode.batch
@@ -208,25 +218,32 @@ def _tunix_sampler(
     else:
         how = "the largest weight on its way: taken from its stack, and placed as the sampler has it"
         leaving = _line("sync: one weight", sync.outputs + sync.temporaries, "compiler", how, "sync")
-    if not recipe.hardware.colocated:
+    if not hardware.colocated:
         sampling.append(_line("sync: arriving weight", sync.arriving, "arithmetic", "the largest one", "sync"))
     kv_cache = KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
     return ([leaving], sampling), kv_cache
 
 
-def _vllm_sampler(recipe: Recipe, facts: Compilation, before: int) -> tuple[list[MemoryItem], KVCache]:
+def _vllm_sampler(
+    facts: Compilation,
+    before: int,
+    hardware: HardwareRecipe,
+    rollout: RolloutRecipe,
+    plan: BatchPlan,
+    tensor: int,
+    itemsize: int,
+) -> tuple[list[MemoryItem], KVCache]:
     """Lines of a chip that samples with vLLM, and its KV cache; `before`: bytes on the chip when the engine starts."""
-    rollout, tensor, itemsize = recipe.rollout, recipe.sampler_tensor, ITEMSIZE[recipe.model.dtype]
-    replicas = recipe.hardware.sampler_count() // tensor
+    replicas = hardware.sampler_count() // tensor
     weights = -(-facts.parameter_bytes // tensor)
     # Keys and values of a token; heads are repeated until each chip of a replica has one.
     head = -(-facts.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
     per_token = 2 * facts.num_layers * -(-facts.kv_heads // tensor) * head * itemsize
     length = int(rollout.max_prompt_length) + rollout.max_completion_length
     settings = rollout.vllm
-    requested = min(settings.max_sequences, -(-recipe.plan.rollout_micro_batch_completions // replicas))
+    requested = min(settings.max_sequences, -(-plan.rollout_micro_batch_completions // replicas))
     phases = ("sampling", "log-probabilities", "update")  # the engine frees it for the sync
-    usable = recipe.hardware.slice.chip.usable_gib * GIB
+    usable = hardware.slice.chip.usable_gib * GIB
     engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
     size = max(int(engine) - weights, 0)
     how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"

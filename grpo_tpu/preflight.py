@@ -10,18 +10,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
-from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, at_mean_length, few_layers, programs_of
+from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, few_layers
 from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
-from grpo_train.recipes.slices import parse_slice
+from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
 
 Compile = Callable[[Program], Compilation]
 
@@ -92,13 +94,122 @@ def preflight(
         def work(program: Program) -> roofline.Work:
             return roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
 
+        bound = functools.partial(roofline.lower_bound, steps=recipe.training.steps, **_sections(recipe))
         logps = work(programs["logps"]) if "logps" in programs else None
-        bounds = {"lower_bound": roofline.lower_bound(recipe, facts, work(programs["update"]), logps)}
+        bounds = {"lower_bound": bound(facts, work(programs["update"]), logps)}
         at_mean = at_mean_length(programs["update"], recipe)
         if at_mean != programs["update"]:
-            bounds["lower_bound_at_mean"] = roofline.lower_bound(recipe, facts, work(at_mean), logps)
+            bounds["lower_bound_at_mean"] = bound(facts, work(at_mean), logps)
         return result.model_copy(update=bounds)
-    return result.model_copy(update={"hints": tuple(hints(recipe))})
+    return result.model_copy(
+        update={"hints": tuple(hints(recipe.plan, recipe.model, recipe.rollout, recipe.hardware.trainer_tensor))}
+    )
+
+
+def _sections(recipe: Recipe) -> dict[str, Any]:
+    """What memory and roofline read both."""
+    names = ("hardware", "rollout", "grpo", "plan", "sampler_tensor")
+    return {name: getattr(recipe, name) for name in names}
+
+
+def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
+    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler.
+
+    The same `logps` serves the reference and the old policy: they differ in their weights alone.  (An old policy with
+    adapters is compiled without them: they are a few thousandths of the work.)
+
+    Raises CourseError when the recipe does not fix the slice, or the length of a prompt, or when a process has not the
+    devices for a replica of the sampler.
+    """
+    hardware, rollout = recipe.hardware, recipe.rollout
+    if not hardware.accelerator:
+        raise CourseError(
+            "hardware.accelerator is not set, so there is no chip to compile for; add hardware.accelerator=v6e-8"
+        )
+    if rollout.max_prompt_length == "auto":
+        raise CourseError(
+            "rollout.max_prompt_length=auto is only known when the problems are read; add rollout.max_prompt_length=256"
+        )
+    whole, devices = hardware.slice, hardware.trainer_count()
+    accelerator = _slice_for(whole, devices)
+    common: dict[str, Any] = {
+        "model": recipe.model,
+        "accelerator": accelerator,
+        "devices": devices,
+        "tensor": hardware.trainer_tensor,
+        "sequences": recipe.micro_batch_completions,
+        "prompt_length": rollout.max_prompt_length,
+        "completion_length": rollout.max_completion_length,
+        "temperature": rollout.temperature,
+        "quick": quick,
+        "loss": recipe.loss.implementation,
+    }
+    reference, old = recipe.grpo.beta > 0, recipe.grpo.iterations > 1
+    shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
+    rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
+    programs = {"update": Program(kind="update", reference=reference, old=old, lora=recipe.lora, **common, **rows)}
+    if reference or old or recipe.grpo.watch_kl:
+        programs["logps"] = Program(kind="logps", **common)
+    if rollout.engine == "tunix":
+        programs |= _sampler_programs(recipe, common)
+    return programs
+
+
+def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
+    """Each process samples its share of the completions on its own devices."""
+    hardware, plan, tensor = recipe.hardware, recipe.plan, recipe.sampler_tensor
+    devices = hardware.sampler_count() // plan.processes
+    if devices % tensor:
+        raise CourseError(
+            f"hardware.sampler_tensor={tensor} does not divide the {devices} devices of a process, and all devices of "
+            "a replica belong to one process; take a divisor of it"
+        )
+    replicas = devices // tensor
+    rows = -(-plan.rollout_micro_batch_completions // plan.processes)
+    sampler = common | {
+        "accelerator": _slice_for(hardware.slice, devices),
+        "devices": devices,
+        "tensor": tensor,
+        "sequences": -(-rows // replicas) * replicas,  # missing rows are filled up
+        "loss": "jax",
+    }
+    sync = common | {
+        "sequences": 0,
+        "processes": plan.processes,
+        "sampler_tensor": tensor if hardware.colocated else None,
+        "loss": "jax",
+    }
+    return {
+        "prefill": Program(kind="prefill", **sampler),
+        "decode": Program(kind="decode", **sampler),
+        "sync": Program(kind="sync", **sync),
+    }
+
+
+def at_mean_length(program: Program, recipe: Recipe) -> Program:
+    """The policy update as it runs where each completion and its prompt have a third of their longest length.
+
+    GSM8K's have 0.21 to 0.33 of 256 + 768 tokens (benchmarks/update_tokens.py).  Padded rows are as long as ever.
+    """
+    if not program.rows:
+        return program
+    mean = (program.prompt_length + program.completion_length) // 3
+    group = recipe.grpo.group_size if program.layout == "groups" else 1
+    # Tokens of a group: the prompt once, a third of its longest length too; the last token predicts nothing.
+    size = group * (1 + mean) - (group - 1) * program.prompt_length // 3 - 1
+    count = program.sequences // group
+    shapes = recipe.plan.row_shapes(program.prompt_length, program.completion_length)
+    rows = next(shape for shape in shapes if shape[0] * (shape[1] // size) >= count or shape == shapes[-1])
+    return program.model_copy(update={"rows": rows})
+
+
+def _slice_for(whole: Slice, devices: int) -> str:
+    """The slice to compile for, where only some devices of a slice are used: one of that size, where there is one.
+
+    The chips are the same, and libtpu takes several times as long for a part of a larger slice.
+    """
+    smaller = devices < whole.devices and devices in SLICE_SIZES[whole.chip.generation]
+    return slice_of(whole.chip.generation, devices) if smaller else whole.name
 
 
 def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
@@ -106,7 +217,7 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
     programs = programs_of(recipe, quick)
     compiled = {name: compile(program) for name, program in programs.items()}
     update = compiled["update"]
-    chips, kv_cache = memory.chips(recipe, compiled)
+    chips, kv_cache = memory.chips(compiled, lora=recipe.lora, dtype=recipe.model.dtype, **_sections(recipe))
     problem = _error_text(compiled, chips, kv_cache)
     hardware = recipe.hardware
     return Result(
@@ -284,7 +395,10 @@ def hardware_table(results: list[Result]) -> str:
         split = f"{result.trainer_devices}, both"
         if not result.colocated:
             split = f"{result.trainer_devices} / {result.sampler_devices}"
-        times = f"{bound.seconds:.2f} | {_hours(bound.chip_hours)}" if bound else "- | -"
+        times = "- | -"
+        if bound:  # two digits, and no exponent
+            digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
+            times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
         updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
         times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
         rows.append(
@@ -292,11 +406,6 @@ def hardware_table(results: list[Result]) -> str:
             f"{chip.margin / GIB:.1f} | {times} |"
         )
     return "\n".join(rows)
-
-
-def _hours(number: float) -> str:
-    """Two digits, and no exponent."""
-    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
 
 
 def digest(recipe: Recipe) -> str:

@@ -8,7 +8,8 @@ cache, and idle time.
 from __future__ import annotations
 
 from grpo_tpu.compile_jobs import FEW_LAYERS, Compilation, SavedModel
-from grpo_train.recipes import Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, RolloutRecipe
 from grpo_train.recipes.slices import Chip
 
 
@@ -50,30 +51,41 @@ def whole_model(few: list[Compilation], layers: int) -> Work:
     return Work(flops=line(few[0].flops, few[1].flops), traffic=line(few[0].traffic, few[1].traffic))
 
 
-def lower_bound(recipe: Recipe, facts: Compilation, update: Work, logps: Work | None) -> LowerBound:
+def lower_bound(
+    facts: Compilation,
+    update: Work,
+    logps: Work | None,
+    *,
+    hardware: HardwareRecipe,
+    rollout: RolloutRecipe,
+    grpo: GRPORecipe,
+    plan: BatchPlan,
+    sampler_tensor: int,
+    steps: int,
+) -> LowerBound:
     """The bound for a step whose completions all have the maximum length.
 
     Args:
       facts: the model's sizes.
       update, logps: the work of one micro-batch.
+      steps: of the run.
     """
-    plan, tensor = recipe.plan, recipe.sampler_tensor
-    each = -(-plan.rollout_micro_batch_completions // (recipe.hardware.sampler_count() // tensor))
-    rounds = -(-each // recipe.rollout.vllm.max_sequences) if recipe.rollout.engine == "vllm" else 1
+    each = -(-plan.rollout_micro_batch_completions // (hardware.sampler_count() // sampler_tensor))
+    rounds = -(-each // rollout.vllm.max_sequences) if rollout.engine == "vllm" else 1
     rounds *= plan.num_rollout_micro_batches
     # A token for every sequence of a batch: each chip of a replica reads its shard of the weights once.
-    decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / tensor)
-    counted = [("decoding", rounds * recipe.rollout.max_completion_length, decoding)]
+    decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / sampler_tensor)
+    counted = [("decoding", rounds * rollout.max_completion_length, decoding)]
     if logps:
-        scorings = (recipe.grpo.beta > 0) + (recipe.grpo.iterations > 1)
+        scorings = (grpo.beta > 0) + (grpo.iterations > 1)
         counted.append(("log-probabilities", plan.accumulation_steps * scorings, logps))
-    counted.append(("policy update", plan.accumulation_steps * recipe.grpo.iterations, update))
-    chip = recipe.hardware.slice.chip
+    counted.append(("policy update", plan.accumulation_steps * grpo.iterations, update))
+    chip = hardware.slice.chip
     parts = []
     for name, times, work in counted:
         bound = "compute" if work.flops / chip.flops >= work.traffic / chip.bandwidth else "memory"
         parts.append(Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=bound))
     seconds = sum(part.seconds for part in parts)
     # All chips of the slice are paid for, also those that wait.
-    chip_hours = recipe.hardware.slice.devices * recipe.training.steps * seconds / 3600
+    chip_hours = hardware.slice.devices * steps * seconds / 3600
     return LowerBound(parts=tuple(parts), seconds=seconds, chip_hours=chip_hours)

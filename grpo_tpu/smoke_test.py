@@ -267,10 +267,6 @@ def vllm_can_run() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def wandb_can_run() -> bool:
-    return importlib.util.find_spec("wandb") is not None
-
-
 def gsm8k_folder(recipe: Recipe) -> str | None:
     """Where GSM8K's files are: problems.path, else the folder in GSM8K_DIR if it holds them."""
     folder = os.environ.get("GSM8K_DIR")

@@ -6,7 +6,7 @@ docs/recipes.md is generated from the descriptions (tools/make_recipe_docs.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -93,7 +93,7 @@ class HardwareRecipe(_Section):
         return self.processes or (self.slice.hosts if self.slice else 1)
 
     @model_validator(mode="after")
-    def _devices_fit(self) -> HardwareRecipe:
+    def _devices_fit(self) -> Self:
         if self.accelerator:
             have, want = self.slice.devices, self.trainer_count() + (self.sampler_devices or 0)
             if want > have:
@@ -132,7 +132,7 @@ class ProblemsRecipe(_Section):
     seed: NonNegative = Field(default=0, description="seed of the word-problem generator, not of the training order")
 
     @model_validator(mode="after")
-    def _test_split_is_one(self) -> ProblemsRecipe:
+    def _test_split_is_one(self) -> Self:
         if self.test_source and self.source != "dapo-math":
             raise ValueError(
                 f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
@@ -264,7 +264,7 @@ class GRPORecipe(_Section):
     )
 
     @model_validator(mode="after")
-    def _kl_has_a_penalty_or_not(self) -> GRPORecipe:
+    def _kl_has_a_penalty_or_not(self) -> Self:
         if self.target_kl and not self.beta:
             raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
         if self.target_kl and self.kl == "k1":
@@ -274,7 +274,7 @@ class GRPORecipe(_Section):
         return self
 
     @model_validator(mode="after")
-    def _clip_range(self) -> GRPORecipe:
+    def _clip_range(self) -> Self:
         if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
             raise ValueError(
                 f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; give the wider side, or null"
@@ -370,12 +370,12 @@ class Recipe(_Section):
     tracking: TrackingRecipe = TrackingRecipe()
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> Recipe:
+    def _batch_divides(self) -> Self:
         self._make_plan()
         return self
 
     @model_validator(mode="after")
-    def _overlong_buffer_fits(self) -> Recipe:
+    def _overlong_buffer_fits(self) -> Self:
         buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
         if buffer and buffer >= limit:
             raise ValueError(
@@ -385,7 +385,7 @@ class Recipe(_Section):
         return self
 
     @model_validator(mode="after")
-    def _correction_is_possible(self) -> Recipe:
+    def _correction_is_possible(self) -> Self:
         # vLLM's raw_logprobs are of the distribution before temperature.
         if self.grpo.correction == "none" or self.rollout.engine != "vllm":
             return self
@@ -399,7 +399,7 @@ class Recipe(_Section):
         return self
 
     @model_validator(mode="after")
-    def _temperature_has_steps(self) -> Recipe:
+    def _temperature_has_steps(self) -> Self:
         stages, steps = self.rollout.temperature_stages, self.training.steps
         if self.rollout.final_temperature and stages > steps:
             raise ValueError(
@@ -408,7 +408,7 @@ class Recipe(_Section):
         return self
 
     @model_validator(mode="after")
-    def _task_names_differ(self) -> Recipe:
+    def _task_names_differ(self) -> Self:
         names = [task.name for task in self.tasks]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")

@@ -5,9 +5,9 @@ import pytest
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import preflight, roofline
-from grpo_tpu.compile_jobs import GIB, Compilation, programs_of
+from grpo_tpu.compile_jobs import GIB, Compilation
 from grpo_tpu.compiler import bytes_needed
-from grpo_tpu.preflight import saved_result, saved_results, table
+from grpo_tpu.preflight import programs_of, saved_result, saved_results, table
 from grpo_train.recipes import load_recipe, parse_recipe, profiles_of
 from grpo_train.recipes.slices import CHIPS
 

@@ -175,7 +175,7 @@ def test_config_shows_given_and_derived_side_by_side():
 
 
 def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():
-    from grpo_tpu.compile_jobs import at_mean_length, programs_of
+    from grpo_tpu.preflight import at_mean_length, programs_of
 
     path = ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"  # prompts of 256 tokens, completions of 768, eight chips
     recipe = load_recipe(path, ["training.layout=padded"])
