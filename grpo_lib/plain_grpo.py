@@ -2,7 +2,7 @@
 
 GRPO is equation 3 of DeepSeekMath (arXiv:2402.03300).  Left out: the KL penalty with its reference model (β = 0) and
 several updates per batch (μ = 1).  The policy is a dense Qwen3 (arXiv:2505.09388) in float32, on one device.  MaxText
-and Tunix take the same step in `training.train`: tests/test_plain_grpo.py compares the two.
+and Tunix take the same step in `training.train`: tests/lib/test_plain_grpo.py compares the two.
 
 Shapes: G group_size, B = prompts x G completions, P tokens of a prompt (padded on the left), C of a completion (padded
 on the right), V vocabulary, D hidden size, H heads.  Log-probabilities are in nats.

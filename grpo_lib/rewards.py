@@ -15,7 +15,7 @@ earns 3.0 + 2.0 + 3.0 + 1.5 = 9.5. With gold 18 the sum also pays, which is what
     <reasoning>r</reasoning><answer>99</answer>     4.0    wrong: an honest try earns less than "?"
     18                                             -2.0    right, but without tags: the same as saying nothing
 
-`correct_answer` and `tidy_format` are the repair. tests/test_attacks.py tries to farm both.
+`correct_answer` and `tidy_format` are the repair. tests/lib/test_attacks.py tries to farm both.
 """
 
 from __future__ import annotations
