@@ -23,8 +23,7 @@ import jax  # noqa: E402
 
 from grpo_lib import plain_grpo  # noqa: E402
 from grpo_lib.problems import load_problems  # noqa: E402
-from grpo_train.recipes import parse_recipe  # noqa: E402
-from grpo_train.recipes.plain import plain_settings  # noqa: E402
+from grpo_train.recipes import parse_recipe, plain_settings  # noqa: E402
 
 
 def timed(function: Callable, seconds: list[float]) -> Callable:

@@ -60,7 +60,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     problems = load_problems(recipe.problems, "train")
     batches = training_batches(
         problems,
-        lambda question: training.render_with(recipe, tokenizer, question),
+        lambda question: training.render_with(recipe.prompts, tokenizer, question),
         batch_size=recipe.prompts_per_step,
         seed=recipe.seed,
     )
@@ -72,7 +72,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         model=str(directory),
         checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
-        max_prompt_length=training.fit_prompts(recipe, tokenizer, problems)[0],
+        max_prompt_length=training.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)[0],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
         answers=[[str(answer) for answer in batch["answer"]] for batch in first],
     )

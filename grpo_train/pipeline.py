@@ -23,7 +23,7 @@ from grpo_lib.rewards import get_rewards
 from grpo_train import training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.cluster import require_engine
-from grpo_train.engines.prompt_lengths import longest_prompt, render_with
+from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import PromptsRecipe, Recipe
 from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
@@ -114,7 +114,8 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
         summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
         row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
         before = _saved_log(directory, "before").get("logged", {})
-        tracking.log_evaluation(recipe, directory, {"before": before, which: row})
+        config = recipe.model_dump(mode="json")
+        tracking.log_evaluation(recipe.tracking, directory, {"before": before, which: row}, config)
         write_json_atomic(file, kept | {"logged": row})
 
 
@@ -251,18 +252,16 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
 
     def render(question: str, prompts: PromptsRecipe | None = None) -> str:
-        return render_with(recipe, tokenizer, question, prompts)
+        return render_with(recipe.prompts, tokenizer, question, prompts)
 
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 
-        asked = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-        longest = longest_prompt(recipe, tokenizer, asked)
         generate = generate_with_vllm(
             recipe.model,
             recipe.rollout.vllm,
             recipe.hardware,
-            max_length=longest + recipe.evaluation_completion_length,
+            max_length=training.evaluated_length(recipe, tokenizer),
             max_completion_length=recipe.evaluation_completion_length,
             seed=recipe.seed,
         )

@@ -30,12 +30,12 @@ from typing import Any
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import Problem, batch_of_step, training_batches
+from grpo_lib.problems import Problem, batch_of_step, load_problems, training_batches
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards, overlong_penalty
 from grpo_train import losses
 from grpo_train.engines import compat, maxtext_model
-from grpo_train.engines.prompt_lengths import fit_prompts, render_with
+from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe, TaskRecipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
@@ -93,7 +93,7 @@ class Session:
         return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
 
     def render(self, question: str, prompts: PromptsRecipe | None = None) -> str:
-        return render_with(self.recipe, self.tokenizer, question, prompts)
+        return render_with(self.recipe.prompts, self.tokenizer, question, prompts)
 
     def generate(self, prompts: list[str]) -> list[Generation]:
         """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation.
@@ -134,7 +134,21 @@ def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
     clusters.require_engine(recipe.rollout.engine)
     tracking.require(recipe.tracking)
-    clusters.assign_devices(recipe, jax.devices())
+    assign_devices(recipe)
+    recipe.plan_on(jax.device_count(), jax.process_count())  # refuses a batch that does not divide
+
+
+def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
+    """Tokens of the longest prompt of an evaluation and its completion."""
+    evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
+    return longest_prompt(recipe.prompts, tokenizer, evaluated) + recipe.evaluation_completion_length
+
+
+def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
+    """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
+    found = jax.devices()
+    tensor = recipe.sampler_tensor_on(len(found))
+    return clusters.assign_devices(recipe.hardware, recipe.rollout.engine, tensor, found)
 
 
 def build_session(
@@ -165,7 +179,7 @@ def build_session(
     #    prompts are short enough) and `rollout_config` (prompts of at most P tokens, completions of C).
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    max_prompt_length, fitting = fit_prompts(recipe, tokenizer, problems)
+    max_prompt_length, fitting = fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)
     rollout = recipe.rollout
     rollout_config = RolloutConfig(
         max_tokens_to_generate=rollout.max_completion_length,
@@ -189,7 +203,7 @@ def build_session(
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
         #    `kl_base`, the base model of grpo.watch_kl.
-        trainer_devices, sampler_devices = clusters.assign_devices(recipe, jax.devices())
+        trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
             recipe.model,
@@ -202,6 +216,15 @@ def build_session(
             lora=recipe.lora,
             seed=recipe.seed,
         )
+        shares_devices = recipe.hardware.colocated and not multihost.is_distributed()
+        sampler = clusters.sampler_class(
+            rollout,
+            recipe.model,
+            plan,
+            tensor=recipe.hardware.sampler_tensor,
+            seed=recipe.seed,
+            max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
+        )
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None
         kl_base = learners.in_host_memory(load()) if recipe.grpo.watch_kl and not shared else None
@@ -210,13 +233,16 @@ def build_session(
             actor = load()
             kl_reference = actor.base if shared and recipe.grpo.beta else reference
             cluster = clusters.make_cluster(
-                recipe,
+                recipe.name,
+                recipe.training,
+                recipe.grpo.iterations,
                 plan,
                 actor,
                 kl_reference,
                 tokenizer,
                 rollout_config,
-                sampler_devices=sampler_devices,
+                sampler=sampler,
+                sampler_devices=None if shares_devices else sampler_devices,
                 checkpoints=saved.parent,
                 checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
                 log_directory=directory / "tensorboard",
@@ -230,7 +256,7 @@ def build_session(
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
-        render = functools.partial(render_with, recipe, tokenizer)
+        render = functools.partial(render_with, recipe.prompts, tokenizer)
         batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe.tasks))
         learner = _make_learner(
             recipe,
@@ -422,7 +448,9 @@ def train(
         if left:
             session.closed = True
             if multihost.is_main_process():
-                recorder.trackers = tracking.start(recipe, session.directory, session.step)
+                recorder.trackers = tracking.start(
+                    recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
+                )
             session.timer.start()
             with maxtext_model.quiet(), contextlib.ExitStack() as recording:
                 # The seven stages of a step: see engines/learner.py, Learner.

@@ -17,13 +17,11 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import metrics_logger
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import load_problems
 from grpo_train.engines import maxtext_model, tunix_sampler
 from grpo_train.engines.optimizer import make_optimizer
-from grpo_train.engines.prompt_lengths import longest_prompt
 from grpo_train.losses import packing
-from grpo_train.recipes import Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
 from grpo_train.runs import multihost
 
 
@@ -33,17 +31,23 @@ def require_engine(engine: str) -> None:
         raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
 
 
-def assign_devices(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[Any]]:
+def assign_devices(
+    hardware: HardwareRecipe, engine: str, sampler_tensor: int, devices: list[Any]
+) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds in all processes: the first ones train; the
     same or the next ones sample.  With several processes all devices train, and each process samples on its own.
+
+    Args:
+      engine: rollout.engine.
+      sampler_tensor: devices per replica of the sampler.
 
     Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
     processes and the recipe wants them to do different things.
     """
-    hardware, found = recipe.hardware, len(devices)
+    found = len(devices)
     count = len({device.process_index for device in devices})
     if count > 1:
-        _require_same_roles(recipe, found, count)
+        _require_same_roles(hardware, engine, found, count)
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
     needed = trainer if hardware.colocated else trainer + sampler
     if needed > found:
@@ -54,24 +58,23 @@ def assign_devices(recipe: Recipe, devices: list[Any]) -> tuple[list[Any], list[
         )
     for name, parts, whole in (
         ("trainer_tensor", hardware.trainer_tensor, trainer),
-        ("sampler_tensor", recipe.sampler_tensor_on(found), sampler // count),  # each process samples on its own
+        ("sampler_tensor", sampler_tensor, sampler // count),  # each process samples on its own
     ):
         if whole % parts:
             where = f"its {whole} devices" if count == 1 else f"the {whole} devices of a process"
             raise CourseError(f"hardware.{name}={parts} must divide {where}")
-    recipe.plan_on(found, count)  # refuses a batch that does not divide
     if count > 1:
         return list(devices), [device for device in devices if device.process_index == jax.process_index()]
     first = 0 if hardware.colocated else trainer
     return list(devices[:trainer]), list(devices[first : first + sampler])
 
 
-def _require_same_roles(recipe: Recipe, found: int, count: int) -> None:
+def _require_same_roles(hardware: HardwareRecipe, engine: str, found: int, count: int) -> None:
     """Refuse a recipe whose processes would not all do the same."""
-    hardware, reason = recipe.hardware, f"{count} processes train and sample on all their devices: "
-    if recipe.rollout.engine != "tunix":
+    reason = f"{count} processes train and sample on all their devices: "
+    if engine != "tunix":
         raise CourseError(
-            f"rollout.engine={recipe.rollout.engine} needs all devices in one process (tpu-inference 0.31.0), and "
+            f"rollout.engine={engine} needs all devices in one process (tpu-inference 0.31.0), and "
             f"there are {count}; use a slice of one host, or rollout.engine=tunix"
         )
     if not hardware.colocated:
@@ -80,39 +83,48 @@ def _require_same_roles(recipe: Recipe, found: int, count: int) -> None:
         raise CourseError(f"{reason}set hardware.trainer_devices to {found}, or to null")
 
 
-def sampler_class(recipe: Recipe, plan: BatchPlan, tokenizer: Any, max_length: int) -> Callable:
-    """The class from which Tunix makes the sampler.  `max_length`: tokens of a training prompt and its completion."""
-    if recipe.rollout.engine == "tunix":
+def sampler_class(
+    rollout: RolloutRecipe,
+    model: ModelRecipe,
+    plan: BatchPlan,
+    *,
+    tensor: int | None,
+    seed: int,
+    max_length: Callable[[], int],
+) -> Callable:
+    """The class from which Tunix makes the sampler.
+
+    Args:
+      tensor: devices per replica; None: all.
+      max_length: tokens of the longest prompt and its completion, of training and evaluation; vLLM asks for it.
+    """
+    if rollout.engine == "tunix":
         return functools.partial(
             tunix_sampler.TunixSampler,
-            seed=recipe.seed,
+            seed=seed,
             num_rollout_micro_batches=plan.num_rollout_micro_batches,
-            tensor=recipe.sampler_tensor,
+            tensor=tensor or 1,
             group_size=plan.group_size,
         )
     from grpo_train.engines.vllm_sampler import VllmSampler
 
-    evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-    longest = longest_prompt(recipe, tokenizer, evaluated) + recipe.evaluation_completion_length
     return functools.partial(
-        VllmSampler,
-        model=recipe.model,
-        settings=recipe.rollout.vllm,
-        max_length=max(max_length, longest),
-        tensor=recipe.hardware.sampler_tensor,
-        seed=recipe.seed,
+        VllmSampler, model=model, settings=rollout.vllm, max_length=max_length(), tensor=tensor, seed=seed
     )
 
 
 def make_cluster(
-    recipe: Recipe,
+    name: str,
+    training: TrainingRecipe,
+    iterations: int,
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     reference: Any,
     tokenizer: Any,
     rollout_config: RolloutConfig,
     *,
-    sampler_devices: list[Any],
+    sampler: Callable,
+    sampler_devices: list[Any] | None,
     checkpoints: Path,
     checkpoint_options: Any,
     log_directory: Path,
@@ -121,14 +133,15 @@ def make_cluster(
     """Tunix's RLCluster for a recipe; it restores the newest checkpoint in `checkpoints`, if there is one.
 
     Args:
+      name: of the run.
+      iterations: updates per step.
+      sampler: by sampler_class; sampler_devices: where it samples, None: on the actor's mesh.
       reference: the model of the KL penalty, or None without one.
       checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
       metric_backends: factories for Tunix's MetricsLogger.
     """
     roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
-    training, iterations = recipe.training, recipe.grpo.iterations
-    shares_devices = recipe.hardware.colocated and not multihost.is_distributed()
-    sampler_mesh = actor.mesh if shares_devices else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
+    sampler_mesh = actor.mesh if sampler_devices is None else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
     return rl.RLCluster(
         actor=actor.module,
         reference=reference,
@@ -136,7 +149,7 @@ def make_cluster(
         cluster_config=rl.ClusterConfig(
             role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
             role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
-            rollout_engine=sampler_class(recipe, plan, tokenizer, rollout_config.kv_cache_size),
+            rollout_engine=sampler,
             rollout_config=rollout_config,
             training_config=rl.RLTrainingConfig(
                 actor_optimizer=make_optimizer(training, iterations),
@@ -155,7 +168,7 @@ def make_cluster(
                 metrics_logging_options=metrics_logger.MetricsLoggerOptions(
                     log_dir=str(log_directory), backend_kwargs={"custom_backend": metric_backends}
                 ),
-                pbar_description=recipe.name,
+                pbar_description=name,
             ),
         ),
     )

@@ -8,37 +8,39 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem
 from grpo_lib.prompts import render, system_prompt, user_prompt
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes.schema import PromptsRecipe, RolloutRecipe
 
 
-def render_with(recipe: Recipe, tokenizer: Any, question: str, prompts: PromptsRecipe | None = None) -> str:
-    """A question as the recipe's model is sent it; `prompts`: those of a task that has its own."""
-    prompts = prompts or recipe.prompts
-    return render(tokenizer, user_prompt(prompts.user, question), system_prompt(prompts.system))
+def render_with(prompts: PromptsRecipe, tokenizer: Any, question: str, own: PromptsRecipe | None = None) -> str:
+    """A question as the recipe's model is sent it; `own`: the prompts of a task that has its own."""
+    template = own or prompts
+    return render(tokenizer, user_prompt(template.user, question), system_prompt(template.system))
 
 
-def prompt_lengths(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
+def prompt_lengths(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
     """Tokens of each rendered prompt."""
-    prompts = [problem.prompt(functools.partial(render_with, recipe, tokenizer)) for problem in problems]
-    return [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    texts = [problem.prompt(functools.partial(render_with, prompts, tokenizer)) for problem in problems]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
-def longest_prompt(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> int:
+def longest_prompt(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> int:
     """Tokens of the longest rendered prompt."""
-    return max(prompt_lengths(recipe, tokenizer, problems))
+    return max(prompt_lengths(prompts, tokenizer, problems))
 
 
-def fit_prompts(recipe: Recipe, tokenizer: Any, problems: list[Problem]) -> tuple[int, list[Problem]]:
+def fit_prompts(
+    rollout: RolloutRecipe, prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]
+) -> tuple[int, list[Problem]]:
     """(the length to which training prompts are padded, the problems whose prompts fit it).
 
     Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
     none is cut or left out silently.
     """
-    lengths, allowed = prompt_lengths(recipe, tokenizer, problems), recipe.rollout.max_prompt_length
+    lengths, allowed = prompt_lengths(prompts, tokenizer, problems), rollout.max_prompt_length
     longest = max(lengths)
     if allowed == "auto":
         return longest, problems
-    if longest > allowed and recipe.rollout.overlong_prompts == "error":
+    if longest > allowed and rollout.overlong_prompts == "error":
         raise CourseError(
             f"rollout.max_prompt_length={allowed} is shorter than the longest prompt, {longest} tokens; "
             f"use {longest} or more, or auto, or leave such problems out with rollout.overlong_prompts=filter"

@@ -97,15 +97,15 @@ def prompt_length(recipe: Recipe) -> int:
     if recipe.rollout.max_prompt_length != "auto":
         return recipe.rollout.max_prompt_length
     problems = [problem for split in ("train", "test") for problem in load_problems(recipe.problems, split)]
-    return longest_prompt(recipe, _tokenizer(recipe.model), problems)
+    return longest_prompt(recipe.prompts, _tokenizer(recipe.model), problems)
 
 
 def _fitting(recipe: Recipe, split: str, problems: list[Problem]) -> list[Problem]:
     """The problems whose prompts are short enough.  A training prompt that is not can be an error: fit_prompts."""
+    rollout = recipe.rollout
     if split == "test":
-        rollout = recipe.rollout.model_copy(update={"overlong_prompts": "filter"})
-        recipe = recipe.model_copy(update={"rollout": rollout})
-    return fit_prompts(recipe, _tokenizer(recipe.model), problems)[1]
+        rollout = rollout.model_copy(update={"overlong_prompts": "filter"})
+    return fit_prompts(rollout, recipe.prompts, _tokenizer(recipe.model), problems)[1]
 
 
 def _tokenizer(model: ModelRecipe):

@@ -6,8 +6,9 @@ recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.sou
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -16,6 +17,9 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.text_table import table_text
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
+
+if TYPE_CHECKING:
+    from grpo_lib.plain_grpo import Settings
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -73,6 +77,27 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     """Fields in which two recipes differ, as `section.key: a != b`."""
     a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
     return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
+
+
+def plain_settings(recipe: Recipe) -> Settings:
+    """For grpo_lib.plain_grpo.  Raises CourseError where the recipe has a switch that the plain loop has not."""
+    from grpo_lib.plain_grpo import Settings  # imports JAX
+
+    names = [field.name for field in fields(Settings)]
+    changed = {
+        "grpo": recipe.grpo.model_dump(exclude_defaults=True),
+        "lora": recipe.lora.model_dump(exclude_defaults=True),
+        "rollout": recipe.rollout.model_dump(include={"final_temperature"}, exclude_none=True),
+        "training": recipe.training.model_dump(include={"schedule"}, exclude_defaults=True),
+        "prompts": recipe.prompts.model_dump(include={"user"}, exclude_defaults=True),
+    }
+    missing = [f"{section}.{key}" for section, keys in changed.items() for key in keys if key not in names]
+    missing += ["a list of problems"] if recipe.tasks else []
+    if missing:
+        raise CourseError(f"plain_grpo does not have {missing[0]}; leave it at its default, or use grpo train")
+    values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
+    values |= {"rewards": tuple(recipe.rewards), "system": recipe.prompts.system, "seed": recipe.seed}
+    return Settings(**{name: values[name] for name in names})
 
 
 def _read(path: Path) -> dict:

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_lib import records, rewards, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, Record
-from grpo_train.recipes import Recipe, load_recipe
+from grpo_train.recipes import load_recipe
 from grpo_train.report import taxonomy
 
 PHASES = ("before", "after")
@@ -21,12 +21,11 @@ PHASES = ("before", "after")
 
 @dataclass(frozen=True)
 class Comparison:
-    """The evaluations of a run directory, its recipe, and the recipe's reward functions."""
+    """The evaluations of a run directory, and its recipe's reward functions."""
 
     before: EvalRun | None
     after: EvalRun | None
     functions: Sequence[rewards.RewardFunction] = rewards.REFERENCE_REWARDS
-    recipe: Recipe | None = None
 
     @property
     def runs(self) -> dict[str, EvalRun]:
@@ -53,7 +52,7 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
     if not (run_dir / "recipe.yaml").exists():
         return Comparison(before, after)
     recipe = load_recipe(run_dir / "recipe.yaml")
-    return Comparison(before, after, rewards.get_rewards(recipe.rewards), recipe)
+    return Comparison(before, after, rewards.get_rewards(recipe.rewards))
 
 
 def read_json(path: Path) -> dict[str, Any]:

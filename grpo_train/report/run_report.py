@@ -11,6 +11,7 @@ from typing import Any
 from grpo_lib import statistics
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.records import EvalRun, summarize
+from grpo_train.recipes import load_recipe
 from grpo_train.report import answer_inspector, comparison, figures, html_page
 from grpo_train.report.comparison import PHASES, Comparison, read_json
 from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
@@ -143,7 +144,8 @@ def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
 def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     """What was trained and evaluated, and on which machine, as far as the run directory has it."""
-    recipe = compared.recipe
+    file = run_dir / "recipe.yaml"
+    recipe = load_recipe(file) if file.exists() else None
     facts = [f"model {Path(recipe.model.path).name}"] if recipe else []
     dated = []
     for phase, run in list(compared.runs.items())[-1:]:

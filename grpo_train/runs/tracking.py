@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
-from grpo_train.recipes import Recipe, TrackingRecipe
+from grpo_train.recipes import TrackingRecipe
 from grpo_train.runs.metric_glossary import Row, read_metrics
 
 
@@ -39,25 +39,28 @@ def evaluation_row(step: int, summary: dict[str, Any]) -> Row:
     return {"step": step, **{name: value for name, value in row.items() if value is not None}}
 
 
-def log_evaluation(recipe: Recipe, directory: Path, rows: dict[str, Row]) -> None:
+def log_evaluation(tracking: TrackingRecipe, directory: Path, rows: dict[str, Row], config: dict[str, Any]) -> None:
     """Log the last of `rows`, {"before": …} or {"before": …, "after": …}, in each of the run's trackers."""
-    for tracker in start(recipe, directory):
+    for tracker in start(tracking, directory, config=config):
         with contextlib.closing(tracker):
             tracker.log_evaluation(rows)
 
 
-def start(recipe: Recipe, directory: Path, finished: int | None = None) -> list[Any]:
+def start(
+    tracking: TrackingRecipe, directory: Path, finished: int | None = None, *, config: dict[str, Any]
+) -> list[Any]:
     """The run's trackers.
 
     Each has `close()`, `log_evaluation(rows)`, and `log(row)`, which may be called again with more metrics of a
     step.
 
     Args:
+      config: the whole recipe, which W&B keeps; its `name` is that of the run.
       finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
     """
     trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
-    if recipe.tracking.wandb != "off":
-        trackers.append(WeightsAndBiases(recipe, directory))
+    if tracking.wandb != "off":
+        trackers.append(WeightsAndBiases(tracking, directory, config))
     return trackers
 
 
@@ -103,7 +106,7 @@ class WeightsAndBiases:
     written to wandb/ there, a folder for each time that it was continued; `wandb sync` uploads them in order.
     """
 
-    def __init__(self, recipe: Recipe, directory: Path):
+    def __init__(self, tracking: TrackingRecipe, directory: Path, config: dict[str, Any]):
         from tunix.sft import metrics_logger
 
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -112,13 +115,13 @@ class WeightsAndBiases:
         if not kept.exists():
             write_text_atomic(kept, secrets.token_hex(4))
         self.backend = metrics_logger.WandbBackend(
-            project=recipe.tracking.project,
-            name=recipe.name,
-            mode=recipe.tracking.wandb,
+            project=tracking.project,
+            name=config["name"],
+            mode=tracking.wandb,
             dir=str(directory),
             id=kept.read_text(encoding="utf-8").strip(),
             resume="allow",
-            config=recipe.model_dump(mode="json"),
+            config=config,
         )
 
     def log(self, row: Row) -> None:

@@ -22,8 +22,7 @@ from grpo_lib.plain_grpo import Settings, group_advantages, policy_loss
 from grpo_lib.problems import load_problems, training_batches
 from grpo_lib.prompts import render
 from grpo_lib.rewards import get_rewards
-from grpo_train.recipes import load_recipe
-from grpo_train.recipes.plain import plain_settings
+from grpo_train.recipes import load_recipe, plain_settings
 
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 64, 96, 4, 2, 32, 256
 PAD, EOS = 0, 1  # of the tiny model's tokenizer

@@ -340,10 +340,11 @@ def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, wor
         data[section] |= values
     recipe = type(tiny_recipe).model_validate(data)
     with pytest.raises(CourseError, match=words):
-        cluster.assign_devices(recipe, [Device(0), Device(0), Device(1), Device(1)])
+        recipe.plan_on(4, 2)
+        cluster.assign_devices(recipe.hardware, recipe.rollout.engine, 1, [Device(0), Device(0), Device(1), Device(1)])
 
 
 def test_all_devices_train_and_each_process_samples_on_its_own(tiny_recipe):
     devices = [Device(0), Device(0), Device(1), Device(1)]
-    trainer, sampler = cluster.assign_devices(tiny_recipe, devices)
+    trainer, sampler = cluster.assign_devices(tiny_recipe.hardware, "tunix", 1, devices)
     assert trainer == devices and sampler == devices[:2]

@@ -1,6 +1,6 @@
 """A whole run of 2 processes with 4 devices each: it equals the run of 1 process with 8, and it survives losses.
 
-It takes minutes; tests/test_multihost.py has the quick tests.
+It takes minutes; test_multihost.py has the quick tests.
 """
 
 import json

@@ -141,9 +141,9 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
 
     from grpo_train.runs import tracking
 
-    tracking.log_evaluation(recipe, tmp_path, {"before": tracking.evaluation_row(0, {"accuracy": 0.25})})
+    tracking.log_evaluation(recipe.tracking, tmp_path, {"before": tracking.evaluation_row(0, {"accuracy": 0.25})}, {})
     for finished, reward in ((0, 1.0), (2, 2.0)):
-        (board,) = tracking.start(recipe, tmp_path, finished)
+        (board,) = tracking.start(recipe.tracking, tmp_path, finished, config={})
         for step in range(finished + 1, 5):
             board.log({"step": step, "reward": reward, "kl": None})
         board.log({"step": 4, "validation_accuracy": reward})
@@ -216,10 +216,10 @@ def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     from grpo_train.engines import prompt_lengths
 
     problems = load_problems(recipe.problems, "train")
-    lengths = prompt_lengths.prompt_lengths(recipe, tokenizer, problems)
+    lengths = prompt_lengths.prompt_lengths(recipe.prompts, tokenizer, problems)
     middle = sorted(lengths)[100]
     skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
-    width, fitting = prompt_lengths.fit_prompts(skip, tokenizer, problems)
+    width, fitting = prompt_lengths.fit_prompts(skip.rollout, skip.prompts, tokenizer, problems)
     assert width == middle
     assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
     assert 100 < len(fitting) < len(problems)
@@ -229,7 +229,7 @@ def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     ):
         short = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": overlong})
         with pytest.raises(CourseError, match=message):
-            prompt_lengths.fit_prompts(short, tokenizer, problems)
+            prompt_lengths.fit_prompts(short.rollout, short.prompts, tokenizer, problems)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -294,7 +294,8 @@ def test_online_tracking_needs_a_login(monkeypatch):
 def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     from grpo_train.engines.cluster import assign_devices
 
-    trainer, sampler = assign_devices(change(recipe, hardware=hardware), FOUR)
+    changed = change(recipe, hardware=hardware)
+    trainer, sampler = assign_devices(changed.hardware, "tunix", changed.sampler_tensor_on(4), FOUR)
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
@@ -360,13 +361,15 @@ def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monk
     monkeypatch.setattr(metrics_logger, "WandbBackend", Backend)
     offline = change(recipe, tracking={"wandb": "offline"})
     for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
-        _, wandb = tracking.start(offline, directory, 0)
+        _, wandb = tracking.start(offline.tracking, directory, 0, config=offline.model_dump(mode="json"))
     first, second, other = (arguments["id"] for arguments in begun)
     assert first == second != other and len(first) == 8
     assert {arguments["resume"] for arguments in begun} == {"allow"}
     wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
     assert logged == [("reward", 0.5, 3)]
-    assert [type(tracker) for tracker in tracking.start(recipe, tmp_path / "off", 0)] == [tracking.TensorBoard]
+    assert [type(tracker) for tracker in tracking.start(recipe.tracking, tmp_path / "off", 0, config={})] == [
+        tracking.TensorBoard
+    ]
     assert not (tmp_path / "off" / "wandb-id").exists()
 
 
@@ -383,14 +386,15 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
     backend = SimpleNamespace(close=lambda: closed.append(dict(summary)))  # log_scalar would be an error
     monkeypatch.setattr(metrics_logger, "WandbBackend", lambda **_: backend)
     offline = change(recipe, tracking={"wandb": "offline"})
+    config = offline.model_dump(mode="json")
     before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
     samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
     after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples})
-    tracking.log_evaluation(offline, tmp_path, {"before": before})
+    tracking.log_evaluation(offline.tracking, tmp_path, {"before": before}, config)
     assert closed == [{"before/accuracy": 0.25, "before/reward": 0.5}]
     summary.clear()  # as that of a new folder
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None})
-    tracking.log_evaluation(offline, tmp_path, {"before": before, "after": after})
+    tracking.log_evaluation(offline.tracking, tmp_path, {"before": before, "after": after}, config)
     assert summary == closed[0] | {
         "after/accuracy": 0.5, "after/reward": 0.5, "after/maj_at_k": 0.75, "after/pass_at_2": 1.0, "loss": 0.125
     }  # fmt: skip

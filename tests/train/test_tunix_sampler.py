@@ -174,7 +174,9 @@ def test_a_shared_prompt_is_kept_once(qwens):
 
 
 def test_the_sampler_of_a_recipe_knows_its_groups(tiny_recipe, tiny_actor, tokenizer, rollout_config):
-    engine = cluster.sampler_class(tiny_recipe, tiny_recipe.plan, tokenizer, 44)
+    engine = cluster.sampler_class(
+        tiny_recipe.rollout, tiny_recipe.model, tiny_recipe.plan, tensor=1, seed=0, max_length=lambda: 44
+    )
     made = engine(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config)
     assert made._sampler.group == tiny_recipe.grpo.group_size
     assert isinstance(made.module_and_state()[0], cpu_speed.Qwen3)
