@@ -336,11 +336,10 @@ def _exit(code: Any) -> NoReturn:
 def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:
     """The arguments of train_rl.  What they cannot express, and what is still to be done, goes to stderr."""
     from grpo_train import maxtext_rl
-    from grpo_train.maxtext_rl import problem_files
 
     run = runs / recipe.name
     folder, checkpoint = problems or run / "upstream" / "problems", run / "checkpoints" / "base" / "0" / "items"
-    written = problem_files.write_problems(recipe, folder) if problems else None
+    written = maxtext_rl.write_problems(recipe, folder) if problems else None
     tests = written.test if written else None
     arguments = maxtext_rl.arguments(recipe, folder, checkpoint, run / "upstream", tests)
     lost = maxtext_rl.not_expressible(recipe, tests)

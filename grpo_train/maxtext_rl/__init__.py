@@ -21,10 +21,12 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.rewards import get_rewards
 from grpo_train.engines import compat
 from grpo_train.maxtext_rl import problem_files
-from grpo_train.maxtext_rl.differences import devices, not_expressible
-from grpo_train.recipes import ModelRecipe, Recipe
+from grpo_train.maxtext_rl.differences import devices, lost, other_meaning
+from grpo_train.recipes import HardwareRecipe, ModelRecipe, Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import RolloutRecipe, TrainingRecipe
 
-__all__ = ["arguments", "main", "not_expressible", "train"]
+__all__ = ["arguments", "main", "not_expressible", "train", "write_problems"]
 
 # Steps of the cosine per step of a recipe whose learning rate is constant.
 FLAT = 1000
@@ -49,16 +51,19 @@ def arguments(
     model's sizes cannot be worked out because its files cannot be read.
     """
     get_rewards(recipe.rewards)
-    source = problem_files.only_source(recipe).source
+    problem_source = problem_files.only_source(recipe.problems)
+    source = problem_source.source
+    prompt = problem_files.prompt_length(problem_source, recipe.prompts, recipe.rollout, recipe.model)
     folder, functions = Path(problems).resolve(), Path(__file__).with_name("reward_functions.py")
-    test_batches, test_batch_size = problem_files.eval_batches(recipe, tests)
+    tests = tests or problem_files.number_of_tests(problem_source)
+    test_batches, test_batch_size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     values = {
         "run_name": recipe.name,
         "base_output_directory": Path(output).resolve(),
         "data_shuffle_seed": recipe.seed,
         "init_weights_seed": recipe.seed,
         **_model(recipe.model, Path(checkpoint)),
-        **_hardware(recipe),
+        **_hardware(recipe.hardware),
         "dataset_name": source,
         "eval_dataset_name": source,
         "hf_train_files": folder / problem_files.TRAIN,
@@ -67,20 +72,41 @@ def arguments(
         "dataset_processor_path": functions,
         "reward_functions_path": functions,
         "reward_functions": ",".join(recipe.rewards),
-        **_sampling(recipe),
+        **_sampling(recipe.rollout, prompt),
         "rl.num_generations": recipe.grpo.group_size,
         "rl.num_iterations": recipe.grpo.iterations,
         "rl.grpo_beta": recipe.grpo.beta,
         "rl.grpo_epsilon": recipe.grpo.epsilon,
         "rl.loss_algo": {"token": "grpo", "sequence": "gspo-token"}[recipe.grpo.ratio],
         "rl.loss_agg_mode": "token-mean" if recipe.grpo.aggregation == "step" else "sequence-mean-token-mean",
-        **_training(recipe),
+        **_training(recipe.training, recipe.plan, recipe.grpo.iterations),
         "eval_batch_size": test_batch_size,
         "num_test_batches": test_batches,
         "eval_interval": recipe.training.steps + 1,  # never: it would look at the test problems
     }
     base = _maxtext_folder() / "configs" / "post_train" / "rl.yml"
     return [str(base), *(f"{key}={_text(value)}" for key, value in values.items())]
+
+
+def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
+    """One sentence for each value of the recipe that upstream's options cannot express, beginning with its key.
+
+    `tests` is the number of test problems that were written; by default those that the recipe names.
+    """
+    source = problem_files.only_source(recipe.problems)
+    found = list(lost(recipe.model_dump(exclude_defaults=True), source, recipe.rollout, recipe.training))
+    found += other_meaning(recipe.hardware, recipe.grpo, recipe.training)
+    tests = tests or problem_files.number_of_tests(source)
+    batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
+    if (evaluated := batches * size) < tests:
+        found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
+    return found
+
+
+def write_problems(recipe: Recipe, folder: str | Path) -> problem_files.Written:
+    """The files that the arguments name; see problem_files.write_problems."""
+    rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.prompts_per_step
+    return problem_files.write_problems(folder, recipe.problems, recipe.prompts, recipe.rollout, recipe.model, rows)
 
 
 def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
@@ -99,12 +125,12 @@ def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _hardware(recipe: Recipe) -> dict[str, Any]:
+def _hardware(hardware: HardwareRecipe) -> dict[str, Any]:
     """Upstream splits the devices of a slice only where it sees Pathways and two machines or more.
 
     Both switches are used for nothing else, so a split on one machine counts half of its chips as a machine.
     """
-    hardware, found = recipe.hardware, devices(recipe)
+    found = devices(hardware)
     trainer, sampler = hardware.trainer_count(), hardware.sampler_count()
     chips = hardware.slice.chip.chips_per_host if hardware.slice else found or 1
     if not hardware.colocated:
@@ -128,8 +154,7 @@ def _hardware(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _sampling(recipe: Recipe) -> dict[str, Any]:
-    rollout, prompt = recipe.rollout, problem_files.prompt_length(recipe)
+def _sampling(rollout: RolloutRecipe, prompt: int) -> dict[str, Any]:
     return {
         "max_prefill_predict_length": prompt,
         "max_target_length": prompt + rollout.max_completion_length,
@@ -142,12 +167,11 @@ def _sampling(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _training(recipe: Recipe) -> dict[str, Any]:
-    training, plan = recipe.training, recipe.plan
+def _training(training: TrainingRecipe, plan: BatchPlan, iterations: int) -> dict[str, Any]:
     steps = training.steps if training.schedule == "cosine" else FLAT * (training.steps + training.warmup_steps)
     return {
         "batch_size": plan.prompts_per_step,
-        "num_batches": problem_files.batches(recipe),
+        "num_batches": problem_files.batches(training.steps, iterations),
         "train_fraction": 1.0,
         "num_epoch": 1,
         "train_micro_batch_size": plan.micro_batch_prompts,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from grpo_train.maxtext_rl.problem_files import eval_batches, number_of_tests, only_source
-from grpo_train.recipes import Recipe
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe, RolloutRecipe, TrainingRecipe
 
 # Keys that upstream has no option for, where they are not at their defaults.
 LOST = {
@@ -35,42 +35,29 @@ LOST = {
 }
 
 
-def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
-    """One sentence for each value of the recipe that upstream's options cannot express, beginning with its key.
-
-    `tests` is the number of test problems that were written; by default those that the recipe names.
-    """
-    found = [*_lost(recipe), *_other_meaning(recipe)]
-    tests = tests or number_of_tests(only_source(recipe))
-    batches, size = eval_batches(recipe, tests)
-    if (evaluated := batches * size) < tests:
-        found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
-    return found
-
-
-def _lost(recipe: Recipe) -> Iterator[str]:
-    """Fields that upstream has no option for."""
-    changed = recipe.model_dump(exclude_defaults=True)
+def lost(
+    changed: dict[str, Any], source: ProblemsRecipe, rollout: RolloutRecipe, training: TrainingRecipe
+) -> Iterator[str]:
+    """Fields that upstream has no option for.  `changed`: the recipe's values that are not defaults, by section."""
     for key, reason in LOST.items():
         section, _, name = key.partition(".")
         if name in changed.get(section, {}):
             yield f"{key}: {reason}"
-    if only_source(recipe).source in ("dapo-math", "aime", "math500"):
+    if source.source in ("dapo-math", "aime", "math500"):
         yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
-    if recipe.training.validate_every > 0:
+    if training.validate_every > 0:
         yield "problems.validation: upstream would measure the test set during training, so that is switched off"
         yield "training.validate_every: see problems.validation"
-    if recipe.rollout.engine != "vllm":
+    if rollout.engine != "vllm":
         yield "rollout.engine: upstream samples with vLLM"
-    if others := set(recipe.rollout.vllm.options) - {"max_num_seqs", "block_size"}:
+    if others := set(rollout.vllm.options) - {"max_num_seqs", "block_size"}:
         yield f"rollout.vllm.options: no option for {', '.join(sorted(others))}"
-    if recipe.training.layout != "padded":
+    if training.layout != "padded":
         yield "training.layout: upstream computes padded rows; loss and gradient are the same"
 
 
-def _other_meaning(recipe: Recipe) -> Iterator[str]:
+def other_meaning(hardware: HardwareRecipe, grpo: GRPORecipe, training: TrainingRecipe) -> Iterator[str]:
     """Fields that mean something else upstream, and what it does otherwise in every run."""
-    hardware, grpo, training = recipe.hardware, recipe.grpo, recipe.training
     yield "evaluation of before and after: upstream logs percentages, by its own grader, at temperature 0.01; no record"
     yield "check of the first sync: upstream trains on when sampler and trainer differ"
     yield "a new start: upstream continues silently from the checkpoints of an earlier run of this name"
@@ -90,7 +77,7 @@ def _other_meaning(recipe: Recipe) -> Iterator[str]:
         yield "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple"
     if hardware.accelerator is None:
         yield "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu"
-    found = devices(recipe)
+    found = devices(hardware)
     if hardware.colocated and hardware.trainer_devices not in (None, found):
         yield "hardware.trainer_devices: upstream's colocated run takes all devices"
     if not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found:
@@ -101,9 +88,8 @@ def _other_meaning(recipe: Recipe) -> Iterator[str]:
         yield "several hosts: upstream is one process, which reaches the other hosts through Pathways"
 
 
-def devices(recipe: Recipe) -> int | None:
+def devices(hardware: HardwareRecipe) -> int | None:
     """Devices of the slice; of a recipe without one those it counts, or None where it takes what it finds."""
-    hardware = recipe.hardware
     if hardware.slice:
         return hardware.slice.devices
     return hardware.trainer_devices and hardware.trainer_devices + (hardware.sampler_devices or 0)

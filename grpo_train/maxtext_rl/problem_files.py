@@ -10,9 +10,9 @@ from grpo_lib import prompts
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
-from grpo_lib.problems import Problem, load_problems
+from grpo_lib.problems import load_problems
 from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt
-from grpo_train.recipes import ModelRecipe, ProblemsRecipe, Recipe
+from grpo_train.recipes.schema import ModelRecipe, ProblemsRecipe, PromptsRecipe, RolloutRecipe, TaskRecipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
 TESTS = {"gsm8k": 1319, "aime": 30, "math500": 500}  # problems of the test split
@@ -26,12 +26,19 @@ class Written:
     filtered: list[str]  # how many problems were left out of each split, in sentences
 
 
-def write_problems(recipe: Recipe, folder: str | Path) -> Written:
+def write_problems(
+    folder: str | Path,
+    problems: ProblemsRecipe | list[TaskRecipe],
+    template: PromptsRecipe,
+    rollout: RolloutRecipe,
+    model: ModelRecipe,
+    rows: int,
+) -> Written:
     """Write the recipe's problems and its prompt as `train_rl` reads them.
 
     The files are train.parquet and test.parquet with the columns question and answer, and template.json with the
-    system message.  Upstream stops when the rows of train.parquet are used up, so they are repeated until they last.
-    It drops prompts that are too long, and with them whole batches, so they are left out here.
+    system message.  Upstream stops when the rows of train.parquet are used up, so they are repeated until there are
+    `rows`.  It drops prompts that are too long, and with them whole batches, so they are left out here.
 
     Raises CourseError when a training prompt is too long and the recipe makes that an error, or nothing is left.
     """
@@ -40,17 +47,18 @@ def write_problems(recipe: Recipe, folder: str | Path) -> Written:
 
     folder, counts, filtered = Path(folder), {}, []
     for split, name in (("train", TRAIN), ("test", TEST)):
-        problems = load_problems(only_source(recipe), split)
-        fitting = _fitting(recipe, split, problems)
-        if num_filtered := len(problems) - len(fitting):
-            filtered.append(f"{num_filtered} of {len(problems)} {split} problems left out: the prompt is too long")
+        found = load_problems(only_source(problems), split)
+        # A training prompt that is too long can be an error; a test prompt is left out.
+        allowed = rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout
+        fitting = fit_prompts(allowed, template, _tokenizer(model), found)[1]
+        if num_filtered := len(found) - len(fitting):
+            filtered.append(f"{num_filtered} of {len(found)} {split} problems left out: the prompt is too long")
         if split == "train":
-            rows = batches(recipe) * recipe.prompts_per_step
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
         table = pa.table(
             {
-                "question": [prompts.user_prompt(recipe.prompts.user, p.question) for p in fitting],
+                "question": [prompts.user_prompt(template.user, p.question) for p in fitting],
                 "answer": [p.answer for p in fitting],
             }
         )
@@ -59,21 +67,21 @@ def write_problems(recipe: Recipe, folder: str | Path) -> Written:
         write_bytes_atomic(folder / name, data.getvalue())
     # TEMPLATE is upstream's second key; our process_data needs the first alone.
     write_json_atomic(
-        folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(recipe.prompts.system), "TEMPLATE": "{question}"}
+        folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}
     )
     return Written(counts["test"], filtered)
 
 
-def batches(recipe: Recipe) -> int:
-    """Batches of completions for `training.steps` updates; each serves grpo.iterations of them."""
-    return -(-recipe.training.steps // recipe.grpo.iterations)
+def batches(steps: int, iterations: int) -> int:
+    """Batches of completions for so many updates; each serves `iterations` of them."""
+    return -(-steps // iterations)
 
 
-def only_source(recipe: Recipe) -> ProblemsRecipe:
+def only_source(problems: ProblemsRecipe | list[TaskRecipe]) -> ProblemsRecipe:
     """The recipe's `problems`.  Raises CourseError for a list of tasks."""
-    if recipe.tasks:
+    if isinstance(problems, list):
         raise CourseError("problems has several tasks, and train_rl takes one: keep one of them, as a section")
-    return recipe.sources[0]
+    return problems
 
 
 def number_of_tests(problems: ProblemsRecipe) -> int:
@@ -85,27 +93,18 @@ def number_of_tests(problems: ProblemsRecipe) -> int:
     return len(load_problems(problems, "test"))
 
 
-def eval_batches(recipe: Recipe, tests: int | None) -> tuple[int, int]:
+def eval_batches(batch_size: int, tests: int) -> tuple[int, int]:
     """(batches, problems in each); upstream takes whole batches only."""
-    tests = tests or number_of_tests(only_source(recipe))
-    size = min(recipe.evaluation.batch_size, tests)
+    size = min(batch_size, tests)
     return tests // size, size
 
 
-def prompt_length(recipe: Recipe) -> int:
+def prompt_length(source: ProblemsRecipe, template: PromptsRecipe, rollout: RolloutRecipe, model: ModelRecipe) -> int:
     """Tokens; for auto the longest prompt of training and test, so that upstream drops none."""
-    if recipe.rollout.max_prompt_length != "auto":
-        return recipe.rollout.max_prompt_length
-    problems = [problem for split in ("train", "test") for problem in load_problems(recipe.problems, split)]
-    return longest_prompt(recipe.prompts, _tokenizer(recipe.model), problems)
-
-
-def _fitting(recipe: Recipe, split: str, problems: list[Problem]) -> list[Problem]:
-    """The problems whose prompts are short enough.  A training prompt that is not can be an error: fit_prompts."""
-    rollout = recipe.rollout
-    if split == "test":
-        rollout = rollout.model_copy(update={"overlong_prompts": "filter"})
-    return fit_prompts(rollout, recipe.prompts, _tokenizer(recipe.model), problems)[1]
+    if rollout.max_prompt_length != "auto":
+        return rollout.max_prompt_length
+    problems = [problem for split in ("train", "test") for problem in load_problems(source, split)]
+    return longest_prompt(template, _tokenizer(model), problems)
 
 
 def _tokenizer(model: ModelRecipe):

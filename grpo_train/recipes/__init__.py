@@ -1,6 +1,9 @@
 """A recipe: one YAML file with everything about a run (schema, loading, batch plan, TPU slices)."""
 
 from grpo_train.recipes.loading import (
+    TINY,
+    demo_reason,
+    demo_recipe,
     differences,
     dump_recipe,
     load_recipe,
@@ -20,6 +23,7 @@ from grpo_train.recipes.schema import (
 )
 
 __all__ = [
+    "TINY",
     "HardwareRecipe",
     "ModelRecipe",
     "ProblemsRecipe",
@@ -27,6 +31,8 @@ __all__ = [
     "Recipe",
     "TaskRecipe",
     "TrackingRecipe",
+    "demo_reason",
+    "demo_recipe",
     "differences",
     "dump_recipe",
     "load_recipe",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import yaml
 from pydantic import ValidationError
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.text_table import table_text
 from grpo_train.recipes import batch_plan
@@ -20,6 +21,10 @@ from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
 if TYPE_CHECKING:
     from grpo_lib.plain_grpo import Settings
+
+
+TINY = "recipes/tiny-cpu.yaml"
+ONE_DEVICE = "hardware.trainer_devices=1"  # on any slice: the tiny model gains nothing from more
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -98,6 +103,31 @@ def plain_settings(recipe: Recipe) -> Settings:
     values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
     values |= {"rewards": tuple(recipe.rewards), "system": recipe.prompts.system, "seed": recipe.seed}
     return Settings(**{name: values[name] for name in names})
+
+
+def demo_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """The recipe of the notebooks' demonstrations: this one if its model fits them, else the course's tiny recipe.
+
+    A demonstration loads the model a second time, breaks it, or trains it at ten times the learning rate.  That needs a
+    second implementation next to MaxText's (Tunix's Qwen3), float32, so that rounding is much smaller than an error,
+    and a sampler that can exist several times in a process.  A vLLM engine reserves the memory of its devices.
+    """
+    if _fits_demonstrations(load_recipe(path)):
+        return load_recipe(path, overrides)
+    return load_recipe(environment.repo_root() / TINY, [ONE_DEVICE, *overrides])
+
+
+def demo_reason(path: str | Path) -> str:
+    """A sentence about the choice of `demo_recipe`."""
+    recipe = load_recipe(path)
+    if _fits_demonstrations(recipe):
+        return f"model of the demonstrations: the recipe's own model, {recipe.model.path}"
+    why = "it is sampled by vLLM" if recipe.rollout.engine == "vllm" else f"it is in {recipe.model.dtype}"
+    return f"model of the demonstrations: the course's tiny model ({TINY}), not the recipe's own, because {why}"
+
+
+def _fits_demonstrations(recipe: Recipe) -> bool:
+    return recipe.rollout.engine == "tunix" and recipe.model.dtype == "float32"
 
 
 def _read(path: Path) -> dict:

@@ -213,7 +213,7 @@ def test_a_split_of_an_unknown_number_of_devices_is_refused():
 
 def test_problems_last_for_all_steps(tmp_path):
     recipe = load_recipe(TINY, ["problems.train=50", "problems.test=20", "training.steps=7"])
-    written = problem_files.write_problems(recipe, tmp_path)
+    written = maxtext_rl.write_problems(recipe, tmp_path)
     train, test = pq.read_table(tmp_path / problem_files.TRAIN), pq.read_table(tmp_path / problem_files.TEST)
     assert (train.num_rows, test.num_rows, written.test) == (7 * 16, 20, 20)
     assert train.column_names == ["question", "answer"]
@@ -223,25 +223,29 @@ def test_problems_last_for_all_steps(tmp_path):
 
 def test_gsm8k_goes_over_with_its_system_prompt(tmp_path):
     recipe = load_recipe(TINY, ["problems.source=gsm8k", GSM8K, "prompts.system=default", "training.steps=1"])
-    written = problem_files.write_problems(recipe, tmp_path)
+    written = maxtext_rl.write_problems(recipe, tmp_path)
     rows = pq.read_table(tmp_path / problem_files.TEST).to_pylist()
     assert len(rows) == written.test > 0
     assert all(row["answer"].lstrip("-").replace(".", "").isdigit() for row in rows)  # the number, not the solution
     assert prompts.SYSTEM_PROMPT.splitlines()[0] in (tmp_path / problem_files.TEMPLATE).read_text()
 
 
+def _longest(recipe: Recipe) -> int:
+    return problem_files.prompt_length(recipe.problems, recipe.prompts, recipe.rollout, recipe.model)
+
+
 def test_prompts_that_are_too_long_are_refused_or_left_out(tmp_path):
     change = ["problems.train=200", "problems.test=100", "training.steps=1"]
-    longest = problem_files.prompt_length(load_recipe(TINY, change))
+    longest = _longest(load_recipe(TINY, change))
     short = [*change, f"rollout.max_prompt_length={longest - 2}"]
     with pytest.raises(CourseError, match="overlong_prompts=filter"):
-        problem_files.write_problems(load_recipe(TINY, short), tmp_path)
-    written = problem_files.write_problems(load_recipe(TINY, [*short, "rollout.overlong_prompts=filter"]), tmp_path)
+        maxtext_rl.write_problems(load_recipe(TINY, short), tmp_path)
+    written = maxtext_rl.write_problems(load_recipe(TINY, [*short, "rollout.overlong_prompts=filter"]), tmp_path)
     assert any("train problems left out" in sentence for sentence in written.filtered)
     assert pq.read_table(tmp_path / problem_files.TEST).num_rows == written.test
     none = load_recipe(TINY, [*change, "rollout.max_prompt_length=2", "rollout.overlong_prompts=filter"])
     with pytest.raises(CourseError, match="shorter than every prompt"):
-        problem_files.write_problems(none, tmp_path)
+        maxtext_rl.write_problems(none, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +310,6 @@ def test_the_launcher_says_what_is_missing_before_it_loads_a_model(monkeypatch, 
 
 def test_several_tasks_are_refused(tmp_path):
     recipe = load_recipe(TINY, ["problems=[{}, {name: hard, difficulty: hard}]"])
-    for refused in (lambda: listed(recipe), lambda: problem_files.write_problems(recipe, tmp_path)):
+    for refused in (lambda: listed(recipe), lambda: maxtext_rl.write_problems(recipe, tmp_path)):
         with pytest.raises(CourseError, match="problems has several tasks"):
             refused()
