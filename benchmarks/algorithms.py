@@ -47,8 +47,9 @@ FOLDER = ROOT / "assets/experiments"
 COMMON = ["training.checkpoint_every=1000", "training.validate_every=0", "problems.test=500", "problems.validation=200"]
 CURVES = (
     "accuracy", "entropy", "reward", "completions/mean_length", "kl", "clip_ratio", "frac_reward_zero_std",
-    "sampling_passes", "temperature", "sampler_trainer_gap",
+    "sampler_trainer_gap",
 )  # fmt: skip
+PASSES = "dynamic_sampling/passes"  # in metrics.jsonl; `sampling_passes` in the records
 SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
 
 Run = dict[str, Any]
@@ -153,6 +154,24 @@ def sync_now(session: training.Session) -> Run:
     vars(session.sampler).pop("update_params", None)  # of the object; that of its class remains
     session.sampler.update_params(session.actor.weights())
     return {}
+
+
+def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3) -> None:
+    """Let the sampling temperature fall to `last` in stages of equally many steps."""
+    learner, cluster, steps = session.learner, session.cluster, session.recipe.training.steps
+    config, begin = cluster.get_rollout_config(mode="train"), session.learner._begin_step
+    first = config.temperature
+
+    def begin_step(step: int) -> None:
+        begin(step)
+        part = step * stages // steps / (stages - 1)
+        temperature = first + part * (last - first)
+        if temperature != config.temperature:  # a constant of compiled programs
+            config.temperature = learner.algo_config.temperature = temperature
+            cluster.actor_trainer.clear_jit_cache()
+
+    if arm == "falling":
+        learner._begin_step = begin_step
 
 
 def only_evaluate(session: training.Session, arm: str) -> None:
@@ -289,9 +308,10 @@ EXPERIMENTS = {
     ),
     "temperature": Experiment(
         "Nothing expected: a temperature that falls from 0.9 to 0.7 in three stages.",
-        {"constant": [], "falling": ["rollout.final_temperature=0.7"]},
+        {"constant": [], "falling": []},
         [Claim("no difference in accuracy", "falling", "constant", "accuracy", "zero")],
         ["rollout.temperature=0.9", "training.steps=30"],
+        before=fall,
     ),
 }  # fmt: skip
 
@@ -368,7 +388,7 @@ def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> R
         measures = experiment.after(session)
         measures |= {"accuracy": tested(session)}
     curves = {name: [rounded(row.get(name)) for row in rows] for name in CURVES if any(name in row for row in rows)}
-    curves.setdefault("sampling_passes", [1] * len(rows))
+    curves["sampling_passes"] = [row.get(PASSES, 1) for row in rows]
     last = [value for value in curves.get("entropy", [])[-5:] if value is not None]
     run = {
         "seed": seed,

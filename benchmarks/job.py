@@ -75,9 +75,9 @@ def run_worker(command: Sequence[str]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Where a number was measured: platform, processor and its units, cores, memory, commit."""
-    from grpo_lib.common import environment
+    from grpo_train.runs import machine as described_machine
 
-    described = environment.describe(devices=False)
+    described = described_machine.describe(devices=False)
     kept = {key: described[key] for key in ("platform", "processor", "cores", "memory_gib", "commit")}
     return kept | {"units": units()}
 

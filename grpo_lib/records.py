@@ -261,12 +261,14 @@ def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
     kinds = ["greedy" if any(record["greedy"] for record in run.records) else "sampled" for run in (before, after)]
     if kinds[0] != kinds[1]:
         raise CourseError(
-            f"before is {kinds[0]} and after {kinds[1]}: their difference would include that of temperature; "
-            "evaluate both in the same way"
+            f"one evaluation is {kinds[0]} and the other {kinds[1]}: their difference would include that of "
+            "temperature; evaluate both in the same way"
         )
-    old, new = ({record["id"]: record["gold"] for record in run.counted} for run in (before, after))
+    old, new = (
+        {record["id"]: (record["question"], record["gold"]) for record in run.counted} for run in (before, after)
+    )
     if old != new:
         raise CourseError(
-            f"before ({len(old)} problems) and after ({len(new)}) share only {len(old.items() & new.items())}; "
-            "evaluate both on the same problems"
+            f"the evaluations have different problems ({len(old):,} and {len(new):,}, "
+            f"{len(old.items() & new.items()):,} in common); evaluate both on the same ones"
         )

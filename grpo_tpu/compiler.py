@@ -31,6 +31,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import Compilation, Program
 from grpo_train.recipes.schema import TrainingRecipe
+from grpo_train.runs import machine
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
@@ -41,7 +42,7 @@ QUICK = {"exec_time_optimization_effort": -1.0}
 
 def require_libtpu() -> dict[str, str]:
     """The versions that compile.  Raises CourseError where the TPU tier is not installed."""
-    installed = environment.describe(devices=False)["packages"]
+    installed = machine.describe(devices=False)["packages"]
     if missing := [name for name in VERSIONS if name not in installed]:
         raise CourseError(
             f"preflight needs the TPU tier, and {', '.join(missing)} is not installed in {sys.prefix}; "

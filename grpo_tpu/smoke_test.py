@@ -109,9 +109,6 @@ def scaled_recipe(
         rollout["max_prompt_length"] = PROMPT
     if real:  # the tiny tokenizer needs about three times the tokens of a real one
         rollout["overlong_prompts"] = "filter"
-    rollout["temperature_stages"] = max(2, min(rollout["temperature_stages"], steps))
-    if steps < 2:
-        rollout["final_temperature"] = None
     if rollout["engine"] == "vllm":
         rollout["vllm"]["options"] = recipe.rollout.vllm.options | VLLM
 

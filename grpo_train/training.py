@@ -18,7 +18,6 @@ grpo_lib/plain_grpo.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -266,7 +265,6 @@ def build_session(
             kl_base,
             batch_of_step=batches,
             kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
-            log=log,
         )
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
@@ -290,8 +288,6 @@ def build_session(
     cluster.rollout.update_params(actor.weights())
     session.sampler.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
-    if recipe.training.profile_steps and recipe.training.steps - session.step < 2:
-        log("training.profile_steps: nothing to record, no step is left after this session's first, which compiles")
     return session
 
 
@@ -336,12 +332,11 @@ def _make_learner(
     if kl_base and grpo.watch_kl:
         # As many rows as the update already uses, so memory suffices.
         rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
-        config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)  # the learner changes its temperature
+        config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)
         kl = functools.partial(learners.kl_from_base, sampler, actor, kl_base, rows, config)
         metrics.append(learners.measure_every(grpo.watch_kl, cluster, kl))
     learner = learners.Learner(
         grpo=grpo,
-        rollout=recipe.rollout,
         steps=recipe.training.steps,
         calls_per_step=plan.num_rollout_micro_batches,
         rl_cluster=cluster,
@@ -452,9 +447,9 @@ def train(
                     recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
                 )
             session.timer.start()
-            with maxtext_model.quiet(), contextlib.ExitStack() as recording:
+            with maxtext_model.quiet():
                 # The seven stages of a step: see engines/learner.py, Learner.
-                session.learner.train(_batches(session, validate_after, stop, recording))
+                session.learner.train(_batches(session, validate_after, stop))
         if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
             validate_after(session.step)
     except Exception as error:
@@ -481,31 +476,8 @@ def _disk_full(error: BaseException | None) -> str | None:
     return None
 
 
-def _profile(session: Session, finished: int, recording: contextlib.ExitStack) -> None:
-    """Called at the start of a step: begin or end `training.profile_steps`, in TensorBoard's folder.
-
-    Args:
-      finished: steps of this session; the first one is not recorded, because it compiles.
-      recording: holds the profiler while it records.
-    """
-    # Not Tunix's ProfilerOptions (0.1.7): they end a profile when the last update is dispatched, before it is computed
-    # and the weights are synced; refuse a session with too few steps; and go on recording after an interrupted one.
-    steps = session.recipe.training.profile_steps
-    if not steps or not multihost.is_main_process():
-        return
-    if finished == 1:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # with JAX's default, 1, half of the file is calls of Python functions
-        recording.enter_context(jax.profiler.trace(session.directory / "tensorboard", profiler_options=options))
-    elif finished == 1 + steps:
-        recording.close()
-
-
 def _batches(
-    session: Session,
-    validate_after: Callable[[int], None],
-    stop: Callable[[], bool],
-    recording: contextlib.ExitStack,
+    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
@@ -528,6 +500,5 @@ def _batches(
             if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
-            _profile(session, done - restored, recording)
         for _ in range(recipe.grpo.iterations if step <= restored else 1):
             yield dict(batch)

@@ -28,6 +28,7 @@ from nbformat import NotebookNode
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import load_recipe
+from grpo_train.runs import machine
 
 # Each notebook, and what its kernel imports while those before it still work: JAX, MaxText and Tunix take 10 s.
 PRELOADED = {
@@ -75,7 +76,7 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
         raise CourseError("--in-place publishes the outputs of the notebooks' own parameters; drop --recipe and --run")
     run_dir = runs_dir / run
     move_aside(run_dir)
-    print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {environment.usable_cores()} cores", flush=True)
+    print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {machine.usable_cores()} cores", flush=True)
     started = time.monotonic()
     executed = _execute_all(notebooks_dir, run_dir, changed)
     print(f"all {len(NOTEBOOKS)} in {time.monotonic() - started:.0f} s", flush=True)

@@ -1,22 +1,18 @@
-"""Caches inside the repository, quiet logs, and a description of machine and versions.
+"""Caches inside the repository, quiet logs, and what of the machine must be known before JAX is imported.
 
     from grpo_lib.common import environment
     environment.prepare()          # before JAX, transformers or matplotlib are imported
-    environment.describe()         # environment.json of a run
 
-Nothing here imports JAX, except `describe(devices=True)`, and `prepare` where JAX_PLATFORMS names Pathways.
+Nothing here imports JAX, except `prepare` where JAX_PLATFORMS names Pathways.
 """
 
 import ctypes
 import functools
-import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 import warnings
 from pathlib import Path
-from typing import Any
 
 from grpo_lib.common.errors import CourseError
 
@@ -24,13 +20,6 @@ KERNEL_NAME = "grpo-course"
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
-
-# The packages whose versions determine what a run computes.
-PACKAGES = (
-    "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "qwix", "maxtext", "google-tunix",
-    "vllm-tpu", "tpu-inference", "grain", "tensorflow-datasets", "transformers", "tokenizers", "safetensors",
-    "numpy",
-)  # fmt: skip
 
 # Modules that emit FutureWarnings about grpcio on import; the locks choose its version.
 NOISY_MODULES = ("google.auth.transport.grpc", "google.api_core._python_package_support")
@@ -127,65 +116,3 @@ def _keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28), (M_ARENA_MAX, 1)):
         libc.mallopt(parameter, value)
-
-
-def describe(devices: bool = True) -> dict[str, Any]:
-    """Return what a reader needs to reproduce a number: versions, machine, devices, commit.
-
-    No host, user, folder or secret is in it. `devices=False` does not import JAX, which takes seconds.
-    """
-    import psutil
-
-    description = {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": usable_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "commit": _commit(),
-    }
-    if devices:
-        import jax
-
-        description["devices"] = [f"{device.platform}: {device.device_kind}" for device in jax.devices()]
-        description["processes"] = jax.process_count()
-    return description
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use; in a container the machine can have more."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    """Return the processor's model name, or the architecture if it is unknown."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    """Return the commit, with "+changes" if tracked files differ from it; None outside a git checkout."""
-    commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if commit and changes else commit
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(repo_root()), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

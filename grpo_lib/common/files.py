@@ -14,22 +14,6 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 
 
-def location(path: str | os.PathLike) -> Any:
-    """An absolute folder, or an address such as gs://BUCKET/FOLDER as it is: pathlib would make gs:/ of it.
-
-    Returns a pathlib.Path, or, of an address, etils' epath.Path, which has the same methods.
-    """
-    from etils import epath
-
-    text = os.fspath(path)
-    return epath.Path(text) if is_address(text) else Path(text).expanduser().resolve()
-
-
-def is_address(path: str | os.PathLike) -> bool:
-    """Is it an address in a bucket, and not a folder of this machine?"""
-    return os.fspath(path).startswith("gs://")
-
-
 def write_text_atomic(path: str | os.PathLike, text: str) -> Path:
     """Write `text` to `path` as UTF-8, line breaks as they are; see `write_bytes_atomic`."""
     # Lone surrogates have no UTF-8 encoding; they are replaced by "?".

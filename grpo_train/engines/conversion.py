@@ -28,12 +28,11 @@ from flax import nnx
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import is_address, location
 from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import Actor, maxtext_arguments, model_directory, quiet, register_architecture
 from grpo_train.recipes import ModelRecipe
 from grpo_train.runs import multihost
-from grpo_train.runs.run_directory import has_base
+from grpo_train.runs.run_directory import has_base, is_address, location
 
 SMALL = 2**26  # bytes of weights that are converted in this process
 

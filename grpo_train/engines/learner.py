@@ -29,7 +29,7 @@ from grpo_train import losses
 from grpo_train.engines import maxtext_model
 from grpo_train.engines.weight_sync import padded
 from grpo_train.losses.packing import Example
-from grpo_train.recipes.schema import GRPORecipe, RolloutRecipe
+from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import multihost
 
 ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo"}
@@ -81,14 +81,6 @@ def _key_of(names: dict[str, str], value: str) -> str:
 # What changes from step to step.
 
 
-def temperature_of_step(rollout: RolloutRecipe, step: int, steps: int) -> float:
-    """The sampling temperature of a step, counted from 0: `temperature_stages` equal parts of a run."""
-    if rollout.final_temperature is None:
-        return rollout.temperature
-    part = step * rollout.temperature_stages // steps / (rollout.temperature_stages - 1)
-    return rollout.temperature + part * (rollout.final_temperature - rollout.temperature)
-
-
 def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
     """β after steps with these KLs, nats per token (as in PPO, arXiv:1707.06347, section 4, with other constants)."""
     beta = grpo.beta
@@ -118,19 +110,17 @@ class Learner(GRPOLearner):
       optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
     - Dynamic sampling: see `_resample_uniform_groups`.
-    - The sampler's log-probabilities, for a correction; β as an array, so that it can change; a temperature by stages.
+    - The sampler's log-probabilities, for a correction; β as an array, so that it can change.
     """
 
     def __init__(
         self,
         *,
         grpo: GRPORecipe,
-        rollout: RolloutRecipe,
         steps: int,
         calls_per_step: int,
         batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
         kl_by_step: Callable[[], Sequence[float | None]],
-        log: Callable[[str], None],
         **arguments: Any,
     ):
         """
@@ -139,12 +129,11 @@ class Learner(GRPOLearner):
           calls_per_step: rollout micro-batches of a step.
           batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
           kl_by_step: KLs of the steps that have been logged; of all but the last one before it is trained.
-          log: called with a sentence when the temperature changes.
         """
         super().__init__(**arguments)
-        self._grpo, self._rollout, self._steps = grpo, rollout, steps
+        self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
-        self._kl_by_step, self._log = kl_by_step, log
+        self._kl_by_step = kl_by_step
         self._beta: float | None = None
 
     @property
@@ -170,7 +159,7 @@ class Learner(GRPOLearner):
             data_queue.put(None)
 
     def _begin_step(self, step: int) -> None:
-        grpo, rollout = self._grpo, self._rollout
+        grpo = self._grpo
         if grpo.target_kl:
             # Tunix logs a step once the next one has begun, so this uses the KLs of all steps but the last.
             measured = self._kl_by_step()[: max(step - 1, 0)]
@@ -178,17 +167,6 @@ class Learner(GRPOLearner):
                 raise CourseError(f"grpo.target_kl: step {len(measured) + 1} of {step - 1} is not in metrics.jsonl")
             self._beta = adapted_beta(grpo, measured)
             self.rl_cluster.buffer_metrics({"step/beta": (self._beta, np.mean)})
-        if rollout.final_temperature:
-            self._set_temperature(step, temperature_of_step(rollout, step, self._steps))
-
-    def _set_temperature(self, step: int, temperature: float) -> None:
-        """For the sampler and for every log-probability.  It is a constant of compiled programs."""
-        config = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN)
-        if temperature != config.temperature:
-            config.temperature = self.algo_config.temperature = temperature
-            self.rl_cluster.actor_trainer.clear_jit_cache()
-            self._log(f"step {step + 1}: temperature {temperature:g}; sampler and update are compiled again")
-        self.rl_cluster.buffer_metrics({"step/temperature": (temperature, np.mean)})
 
     def _generate_and_compute_advantage(
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
@@ -250,7 +228,11 @@ class Learner(GRPOLearner):
             kept[missing] = 0
             example = _to_example(example, advantages=example.advantages * np.repeat(kept, size))
         self.rl_cluster.buffer_metrics(
-            {"step/sampling_passes": (len(parts), np.mean), "step/groups_left_out": (len(missing), np.sum)}, mode=mode
+            {
+                "step/dynamic_sampling/passes": (len(parts), np.mean),
+                "step/dynamic_sampling/uniform_groups": (len(missing), np.sum),
+            },
+            mode=mode,
         )
         return example
 

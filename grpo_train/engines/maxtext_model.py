@@ -19,7 +19,6 @@ from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import location
 from grpo_train.engines import compat
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
@@ -32,6 +31,7 @@ from flax import nnx  # noqa: E402
 from flax.linen import partitioning as nn_partitioning  # noqa: E402
 
 from grpo_train.runs import multihost  # noqa: E402
+from grpo_train.runs.run_directory import location  # noqa: E402
 
 # Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
 PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")

@@ -94,7 +94,7 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
     `tests` is the number of test problems that were written; by default those that the recipe names.
     """
     source = problem_files.only_source(recipe.problems)
-    found = list(lost(recipe.model_dump(exclude_defaults=True), source, recipe.rollout, recipe.training))
+    found = lost(recipe.model_dump(exclude_defaults=True), source, recipe.rollout, recipe.training)
     found += other_meaning(recipe.hardware, recipe.grpo, recipe.training)
     tests = tests or problem_files.number_of_tests(source)
     batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)

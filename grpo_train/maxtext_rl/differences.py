@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe, RolloutRecipe, TrainingRecipe
@@ -11,9 +10,6 @@ from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe
 LOST = {
     "hardware.processes": "see several hosts",
     "training.checkpoints": "upstream writes to base_output_directory, which may be a gs:// address",
-    "training.profile_steps": "upstream's profiler_steps counts micro-batches, from the middle of a step",
-    "rollout.final_temperature": "upstream samples at one temperature",
-    "rollout.temperature_stages": "see rollout.final_temperature",
     "lora.rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
     "lora.alpha": "see lora.rank",
     "loss.implementation": "upstream has Tunix's own loss",
@@ -22,7 +18,6 @@ LOST = {
     "evaluation.top_p": "see evaluation.samples",
     "evaluation.max_completion_length": "upstream evaluates with the length of the rollout",
     "tracking.wandb": "upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error",
-    "tracking.project": "upstream's project is called tunix",
     "grpo.advantage": "upstream divides by the standard deviation of the group, without an option",
     "grpo.aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
     "grpo.epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
@@ -33,59 +28,86 @@ LOST = {
     "grpo.target_kl": "upstream reads beta once, when the update is compiled",
     "grpo.watch_kl": "upstream logs no KL without a penalty",
 }
+# What upstream does otherwise in every run.
+ALWAYS = [
+    "evaluation of before and after: upstream logs percentages, by its own grader, at temperature 0.01; no record",
+    "check of the first sync: upstream trains on when sampler and trainer differ",
+    "a new start: upstream continues silently from the checkpoints of an earlier run of this name",
+    "order and sampling noise: upstream shuffles in its own way, and gives vLLM no seed",
+    "sampling defaults: vLLM takes repetition_penalty and the like from the model's generation_config.json",
+]
 
 
 def lost(
     changed: dict[str, Any], source: ProblemsRecipe, rollout: RolloutRecipe, training: TrainingRecipe
-) -> Iterator[str]:
+) -> list[str]:
     """Fields that upstream has no option for.  `changed`: the recipe's values that are not defaults, by section."""
-    for key, reason in LOST.items():
-        section, _, name = key.partition(".")
-        if name in changed.get(section, {}):
-            yield f"{key}: {reason}"
-    if source.source in ("dapo-math", "aime", "math500"):
-        yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
-    if training.validate_every > 0:
-        yield "problems.validation: upstream would measure the test set during training, so that is switched off"
-        yield "training.validate_every: see problems.validation"
-    if rollout.engine != "vllm":
-        yield "rollout.engine: upstream samples with vLLM"
-    if others := set(rollout.vllm.options) - {"max_num_seqs", "block_size"}:
-        yield f"rollout.vllm.options: no option for {', '.join(sorted(others))}"
-    if training.layout != "padded":
-        yield "training.layout: upstream computes padded rows; loss and gradient are the same"
+    found = [f"{key}: {reason}" for key, reason in LOST.items() if _is_in(key, changed)]
+    others = sorted(set(rollout.vllm.options) - {"max_num_seqs", "block_size"})
+    return found + _that_apply(
+        {
+            "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags": (
+                source.source in ("dapo-math", "aime", "math500")
+            ),
+            "problems.validation: upstream would measure the test set during training, so that is switched off": (
+                training.validate_every > 0
+            ),
+            "training.validate_every: see problems.validation": training.validate_every > 0,
+            "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
+            f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
+            "training.layout: upstream computes padded rows; loss and gradient are the same": (
+                training.layout != "padded"
+            ),
+        }
+    )
 
 
-def other_meaning(hardware: HardwareRecipe, grpo: GRPORecipe, training: TrainingRecipe) -> Iterator[str]:
+def other_meaning(hardware: HardwareRecipe, grpo: GRPORecipe, training: TrainingRecipe) -> list[str]:
     """Fields that mean something else upstream, and what it does otherwise in every run."""
-    yield "evaluation of before and after: upstream logs percentages, by its own grader, at temperature 0.01; no record"
-    yield "check of the first sync: upstream trains on when sampler and trainer differ"
-    yield "a new start: upstream continues silently from the checkpoints of an earlier run of this name"
-    yield "order and sampling noise: upstream shuffles in its own way, and gives vLLM no seed"
-    yield "sampling defaults: vLLM takes repetition_penalty and the like from the model's generation_config.json"
-    if training.warmup_steps > 0:
-        yield "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps"
-    if training.schedule == "constant":
-        yield "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of itself"
-    if grpo.beta == 0:
-        yield "grpo.beta=0: upstream keeps the reference model in memory all the same"
-    elif grpo.kl != "k1":
-        yield f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has"
-    if grpo.iterations > 1:
-        yield "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)"
-    if training.steps % grpo.iterations > 0:
-        yield "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple"
-    if hardware.accelerator is None:
-        yield "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu"
     found = devices(hardware)
-    if hardware.colocated and hardware.trainer_devices not in (None, found):
-        yield "hardware.trainer_devices: upstream's colocated run takes all devices"
-    if not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found:
-        yield "hardware.sampler_devices: upstream's sampler takes the last devices of the slice"
-    if hardware.colocated:
-        yield "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device"
-    if hardware.process_count() > 1:
-        yield "several hosts: upstream is one process, which reaches the other hosts through Pathways"
+    apart = not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found
+    return ALWAYS + _that_apply(
+        {
+            "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (
+                training.warmup_steps > 0
+            ),
+            "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of it": (
+                training.schedule == "constant"
+            ),
+            "grpo.beta=0: upstream keeps the reference model in memory all the same": grpo.beta == 0,
+            f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has": (
+                grpo.beta > 0 and grpo.kl != "k1"
+            ),
+            "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)": (
+                grpo.iterations > 1
+            ),
+            "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple": (
+                training.steps % grpo.iterations > 0
+            ),
+            "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu": (
+                hardware.accelerator is None
+            ),
+            "hardware.trainer_devices: upstream's colocated run takes all devices": (
+                hardware.colocated and hardware.trainer_devices not in (None, found)
+            ),
+            "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": apart,
+            "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device": (
+                hardware.colocated
+            ),
+            "several hosts: upstream is one process, which reaches the other hosts through Pathways": (
+                hardware.process_count() > 1
+            ),
+        }
+    )
+
+
+def _is_in(key: str, changed: dict[str, Any]) -> bool:
+    section, _, name = key.partition(".")
+    return name in changed.get(section, {})
+
+
+def _that_apply(sentences: dict[str, bool]) -> list[str]:
+    return [sentence for sentence, applies in sentences.items() if applies]
 
 
 def devices(hardware: HardwareRecipe) -> int | None:

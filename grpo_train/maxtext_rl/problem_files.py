@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def write_problems(
 
     Raises CourseError when a training prompt is too long and the recipe makes that an error, or nothing is left.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pandas
 
     folder, counts, filtered = Path(folder), {}, []
     for split, name in (("train", TRAIN), ("test", TEST)):
@@ -56,15 +54,9 @@ def write_problems(
         if split == "train":
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
-        table = pa.table(
-            {
-                "question": [prompts.user_prompt(template.user, p.question) for p in fitting],
-                "answer": [p.answer for p in fitting],
-            }
-        )
-        data = io.BytesIO()
-        pq.write_table(table, data)
-        write_bytes_atomic(folder / name, data.getvalue())
+        rows_of_file = [(prompts.user_prompt(template.user, p.question), p.answer) for p in fitting]
+        table = pandas.DataFrame(rows_of_file, columns=["question", "answer"])
+        write_bytes_atomic(folder / name, table.to_parquet(index=False))
     # TEMPLATE is upstream's second key; our process_data needs the first alone.
     write_json_atomic(
         folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}

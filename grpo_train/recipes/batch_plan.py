@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from grpo_lib.common.text_table import plain_table
 from grpo_train.recipes.layouts import Layout, choose_layout, row_shapes
+from grpo_train.recipes.text_table import plain_table
 
 PROMPTS_PER_STEP = 16  # default
 PROPOSED = 8  # an error proposes at most so many values: those nearest to the refused one

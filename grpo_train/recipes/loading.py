@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.text_table import table_text
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
+from grpo_train.recipes.text_table import table_text
 
 if TYPE_CHECKING:
     from grpo_lib.plain_grpo import Settings
@@ -92,7 +92,6 @@ def plain_settings(recipe: Recipe) -> Settings:
     changed = {
         "grpo": recipe.grpo.model_dump(exclude_defaults=True),
         "lora": recipe.lora.model_dump(exclude_defaults=True),
-        "rollout": recipe.rollout.model_dump(include={"final_temperature"}, exclude_none=True),
         "training": recipe.training.model_dump(include={"schedule"}, exclude_defaults=True),
         "prompts": recipe.prompts.model_dump(include={"user"}, exclude_defaults=True),
     }

@@ -202,12 +202,6 @@ class RolloutRecipe(_Section):
     )
     max_completion_length: Positive = Field(default=512, description="longest completion; longer ones are truncated")
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
-    final_temperature: PositiveFloat | None = Field(
-        default=None, description="that of the last stage; null: one temperature throughout"
-    )
-    temperature_stages: Annotated[int, Field(ge=2)] = Field(
-        default=3, description="stages of equally many steps from temperature to final_temperature; each compiles again"
-    )
 
 
 class GRPORecipe(_Section):
@@ -320,9 +314,6 @@ class TrainingRecipe(_Section):
         description="folder or gs:// address for checkpoints; the run's name is added; null: the run directory",
     )
     validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
-    profile_steps: Positive | None = Field(
-        default=None, description="steps that jax.profiler records, after the first of a session; null: none"
-    )
 
 
 class EvaluationRecipe(_Section):
@@ -338,13 +329,13 @@ class EvaluationRecipe(_Section):
 
 
 class TrackingRecipe(_Section):
-    """Weights & Biases, in addition to metrics.jsonl and TensorBoard. The API key is read from WANDB_API_KEY."""
+    """Weights & Biases, in addition to metrics.jsonl and TensorBoard. The API key is read from WANDB_API_KEY, the
+    project from WANDB_PROJECT; without one it is grpo-hands-on."""
 
     # YAML 1.1 reads `off` as false.
     wandb: Annotated[
         Literal["off", "offline", "online"], BeforeValidator(lambda value: "off" if value is False else value)
     ] = Field(default="off", description="whether and how W&B logs the run")
-    project: str = Field(default="grpo-hands-on", description="W&B project")
 
 
 class Recipe(_Section):
@@ -389,21 +380,11 @@ class Recipe(_Section):
         # vLLM's raw_logprobs are of the distribution before temperature.
         if self.grpo.correction == "none" or self.rollout.engine != "vllm":
             return self
-        changed = self.rollout.model_dump(exclude_defaults=True)
-        if key := next((key for key in ("temperature", "final_temperature") if key in changed), None):
+        if self.rollout.temperature != 1:
             raise ValueError(
                 f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
-                f"rollout.{key}={changed[key]} rollout.engine=vllm does not give them: set that to its default, or "
-                "correction to none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _temperature_has_steps(self) -> Self:
-        stages, steps = self.rollout.temperature_stages, self.training.steps
-        if self.rollout.final_temperature and stages > steps:
-            raise ValueError(
-                f"rollout.temperature_stages={stages} needs as many steps, and training.steps={steps}: use fewer stages"
+                f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
+                "1, or correction to none"
             )
         return self
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.text_table import plain_table, table_text
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import differences, load_recipe
+from grpo_train.recipes.text_table import plain_table, table_text
 from grpo_train.report.comparison import PHASES, flip_counts, read_json
 from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent, rate_range
 from grpo_train.runs.health_checks import Alert, by_step, find_alerts, finite

@@ -17,13 +17,10 @@ class LivePlot:
         live = LivePlot(total_steps=60)
         train(session, on_step=live)
 
-    Call it with each row of metrics. It redraws at most twice a second, and less often where drawing is slow, so
-    that drawing takes at most a tenth of the time; the last step is always drawn. Early warnings (runs.health_checks)
-    are shown below. Outside a notebook it does nothing.
+    Call it with each row of metrics. It redraws less often where drawing is slow, so that drawing takes at most a tenth
+    of the time; the last step is always drawn. Early warnings (runs.health_checks) are shown below. Outside a notebook
+    it does nothing.
     """
-
-    SECONDS_BETWEEN = 0.5
-    LARGEST_FRACTION = 0.1
 
     def __init__(self, total_steps: int | None = None):
         self.total_steps = total_steps
@@ -49,8 +46,7 @@ class LivePlot:
         for handle, content in zip(self._handles, shown, strict=False):
             handle.update(content)
         self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]
-        ended = time.monotonic()
-        self._next = ended + max(self.SECONDS_BETWEEN, (ended - started) * (1 / self.LARGEST_FRACTION - 1))
+        self._next = started + 10 * (time.monotonic() - started)
 
 
 def _in_notebook() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,24 +143,16 @@ def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
 def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     """What was trained and evaluated, and on which machine, as far as the run directory has it."""
-    file = run_dir / "recipe.yaml"
-    recipe = load_recipe(file) if file.exists() else None
-    facts = [f"model {Path(recipe.model.path).name}"] if recipe else []
-    dated = []
-    for phase, run in list(compared.runs.items())[-1:]:
-        n = len({record["id"] for record in run.records})
-        names = [SOURCES[part.test_source or part.source] for part in recipe.sources] if recipe else []
-        source = f" ({', '.join(dict.fromkeys(names))})" if names else ""
-        greedy = any(record.get("greedy") for record in run.records)
-        sampled = len(run.records) // n - greedy
-        kinds = ["greedy"] * greedy + [f"{sampled} sampled"] * (sampled > 0)
-        facts += [f"{n:,} test problems{source}", f"{' and '.join(kinds)} answers"]
-        written = (run_dir / "evals" / f"{phase}.jsonl").stat().st_mtime
-        dated.append(f"evaluation of {datetime.date.fromtimestamp(written)}")
-    if recipe:
-        plan = f"{recipe.training.steps:,} steps × {recipe.prompts_per_step} prompts"
-        facts += [f"{plan} × {recipe.grpo.group_size} completions", f"seed {recipe.seed}"]
-    return [*facts, *_machine(read_json(run_dir / "environment.json")), *dated]
+    facts, sources = [], ""
+    if (file := run_dir / "recipe.yaml").exists():
+        recipe = load_recipe(file)
+        sources = ", ".join(dict.fromkeys(SOURCES[part.test_source or part.source] for part in recipe.sources))
+        plan = f"{recipe.training.steps:,} steps × {recipe.plan.prompts_per_step} prompts"
+        facts += [f"model {Path(recipe.model.path).name}", f"seed {recipe.seed}"]
+        facts += [f"{plan} × {recipe.grpo.group_size} completions"]
+    for run in list(compared.runs.values())[-1:]:
+        facts += [f"{len(run.verdicts('strict')):,} test problems" + f" ({sources})" * bool(sources)]
+    return [*facts, *_machine(read_json(run_dir / "environment.json"))]
 
 
 def _machine(environment: dict[str, Any]) -> list[str]:

@@ -135,7 +135,7 @@ def _length(rows: Sequence[Row]) -> Iterator[str | None]:
 def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
     """Dynamic sampling that did not find enough groups.  A limit of one pass only leaves out, and expects to."""
     for row in rows:
-        groups, passes = finite(row.get("groups_left_out")) or 0, finite(row.get("sampling_passes")) or 0
+        groups, passes = (finite(row.get(f"dynamic_sampling/{name}")) or 0 for name in ("uniform_groups", "passes"))
         yield (
             f"{groups:g} groups had only right or only wrong completions, and dynamic sampling found no others in its "
             "last pass; they count as advantages of 0; raise grpo.dynamic_sampling, or take other problems"
@@ -155,25 +155,16 @@ def _streaks(rows: Sequence[Row], name: str, bound: float, least: int, message: 
 
 def _entropy(rows: Sequence[Row]) -> Iterator[str | None]:
     """A policy that no longer varies its text, and is often wrong."""
-    first: list[float] = []
-    last, accuracies = deque(maxlen=WINDOW), deque(maxlen=WINDOW)
+    entropy, accuracy = _Trend(), _Trend()
     for row in rows:
-        accuracies.append(finite(row.get("accuracy")))
-        value = finite(row.get("entropy"))
-        if value is None:
-            yield None
-            continue
-        if len(first) < WINDOW:
-            first.append(value)
-        last.append(value)
-        mean, start, accuracy = sum(last) / len(last), sum(first) / len(first), _mean(accuracies)
-        collapsed = mean < ENTROPY and mean < ENTROPY_FRACTION * start
-        solved = accuracy is not None and accuracy >= SOLVED
+        accuracy.add(finite(row.get("accuracy")))
+        known = entropy.add(finite(row.get("entropy")))
+        collapsed = entropy.mean < ENTROPY and entropy.mean < ENTROPY_FRACTION * entropy.first
         yield (
-            f"the entropy has collapsed from {start:.2g} to {mean:.2g} nats per token"
-            f"{'' if accuracy is None else f' at an accuracy of {accuracy:.0%}'}, so little is explored; raise "
+            f"the entropy has collapsed from {entropy.first:.2g} to {entropy.mean:.2g} nats per token"
+            f"{f' at an accuracy of {accuracy.mean:.0%}' if accuracy.count else ''}, so little is explored; raise "
             "rollout.temperature, lower training.learning_rate, or set grpo.beta above 0"
-            if collapsed and not solved
+            if known and collapsed and accuracy.mean < SOLVED
             else None
         )
 
@@ -183,31 +174,15 @@ def _fall(rows: Sequence[Row]) -> Iterator[str | None]:
 
     The fall is measured against the reward's own noise and gain, because the scale of a reward depends on the recipe.
     """
-    last = deque(maxlen=WINDOW)
-    start = best = previous = None
-    squares = count = 0.0
+    reward, best = _Trend(), -math.inf
     for row in rows:
-        value = finite(row.get("reward"))
-        if value is None:
-            yield None
-            continue
-        if previous is not None:
-            squares, count = squares + (value - previous) * (value - previous), count + 1  # ** 2 may raise
-        previous = value
-        last.append(value)
-        if len(last) < WINDOW:
-            yield None
-            continue
-        mean = sum(last) / len(last)
-        start = mean if start is None else start
-        best = mean if best is None else max(best, mean)
-        # The difference of two neighbouring steps has twice the variance of one step.
-        noise = math.sqrt(squares / count / 2) if count else math.inf
-        fallen = best - mean > max(FALL_IN_NOISE * noise, FALL_OF_GAIN * (best - start))
+        known = reward.add(finite(row.get("reward")))
+        best = max(best, reward.mean) if reward.count >= WINDOW else best
+        enough = max(FALL_IN_NOISE * reward.noise_of_a_step(), FALL_OF_GAIN * (best - reward.first))
         yield (
-            f"the reward has fallen from {best:.3g} to {mean:.3g} (means of {WINDOW} steps); stop, and lower "
+            f"the reward has fallen from {best:.3g} to {reward.mean:.3g} (means of {WINDOW} steps); stop, and lower "
             "training.learning_rate, raise training.warmup_steps, lower training.max_grad_norm, or set grpo.beta > 0"
-            if fallen
+            if known and best - reward.mean > enough
             else None
         )
 
@@ -218,8 +193,8 @@ def _hacked(rows: Sequence[Row]) -> Iterator[str | None]:
     for row in rows:
         reward.add(finite(row.get("reward")))
         accuracy.add(finite(row.get("accuracy")))
-        risen = reward.mean - reward.first > HACKED_IN_NOISE * reward.noise()
-        fallen = accuracy.first - accuracy.mean > HACKED_IN_NOISE * accuracy.noise()
+        risen = reward.mean - reward.first > HACKED_IN_NOISE * reward.noise_of_change()
+        fallen = accuracy.first - accuracy.mean > HACKED_IN_NOISE * accuracy.noise_of_change()
         yield (
             f"the reward has risen from {reward.first:.3g} to {reward.mean:.3g}, and the accuracy has fallen from "
             f"{accuracy.first:.1%} to {accuracy.mean:.1%} (means of {WINDOW} steps): something else than right answers "
@@ -230,29 +205,35 @@ def _hacked(rows: Sequence[Row]) -> Iterator[str | None]:
 
 
 class _Trend:
-    """The means of a metric over its first and its last WINDOW steps."""
+    """The means of a metric over its first and its last WINDOW values; over fewer while there are fewer."""
 
     def __init__(self) -> None:
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.first = self.mean = self.squares = 0.0
         self.count = 0
 
-    def add(self, value: float | None) -> None:
+    def add(self, value: float | None) -> bool:
+        """Take the value of a step; False where there is none."""
         if value is None:
-            return
-        self.squares += (value - self.last[-1]) * (value - self.last[-1]) if self.last else 0.0
+            return False
+        self.squares += (value - self.last[-1]) * (value - self.last[-1]) if self.last else 0.0  # ** 2 may raise
         self.count += 1
         self.last.append(value)
         self.mean = sum(self.last) / len(self.last)
-        if self.count == WINDOW:
+        if self.count <= WINDOW:
             self.first = self.mean
+        return True
 
-    def noise(self) -> float:
+    def noise_of_a_step(self) -> float:
+        """Standard deviation of a single step: the difference of two neighbouring ones has twice its variance."""
+        return math.sqrt(self.squares / (self.count - 1) / 2) if self.count > 1 else math.inf
+
+    def noise_of_change(self) -> float:
         """Standard deviation of the difference between the two means, if nothing but chance were at work."""
         if self.count < 2 * WINDOW:
             return math.inf
-        # Two neighbouring steps differ with twice the variance of one, and two means of WINDOW steps with 2 / WINDOW.
-        return math.sqrt(self.squares / (self.count - 1) / WINDOW)
+        # A mean of WINDOW steps has the variance of a step over WINDOW, and the difference of two twice that.
+        return self.noise_of_a_step() * math.sqrt(2 / WINDOW)
 
 
 def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:

@@ -248,7 +248,7 @@ class Recorder:
             values = self.pending.pop(step)
             row = {"step": step, "learning_rate": float(self.learning_rate(step - 1)), **values}
             if values["seconds"]:
-                tokens = values["completions/mean_length"] * self.completions * values.get("sampling_passes", 1)
+                tokens = values["completions/mean_length"] * self.completions * values.get("dynamic_sampling/passes", 1)
                 row["tokens_per_second"] = tokens / values["seconds"]
             row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
             self.rows.append(row)

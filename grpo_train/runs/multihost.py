@@ -200,27 +200,24 @@ def require_shared(folder: str | os.PathLike, remedy: str) -> None:
     """
     if not is_distributed():
         return
-    folder = epath.Path(folder)
-    token = folder / f".shared-{secrets.token_hex(8)}"  # a new name: no file system has noted yet that it is missing
-    reason = None
-    try:
-        if is_main_process():
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                token.write_text("from process 0, for the others to find")
-            except Exception as error:  # of the file system, or of the bucket's client
-                reason = f"process 0 cannot write there ({type(error).__name__}: {error})"
-        name, shown, reason = broadcast((token.name, str(folder), reason))
-        cannot_see_file = gather([] if reason or _appears(folder / name) else [jax.process_index()])
-        if cannot_see_file:
-            named = ", ".join(map(str, cannot_see_file))
-            reason = f"process {named} does not see there what process 0 writes"
-        if reason:
-            raise CourseError(f"{shown} is not shared by all processes: {' '.join(reason.split())}; put {remedy}")
-    finally:
-        if is_main_process():
-            with contextlib.suppress(Exception):
-                token.unlink()
+    folder, reason = epath.Path(folder), None
+    # A new name: no file system has noted yet that it is missing.
+    token, shown = broadcast((f".shared-{secrets.token_hex(8)}", str(folder)))
+    if is_main_process():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / token).write_text("from process 0, for the others to find")
+        except Exception as error:  # of the file system, or of the bucket's client
+            reason = f"process 0 cannot write there ({type(error).__name__}: {' '.join(str(error).split())})"
+    reason = broadcast(reason)
+    missing = gather([] if reason or _appears(folder / token) else [str(jax.process_index())])
+    if is_main_process():
+        with contextlib.suppress(Exception):
+            (folder / token).unlink()
+    if missing:
+        reason = f"process {', '.join(missing)} does not see there what process 0 writes"
+    if reason:
+        raise CourseError(f"{shown} is not shared by all processes: {reason}; put {remedy}")
 
 
 def _appears(path: epath.Path) -> bool:

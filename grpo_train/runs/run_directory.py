@@ -9,14 +9,18 @@ runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoi
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import is_address, location, write_json_atomic, write_text_atomic
+from grpo_lib.common.files import write_json_atomic, write_text_atomic
 from grpo_train.recipes import Recipe, differences, dump_recipe, load_recipe
+from grpo_train.runs import machine
 
 
 def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> Path:
@@ -27,7 +31,7 @@ def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) 
     if overwrite and directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(directory / "environment.json", environment.describe())
+    write_json_atomic(directory / "environment.json", machine.describe())
     write_text_atomic(directory / "recipe.yaml", dump_recipe(recipe))  # last: its presence makes this a run
     return directory
 
@@ -142,3 +146,17 @@ def load_run(directory: str | Path) -> tuple[Path, Recipe]:
     if not (directory / "recipe.yaml").is_file():
         raise CourseError(f"{directory} is not a run (it has no recipe.yaml); start one with grpo train RECIPE")
     return directory, load_recipe(directory / "recipe.yaml")
+
+
+def location(path: str | os.PathLike) -> Any:
+    """An absolute folder, or an address such as gs://BUCKET/FOLDER as it is: pathlib would make gs:/ of it.
+
+    Returns a pathlib.Path, or, of an address, etils' epath.Path, which has the same methods.
+    """
+    text = os.fspath(path)
+    return epath.Path(text) if is_address(text) else Path(text).expanduser().resolve()
+
+
+def is_address(path: str | os.PathLike) -> bool:
+    """Is it an address in a bucket, and not a folder of this machine?"""
+    return os.fspath(path).startswith("gs://")

@@ -115,7 +115,7 @@ class WeightsAndBiases:
         if not kept.exists():
             write_text_atomic(kept, secrets.token_hex(4))
         self.backend = metrics_logger.WandbBackend(
-            project=tracking.project,
+            project=os.environ.get("WANDB_PROJECT", "grpo-hands-on"),
             name=config["name"],
             mode=tracking.wandb,
             dir=str(directory),

@@ -1,0 +1,71 @@
+"""What a reader needs to reproduce a number: versions, machine, devices, commit.
+
+machine.describe()             # environment.json of a run
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+
+# The packages whose versions determine what a run computes.
+PACKAGES = (
+    "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "qwix", "maxtext", "google-tunix",
+    "vllm-tpu", "tpu-inference", "grain", "tensorflow-datasets", "transformers", "tokenizers", "safetensors",
+    "numpy",
+)  # fmt: skip
+
+
+def describe(devices: bool = True) -> dict[str, Any]:
+    """Return what a reader needs to reproduce a number: versions, machine, devices, commit.
+
+    No host, user, folder or secret is in it. `devices=False` does not import JAX, which takes seconds.
+    """
+    import psutil
+
+    found = importlib.metadata.distributions()
+    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in found}
+    description = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "packages": {name: installed[name] for name in PACKAGES if name in installed},
+        "commit": _commit(),
+    }
+    if devices:
+        import jax
+
+        description["devices"] = [f"{device.platform}: {device.device_kind}" for device in jax.devices()]
+        description["processes"] = jax.process_count()
+    return description
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use; in a container the machine can have more."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """Return the processor's model name, or the architecture if it is unknown."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)", file.read_text(errors="replace"), re.M) if file.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """Return the commit, with "+changes" if tracked files differ from it; None outside a git checkout."""
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    command = ["git", "-C", str(environment.repo_root()), *describe]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
