@@ -35,7 +35,7 @@ PRELOADED = {
     "00_setup": "grpo_train.engines.maxtext_model",
     "01_checkpoint_conversion": "grpo_train.pipeline",
     "02_reward_design": "grpo_train.training",
-    "03_policy_update": "grpo_train.engines.maxtext_model",
+    "03_policy_update": "grpo_train.losses.packing",
     "04_grpo_training": "grpo_train.pipeline",
     "05_evaluation": "grpo_train.pipeline",
     "06_on_a_tpu": "grpo_tpu.smoke_test",
