@@ -12,8 +12,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
@@ -113,9 +111,7 @@ def test_a_folder_is_read_in_sorted_order(tmp_path):
     save(tmp_path, [chat("Second", "2", "b"), chat("First", "1", "a")], "jsonl", "part-1")
     save(tmp_path, [chat("First", "1", "a")], "parquet", "part-0")
     (tmp_path / "README.md").write_text("not rows")
-    problems, counts = load("dapo-math", str(tmp_path))
-    assert [problem.question for problem in problems] == ["First", "Second"]
-    assert str(counts) == "3 rows, 2 problems: 1 duplicates removed, 0 problems with two golds skipped"
+    assert list(answers("dapo-math", tmp_path)) == ["First", "Second"]
 
 
 def test_large_files_come_in_batches(tmp_path, monkeypatch):
@@ -124,7 +120,7 @@ def test_large_files_come_in_batches(tmp_path, monkeypatch):
     problems, counts = load("dapo-math", str(save(tmp_path, rows)))
     assert [problem.answer for problem in problems] == ["0", "1", "2", "3", "4"]
     assert counts == Counts(17, 12, 0, 5)
-    with pytest.raises(CourseError, match=r"rows.parquet, row 17, column reward_model.ground_truth"):
+    with pytest.raises(CourseError, match=r"rows.parquet, row 17, column"):
         load("dapo-math", str(save(tmp_path, [*rows, chat("P9", "two", "u9")])))
 
 
@@ -135,29 +131,14 @@ def test_large_files_come_in_batches(tmp_path, monkeypatch):
     "problem",
     [
         "Solve the system x + y = 3, x - y = 1 for x.",  # lstrip and rstrip with characters would eat both ends
-        "Answer: is it? Remember to answer",
-        '\n\nthe ":." answer is its own line after',
-        "$x$",
-        "Ünï → 求 x",
+        "Answer: is it? Remember to answer", '\n\nthe ":." answer is its own line after', "$x$", "Ünï → 求 x",
+        "Solve the following math problem step by step. ", "{question}", WRAPPER[0] + "inside" + WRAPPER[1],
+        "x" + WRAPPER[1], "\n\n.", "\x00\u2028",
     ],
-)
+)  # fmt: skip
 def test_only_the_wrapper_is_taken_off(tmp_path, problem):
     assert list(answers("dapo-math", save(tmp_path, [chat(problem)]))) == [problem]
     assert published_prompt(problem) == chat(problem)["prompt"][0]["content"]
-
-
-@given(st.text(min_size=1).filter(str.strip))
-@example("Solve the following math problem step by step. ")
-@example("{question}")
-@example(WRAPPER[0] + "inside" + WRAPPER[1])
-@example("x" + WRAPPER[1])
-@example("\n\n.")
-def test_the_prompt_comes_back_as_it_was(question):
-    layout = competition_rows.LAYOUTS["dapo-math"]
-    row = competition_rows.Row("row 0", layout, chat(question)["prompt"], "1", "a", None, 1)
-    (problem,), _ = competition._distinct("dapo-math", [row], "refuse")
-    assert problem.question == question
-    assert published_prompt(problem.question) == WRAPPER[0] + question + WRAPPER[1]
 
 
 def test_a_plain_text_may_have_the_wrapper_or_not(tmp_path):
@@ -172,12 +153,12 @@ CONFLICT = [chat("P", "1", "a"), chat("Q", "5", "b"), chat("P", "1", "c"), chat(
 
 def test_two_golds_for_one_problem(tmp_path):
     file = save(tmp_path, CONFLICT)
-    with pytest.raises(CourseError, match=r"row 3, column reward_model.*'2'.*row 0 .*'1'.*conflicts=skip"):
-        load("dapo-math", str(file))
+    with pytest.raises(CourseError, match=r"row 3, column reward_model.*conflicts=skip"):
+        load_problems(recipe(file), "train")
+    assert [p.question for p in load_problems(recipe(file, conflicts="skip"), "train")] == ["Q"]
     problems, counts = load("dapo-math", str(file), conflicts="skip")
     assert [(problem.question, problem.answer) for problem in problems] == [("Q", "5")]
     assert counts == Counts(rows=5, duplicates=3, conflicts=1, kept=1)
-    assert counts.rows == counts.kept + counts.duplicates + counts.conflicts
 
 
 @pytest.mark.parametrize(
@@ -200,14 +181,11 @@ def test_integer_golds_have_one_spelling(tmp_path, source, gold, canonical):
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    file = save(tmp_path, [chat("P", "1")], "jsonl")
-    read = []
-    real = competition.read_rows
+    file, real, read = save(tmp_path, [chat("P", "1")], "jsonl"), competition.read_rows, []
     monkeypatch.setattr(competition, "read_rows", lambda *arguments: read.append(1) or real(*arguments))
-    first = load("dapo-math", str(file))
-    first[0].clear()  # what is handed out belongs to the caller
-    assert len(load("dapo-math", str(file))[0]) == 1
-    assert len(read) == 1
+    first, _ = load("dapo-math", str(file))
+    first.clear()  # what is handed out belongs to the caller
+    assert answers("dapo-math", file) == {"P": "1"} and len(read) == 1
     save(tmp_path, [chat("P", "2")], "jsonl")
     os.utime(file, ns=(1, 1))
     assert answers("dapo-math", file) == {"P": "2"}
@@ -219,75 +197,67 @@ GOOD = chat("P0", "1", "u0")
 HF = {"id": 1, "problem": "P", "solution": "", "answer": "033"}
 
 
-def without(row: dict, column: str) -> dict:
-    return {name: value for name, value in row.items() if name != column}
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("source", "row", "column"),
+    [
+        ("dapo-math", GOOD | {"reward_model": {"ground_truth": None, "style": ""}}, "reward_model.ground_truth"),
+        ("dapo-math", chat("P1", "3.5"), "reward_model.ground_truth"),
+        ("dapo-math", chat("P1", ""), "reward_model.ground_truth"),
+        ("dapo-math", chat("P1", "x" * 500), "reward_model.ground_truth"),
+        ("dapo-math", GOOD | {"prompt": None}, "prompt"),
+        ("dapo-math", chat("P1", content="P1"), "prompt"),
+        ("dapo-math", chat("P1", content=WRAPPER[0] + "P1"), "prompt"),
+        ("dapo-math", chat("P1", content=WRAPPER[0][:-2] + WRAPPER[1]), "prompt"),
+        ("dapo-math", chat(" "), "prompt"),
+        ("dapo-math", chat("P1", role="assistant"), "prompt"),
+        ("dapo-math", GOOD | {"prompt": []}, "prompt"),
+        ("dapo-math", GOOD | {"prompt": GOOD["prompt"] * 2}, "prompt"),
+        ("dapo-math", chat("P1", "1", None), "extra_info.index"),
+        ("dapo-math", chat("P1", "1", "u0"), "extra_info.index"),  # of another problem
+        ("aime", HF | {"answer": "1000"}, "answer"),
+        ("aime", HF | {"answer": "-1"}, "answer"),
+        ("math500", {"problem": "P", "solution": "", "answer": None, "unique_id": "t/2"}, "answer"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_column(tmp_path, source, kind, row, column):
+    first = {
+        "dapo-math": GOOD,
+        "aime": HF,
+        "math500": {"problem": "P0", "solution": "", "answer": "3", "unique_id": "t/1"},
+    }
+    file = save(tmp_path, [first[source], row, first[source]], kind)
+    with pytest.raises(CourseError, match=rf"rows\.{kind}, row 1, column {column}: ") as error:
+        load(source, str(file))
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        (GOOD | {"reward_model": {"ground_truth": None, "style": ""}}, "reward_model.ground_truth"),
-        (chat("P1", "3.5"), "reward_model.ground_truth"),
-        (chat("P1", ""), "reward_model.ground_truth"),
-        (chat("P1", "x" * 500), "reward_model.ground_truth"),
-        (GOOD | {"prompt": None}, "prompt"),
-        (chat("P1", content="P1"), "prompt"),
-        (chat("P1", content=WRAPPER[0] + "P1"), "prompt"),
-        (chat("P1", content=WRAPPER[0][:-2] + WRAPPER[1]), "prompt"),
-        (chat(" "), "prompt"),
-        (chat("P1", role="assistant"), "prompt"),
-        (GOOD | {"prompt": []}, "prompt"),
-        (GOOD | {"prompt": GOOD["prompt"] * 2}, "prompt"),
-        (chat("P1", "1", None), "extra_info.index"),
-        (chat("P1", "1", "u0"), "extra_info.index"),  # of another problem
-    ],
+    ("source", "known"),
+    [("dapo-math", "prompt, reward_model.ground_truth, extra_info.index"), ("aime", "problem, answer, id"),
+     ("math500", "problem, answer, unique_id")],
 )  # fmt: skip
-def test_a_bad_row_is_named_with_its_column(tmp_path, kind, row, column):
-    file = save(tmp_path, [GOOD, row, GOOD], kind)
-    with pytest.raises(CourseError, match=rf"rows\.{kind}, row 1, column {column}: .*; ") as error:
-        load("dapo-math", str(file))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+def test_other_columns_are_listed_with_those_that_are_known(tmp_path, kind, source, known):
+    file = save(tmp_path, [{"problem": "P", "solution": "", "answer": "3", "other": 1}], kind)
+    with pytest.raises(CourseError, match=rf"rows\.{kind} .*answer, other, problem, solution.* {re.escape(known)}"):
+        load(source, str(file))
 
 
-@pytest.mark.parametrize("gold", ["1000", "-1"])
-def test_golds_of_aime_are_from_0_to_999(tmp_path, gold):
-    with pytest.raises(CourseError, match=r"row 0, column answer: .* from 0 to 999"):
-        load("aime", str(save(tmp_path, [HF | {"answer": gold}])))
+BAD_FILES = {
+    "empty.jsonl": b"\n", "zero.parquet": b"", "text.parquet": b"not parquet", "half.jsonl": b'{"prompt": "P',
+    "bytes.jsonl": b'{"prompt": "\xff"}', "deep.jsonl": b"[" * 100_000, "rows.csv": b"prompt\n",
+}  # fmt: skip
 
 
-def test_math500_needs_texts(tmp_path):
-    file = save(tmp_path, [{"problem": "P", "answer": 3, "unique_id": "t/1"}], "jsonl")
-    with pytest.raises(CourseError, match="row 0, column answer: 3 is not a gold answer, which is a text"):
-        load("math500", str(file))
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_other_columns_are_listed_with_those_that_are_known(tmp_path, kind):
-    for source, row, known in [
-        ("dapo-math", HF, "prompt, reward_model.ground_truth, extra_info.index"),
-        ("aime", without(HF, "id"), "problem, answer, id"),
-        ("math500", HF, "problem, answer, unique_id"),
-    ]:
-        file = save(tmp_path, [row], kind)
-        found = f"rows.{kind} has the columns {', '.join(sorted(row))}, but {source} needs {known}"
-        with pytest.raises(CourseError, match=re.escape(found)):
-            load(source, str(file))
-
-
-def test_bad_files_are_named(tmp_path):
-    schema = pa.Table.from_pylist([GOOD]).schema
-    files = {"empty.jsonl": b"\n", "zero.parquet": b"", "text.parquet": b"not parquet", "half.jsonl": b'{"prompt": "P'}
-    files |= {"bytes.jsonl": b'{"prompt": "\xff"}', "deep.jsonl": b"[" * 100_000}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    pq.write_table(schema.empty_table(), tmp_path / "none.parquet")
+@pytest.mark.parametrize("name", [*BAD_FILES, "none.parquet", "folder", "absent"])
+def test_a_bad_file_is_named(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "rows.csv").write_text("prompt\n")
-    for name in (*files, "none.parquet", "folder", "rows.csv", "absent"):
-        with pytest.raises(CourseError, match=re.escape(name)) as error:
-            load("dapo-math", str(tmp_path / name))
-        assert "\n" not in str(error.value) and "; " in str(error.value)
+    pq.write_table(pa.Table.from_pylist([GOOD]).schema.empty_table(), tmp_path / "none.parquet")
+    if name in BAD_FILES:
+        (tmp_path / name).write_bytes(BAD_FILES[name])
+    with pytest.raises(CourseError, match=re.escape(name)):
+        load("dapo-math", str(tmp_path / name))
 
 
 # --- splits -------------------------------------------------------------------------------------------------
@@ -305,22 +275,22 @@ def test_splits_are_disjoint_and_stable(tmp_path):
     turned = recipe(save(tmp_path, rows[::-1], "jsonl", "turned"))
     assert {p.id for p in load_problems(turned, "validation")} == {p.id for p in validation}
     assert load_problems(recipe(save(tmp_path, rows), train=5), "train") == train[:5]
-    with pytest.raises(CourseError, match="tenth of 1 problems is none"):
-        load_problems(recipe(save(tmp_path, rows[:1])), "validation")
 
 
 def test_the_test_split_comes_from_test_source(tmp_path):
     train, test = save(tmp_path, [chat("P", "1")], name="train"), save(tmp_path, [HF], name="test")
-    with pytest.raises(CourseError, match=r"dapo-math has no test split; set problems.test_source=aime"):
-        load_problems(recipe(train), "test")
     found = load_problems(recipe(train, test_source="aime", test_path=str(test)), "test")
     assert [(p.source, p.answer, p.kind) for p in found] == [("aime", "33", "integer")]
-    with pytest.raises(CourseError, match=r"problems.test_path=absent does not exist"):
-        load_problems(recipe(train, test_source="math500", test_path="absent"), "test")
     words = load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
     assert [(p.source, p.kind) for p in words] == [("gsm8k", "tagged")] * 2
-    with pytest.raises(CourseError, match=r"problems.test_path=absent is not a folder"):
-        load_problems(recipe(train, test_source="gsm8k", test_path="absent"), "test")
+    with pytest.raises(CourseError, match=r"problems.test_source=aime"):
+        load_problems(recipe(train), "test")
+
+
+@pytest.mark.parametrize("source", ["math500", "gsm8k"])
+def test_a_missing_test_path_is_named(tmp_path, source):
+    with pytest.raises(CourseError, match=r"problems.test_path=absent"):
+        load_problems(recipe(tmp_path, test_source=source, test_path="absent"), "test")
 
 
 def test_a_test_problem_is_not_trained_on(tmp_path):
@@ -338,24 +308,16 @@ def test_a_test_set_has_no_other_split(tmp_path):
     aime = recipe(save(tmp_path, [HF]), "aime")
     assert [p.id for p in load_problems(aime, "test")] == ["aime-1"]
     for split in ("train", "validation"):
-        with pytest.raises(
-            CourseError, match=r"problems.source=aime has only a test split; .*problems.test_source=aime"
-        ):
+        with pytest.raises(CourseError, match=r"problems.source=aime .*problems.test_source=aime"):
             load_problems(aime, split)
 
 
-def test_conflicts_of_the_recipe(tmp_path):
-    file = save(tmp_path, CONFLICT)
-    with pytest.raises(CourseError, match=r"problems.conflicts=skip"):
-        load_problems(recipe(file), "train")
-    assert [p.question for p in load_problems(recipe(file, conflicts="skip"), "train")] == ["Q"]
-
-
-def test_the_schema_refuses_a_test_source_that_would_not_be_used():
-    with pytest.raises(ValidationError, match="gsm8k has a test split of its own"):
-        ProblemsRecipe(source="gsm8k", test_source="aime")
-    with pytest.raises(ValidationError, match="needs test_source"):
-        ProblemsRecipe(source="dapo-math", test_path="x")
+@pytest.mark.parametrize(
+    "fields", [{"source": "gsm8k", "test_source": "aime"}, {"source": "dapo-math", "test_path": "x"}]
+)
+def test_the_schema_refuses_a_test_source_that_would_not_be_used(fields):
+    with pytest.raises(ValidationError, match=r"test_source|test split"):
+        ProblemsRecipe(**fields)
 
 
 # --- the hub ------------------------------------------------------------------------------------------------
@@ -378,13 +340,17 @@ def test_the_hub_gives_what_a_file_gives(tmp_path, monkeypatch, name):
     competition._read.cache_clear()
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "split", "named"),
+    [
+        ({"test_source": "aime"}, "test", "HuggingFaceH4/aime_2024.*problems.test_path"),
+        ({}, "train", "DAPO-Math-17k.*no network.*problems.path"),
+    ],
+)
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, fields, split, named):
     def refuse(**_):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(CourseError, match=r"HuggingFaceH4/aime_2024 cannot be read .* set problems.test_path") as error:
-        load_problems(recipe(None, test_source="aime"), "test")
-    assert "\n" not in str(error.value)
-    with pytest.raises(CourseError, match=r"DAPO-Math-17k cannot be read .*no network.* set problems.path to a .parq"):
-        load_problems(recipe(None), "train")
+    with pytest.raises(CourseError, match=rf"\A.*{named}.*\Z"):
+        load_problems(recipe(None, **fields), split)

@@ -67,9 +67,7 @@ def test_what_is_missing_counts_as_wrong(tmp_path):
     rows += [{"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}]
     run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS))
     assert (run.summary()["accuracy"], run.summary()["n"]) == (0.5, 12)
-    errors = {r["id"]: r["error"] for r in run.records if r["error"]}
-    assert list(errors) == ["p6", "p7", "p8", "p9", "p10", "p11"]
-    assert "row 8 has no text" in errors["p7"] and "c.jsonl has no completion" in errors["p8"]
+    assert [r["id"] for r in run.records if r["error"]] == ["p6", "p7", "p8", "p9", "p10", "p11"]
 
 
 def test_tokens_and_truncation_are_kept(tmp_path):
@@ -83,25 +81,24 @@ def test_tokens_and_truncation_are_kept(tmp_path):
     assert generate(["", "", ""], tasks=[("p0", 0), ("p1", 0), ("p2", 0)]) == kept
 
 
-def test_samples_are_in_their_order_or_by_number(tmp_path):
-    rows = [{"id": p.id, "completion": f"{p.id} {s}"} for s in range(3) for p in PROBLEMS]
-    plain = saved_completions(write(tmp_path / "a.jsonl", rows), PROBLEMS)
-    numbered = [{"id": p.id, "completion": f"{p.id} {s}", "sample": s} for s in (2, 0, 1) for p in PROBLEMS]
-    by_number = saved_completions(write(tmp_path / "b.jsonl", numbered), PROBLEMS)
-    assert plain.most == by_number.most == 3 and not plain.greedy
-    for saved in (plain, by_number):
-        run = graded(saved, samples=3, batch_size=4)
-        assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
+@pytest.mark.parametrize(("order", "numbered"), [((0, 1, 2), False), ((2, 0, 1), True)])
+def test_samples_are_in_their_order_or_by_number(tmp_path, order, numbered):
+    rows = [
+        {"id": p.id, "completion": f"{p.id} {s}"} | ({"sample": s} if numbered else {}) for s in order for p in PROBLEMS
+    ]
+    saved = saved_completions(write(tmp_path / "a.jsonl", rows), PROBLEMS)
+    assert saved.most == 3 and not saved.greedy
+    run = graded(saved, samples=3, batch_size=4)
+    assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
 
 
 def test_rows_of_two_problems_with_one_question_need_an_id(tmp_path):
     twins = [Problem("a", "Why?", "", "1", "test"), Problem("b", "Why?", "", "2", "test")]
-    rows = [{"question": "Why?", "completion": tagged(1)}, {"question": "Why?", "completion": tagged(2)}]
-    with pytest.raises(CourseError, match=r"row 1 may belong to problem a or b, .*give every row its id"):
+    rows = [{"question": "Why?", "completion": tagged(p.answer)} for p in twins]
+    with pytest.raises(CourseError, match=r"row 1 .* a or b"):
         saved_completions(write(tmp_path / "c.jsonl", rows), twins)
     path = write(tmp_path / "c.jsonl", [row | {"id": p.id} for row, p in zip(rows, twins, strict=True)])
-    saved = saved_completions(path, twins)
-    assert saved.most == 1 and all(r["strict"] for r in graded(saved, twins).records)
+    assert all(r["strict"] for r in graded(saved_completions(path, twins), twins).records)
 
 
 def test_records_of_an_evaluation_are_completions(tmp_path):
@@ -124,19 +121,20 @@ def test_records_of_an_evaluation_are_completions(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        (None, "no such file"),
         ([], "none of its 0 rows"),
         ([{"completion": "x"}, {"id": None, "completion": "x"}], "none of its 2 rows"),
-        ([{"id": "p0", "question": "Who?", "completion": "x"}], "row 1 has another question for problem p0"),
-        ([{"id": "p0", "sample": 1}, {"id": "p0", "sample": 1}], "row 2 is sample 1 of problem p0 again"),
+        ([{"id": "p0", "question": "Who?", "completion": "x"}], "row 1 .*p0"),
+        ([{"id": "p0", "sample": 1}, {"id": "p0", "sample": 1}], "row 2 .*p0"),
         ([{"id": "p0", "sample": 1}, {"id": "p0", "sample": 2}], "sample must run from 0 to 1"),
     ],
 )
 def test_files_that_are_refused(tmp_path, rows, message):
-    with pytest.raises(CourseError, match=message) as caught:
-        saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS)
-    assert "c.jsonl" in str(caught.value)
-    with pytest.raises(CourseError, match=r"none\.jsonl: no such file"):
-        saved_completions(tmp_path / "none.jsonl", PROBLEMS)
+    path = tmp_path / "c.jsonl"
+    if rows is not None:
+        write(path, rows)
+    with pytest.raises(CourseError, match=rf"c\.jsonl.*{message}"):
+        saved_completions(path, PROBLEMS)
 
 
 values = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.integers(), max_size=2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lib.common import environment
+from grpo_train.runs import machine
 
 # A stand-in for the package: it says when it is called, and whether JAX has looked for devices before.
 PATHWAYSUTILS = """
@@ -21,11 +22,9 @@ def initialize():
 
 
 def test_caches_are_in_the_ignored_folder_of_the_repo(root: Path) -> None:
-    assert (root / "pyproject.toml").is_file() and Path(environment.__file__).is_relative_to(root / "grpo_lib")
     variables = environment.default_variables()
     folders = [v for k, v in variables.items() if k.endswith(("_DIR", "_HOME", "DIR"))]
-    assert len(folders) >= 5
-    assert all(Path(folder).is_relative_to(root / ".cache") for folder in folders)
+    assert len(folders) >= 5 and all(Path(folder).is_relative_to(root / ".cache") for folder in folders)
     assert "JAX_PLATFORMS" not in variables  # a TPU VM must find its TPU
 
 
@@ -38,14 +37,13 @@ def test_prepare_respects_what_is_set(monkeypatch) -> None:
 
 
 def test_description_names_versions_and_no_user_or_host() -> None:
-    description = environment.describe()
-    text = json.dumps(description)
+    description = machine.describe()
     assert description["packages"]["maxtext"] == "0.2.5"
     assert description["devices"] and description["cores"] >= 1
     private = [platform.node(), str(Path.home()), os.getcwd(), sys.prefix]
     if len(getpass.getuser()) > 4:
         private.append(getpass.getuser())
-    assert not [word for word in private if len(word) > 2 and word in text]
+    assert not [word for word in private if len(word) > 2 and word in json.dumps(description)]
 
 
 def test_import_is_light() -> None:
@@ -87,18 +85,17 @@ def test_pathways_is_started_first_once_and_only_where_it_is_named(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "options", "words"),
+    ("package", "options", "named"),
     [
-        ("raise ImportError", [], "pathwaysutils is not installed; make setup-tpu installs it"),
-        (PATHWAYSUTILS, ["hardware.processes=2"], "one process drives the devices of all hosts; set hardware.p"),
-        (PATHWAYSUTILS, ["--process=0", "--coordinator=a:1"], "leave out --processes, --coordinator and --process"),
+        ("raise ImportError", [], "pathwaysutils"),
+        (PATHWAYSUTILS, ["hardware.processes=2"], "hardware.processes"),
+        (PATHWAYSUTILS, ["--process=0", "--coordinator=a:1"], "--coordinator"),
     ],
-)  # fmt: skip
-def test_what_does_not_go_with_pathways_is_one_line(tmp_path: Path, package, options, words) -> None:
+)
+def test_what_does_not_go_with_pathways_is_one_line(tmp_path: Path, package, options, named) -> None:
     (tmp_path / "pathwaysutils.py").write_text(package)
     arguments = ["train", "recipes/tiny-cpu.yaml", "--runs", str(tmp_path / "runs"), *options]
     done = run(f"import sys; from grpo_train import cli; sys.argv[1:] = {arguments}; cli.main()", tmp_path, "proxy")
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: JAX_PLATFORMS names proxy") and words in line
-    assert not (tmp_path / "runs").exists()
+    assert line.startswith("error: ") and named in line

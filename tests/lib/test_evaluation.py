@@ -14,6 +14,7 @@ from grpo_lib.evaluation import EvalRun, Generation, evaluate, summarize
 from grpo_lib.problems.types import Problem
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import correct_answer, tidy_format
+from grpo_lib.statistics import wilson_interval
 
 KEYS = [
     *("id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold"),
@@ -54,13 +55,12 @@ def test_a_record_holds_everything_and_records_stand_in_problem_order():
     run = quiet(double, batch_size=6)
     assert [record["id"] for record in run.records] == [p.id for p in PROBLEMS]
     assert all(list(record) == KEYS for record in run.records)
-    record = run.records[9]
-    assert record["gold"] == record["extracted"] == "18"
-    assert record["strict"] and record["lenient"] and record["partial"] and record["format"]
-    assert (record["tokens"], record["truncated"], record["error"], record["steps"]) == (9, False, None, 0)
-    assert (record["solution"], record["greedy"], record["model"]) == ("9+9=18", True, None)
-    assert quiet(double, model="step 7").records[9] == record | {"model": "step 7"}
-    json.dumps(run.records)
+    wanted = {
+        "gold": "18", "extracted": "18", "solution": "9+9=18", "steps": 0, "greedy": True, "model": None,
+        "tokens": 9, "truncated": False, "error": None, **dict.fromkeys(evaluation.VERDICTS, True),
+    }  # fmt: skip
+    assert wanted.items() <= run.records[9].items()
+    assert quiet(double, model="step 7").records[9] == run.records[9] | {"model": "step 7"}
 
 
 def test_the_record_keeps_what_was_sent(tmp_path):
@@ -74,8 +74,6 @@ def test_the_record_keeps_what_was_sent(tmp_path):
     run = quiet(Chat(), path=tmp_path / "a.jsonl")
     assert run.records[1]["prompt"] == "('p1', 0) What is 1 plus 1? Take your time."
     assert quiet(Chat(), path=tmp_path / "a.jsonl") == run
-    with pytest.raises(CourseError, match="prompt of problem p0"):
-        quiet(refuse, path=tmp_path / "a.jsonl")
 
 
 def test_verdicts_are_separate():
@@ -102,21 +100,16 @@ def test_verdicts_are_separate():
 
 
 def test_a_completion_that_breaks_the_grader_counts_as_wrong(monkeypatch):
-    strict = answers.same_value
-
     def fragile(answer, gold):
         if gold == "6":
             raise RecursionError("too deep")
-        return strict(answer, gold)
+        return answer == gold
 
     monkeypatch.setattr(answers, "same_value", fragile)
     run = quiet(double)
-    assert len(run.records) == 20
-    broken = run.records[3]
-    assert broken["error"] == "the grader raised RecursionError: too deep"
-    assert not any(broken[name] for name in evaluation.VERDICTS)
-    summary = run.summary()
-    assert [summary[key] for key in summary if key.endswith("accuracy")] == [0.95] * 4
+    assert run.records[3]["error"] == "the grader raised RecursionError: too deep"
+    assert not any(run.records[3][name] for name in evaluation.VERDICTS)
+    assert [value for key, value in run.summary().items() if key.endswith("accuracy")] == [0.95] * 4
 
 
 def test_a_failure_counts_as_wrong_whatever_its_text():
@@ -136,18 +129,8 @@ def mixed(prompts, *, seed):
 
 
 def test_greedy_and_sampled_in_one_run(tmp_path):
-    path, asked = tmp_path / "both.jsonl", []
-
-    def greedy(prompts):
-        asked.append("greedy")
-        return double(prompts)
-
-    def sampled(prompts, *, seed):
-        asked.append("sampled")
-        return mixed(prompts, seed=seed)
-
-    run = quiet(greedy, sampled=sampled, samples=6, path=path, batch_size=15)
-    assert asked == ["greedy"] * 2 + ["sampled"] * 8
+    path = tmp_path / "both.jsonl"
+    run = quiet(double, sampled=mixed, samples=6, path=path, batch_size=15)
     assert [(r["id"], r["sample"], r["greedy"]) for r in run.records[:8]] == [
         *[("p0", sample, sample == 0) for sample in range(7)],
         ("p1", 0, True),
@@ -157,11 +140,9 @@ def test_greedy_and_sampled_in_one_run(tmp_path):
     summary = run.summary()
     assert (summary["accuracy"], summary["n"], summary["samples"]) == (1.0, 20, 6)
     right = [sum(r["strict"] for r in run.records if r["id"] == p.id and not r["greedy"]) for p in PROBLEMS]
+    assert 0 < sum(right) < 120
     assert summary["sampled_accuracy"] == summary["pass_at_k"]["1"] == pytest.approx(sum(right) / 120)
     assert summary["pass_at_k"]["6"] == sum(c > 0 for c in right) / 20
-    all_sampled = quiet(mixed, samples=6)
-    assert 0 < all_sampled.summary()["accuracy"] < 1 and all_sampled.summary()["n"] == 20
-    assert summarize(all_sampled, all_sampled)["mcnemar_p"] is None
 
 
 def test_each_problem_is_graded_by_its_own_grader(tmp_path):
@@ -187,21 +168,20 @@ def test_samples_of_latex_vote_by_their_text():
 
 
 def test_the_seed_is_that_of_the_batch_and_the_longest_prompts_come_first():
-    seeds, lengths = [], []
+    batches = []
 
     def record(prompts, *, seed):
-        seeds.append(seed)
-        lengths.append([len(prompt) for prompt in prompts])
+        batches.append((seed, [len(prompt) for prompt in prompts]))
         return double(prompts)
 
-    quiet(record, samples=4, batch_size=30)
-    assert [len(batch) for batch in lengths] == [30, 30, 20]
-    flat = [length for batch in lengths for length in batch]
-    assert flat == sorted(flat, reverse=True)
+    for _ in ("once", "again"):
+        quiet(record, samples=4, batch_size=30)
+    assert batches[:3] == batches[3:]
+    seeds, lengths = zip(*batches[:3], strict=True)
     assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 for seed in seeds)
-    once, seeds[:] = seeds[:], []
-    quiet(record, samples=4, batch_size=30)
-    assert seeds == once
+    assert [len(batch) for batch in lengths] == [30, 30, 20]
+    in_order = [length for batch in lengths for length in batch]
+    assert in_order == sorted(in_order, reverse=True)
 
 
 def test_a_generate_gets_the_keywords_that_it_has():
@@ -219,32 +199,23 @@ def test_a_generate_gets_the_keywords_that_it_has():
     assert quiet(with_anything) == quiet(double)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.text(max_size=80), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3))
-def test_no_completion_is_ever_dropped(texts, batch_size, samples):
-    problems = [problem(i) for i in range(len(texts))]
-
-    def generate(prompts):
-        return [Generation(texts[int(prompt.split()[2])], 1, True) for prompt in prompts]
-
-    run = quiet(generate, problems, batch_size=batch_size, samples=samples)
-    assert [r["completion"] for r in run.records] == [text for text in texts for _ in range(samples)]
-    assert run.summary()["n"] == len(texts)
-    assert run.summary()["truncated"] == 1
-
-
 # --- what evaluate refuses ---
 
 
-def test_what_evaluate_refuses():
-    for returned in ([], ["a"], ["a"] * 21):
-        with pytest.raises(CourseError, match=f"generate returned {len(returned)} completions for 20 prompts"):
-            quiet(lambda prompts, returned=returned: returned)
-    for problems, message in (([], "no problems"), ([problem(1), problem(1)], "same id")):
-        with pytest.raises(CourseError, match=message):
-            quiet(double, problems)
-    with pytest.raises(CourseError, match="batch_size"):
-        quiet(double, batch_size=0)
+@pytest.mark.parametrize(
+    ("completions", "options", "message"),
+    [
+        ([], {}, "0 completions for 20 prompts"),
+        (["a"], {}, "1 completions for 20 prompts"),
+        (["a"] * 21, {}, "21 completions for 20 prompts"),
+        ([], {"problems": []}, "no problems"),
+        (["a"] * 2, {"problems": [problem(1), problem(1)]}, "same id"),
+        ([], {"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_what_evaluate_refuses(completions, options, message):
+    with pytest.raises(CourseError, match=message):
+        quiet(lambda prompts: completions, **options)
 
 
 # --- files: the baseline once ---
@@ -268,26 +239,18 @@ def test_a_finished_file_is_loaded_and_nothing_is_generated(tmp_path):
         ({"samples": 1, "sampled": refuse}, "number of samples"),
         ({"model": "step 30"}, "model of problem p0 is 'step 0', not 'step 30'"),
         ({"render": lambda question: f"Now: {question}"}, "prompt of problem p0"),
+        ({"settings": {"max_tokens": 512}}, "settings of problem p0"),
     ],
 )
-def test_a_file_for_other_problems_is_refused(tmp_path, change, message):
+def test_a_file_of_another_evaluation_is_refused(tmp_path, change, message):
     path = tmp_path / "before.jsonl"
-    quiet(double, path=path, model="step 0")
-    assert len(quiet(refuse, path=path).records) == 20  # who does not say which model gets the file's
+    run = quiet(double, path=path, model="step 0", settings={"max_tokens": 16, "stop": ("a", "b")})
+    # Who does not say which model and which settings gets the file's.
+    assert quiet(refuse, path=path) == run == quiet(refuse, path=path, settings={"stop": ["a", "b"], "max_tokens": 16})
     with pytest.raises(CourseError, match=message) as caught:
         quiet(refuse, path=path, **change)
-    assert str(path) in str(caught.value) and "remove" in str(caught.value)
-    assert len(EvalRun.load(path).records) == 20
-
-
-def test_a_file_made_with_other_settings_is_refused(tmp_path):
-    path = tmp_path / "a.jsonl"
-    run = quiet(double, path=path, settings={"max_tokens": 16, "stop": ("a", "b")})
-    assert len({record["settings"] for record in run.records}) == 1
-    for same in (None, {"stop": ["a", "b"], "max_tokens": 16}):
-        assert quiet(refuse, path=path, settings=same) == run
-    with pytest.raises(CourseError, match=r"a\.jsonl: settings of problem p0 .*remove"):
-        quiet(refuse, path=path, settings={"max_tokens": 512})
+    assert str(path) in str(caught.value)
+    assert EvalRun.load(path) == run
 
 
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
@@ -335,21 +298,26 @@ def test_every_reader_sees_the_verdicts_of_one_grader(tmp_path, monkeypatch):
         (tmp_path / "b.jsonl").unlink()
 
 
-def test_a_torn_or_foreign_file_is_not_a_finished_one(tmp_path, root):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no such file"), ("", "has no records"), ('{"id": "p0", "sample": 0}\n', "record 1 lacks greedy")],
+)
+def test_a_foreign_file_is_not_an_evaluation(tmp_path, text, message):
     path = tmp_path / "before.jsonl"
-    with pytest.raises(CourseError, match="no such file"):
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CourseError, match=rf"before\.jsonl: {message}"):
         EvalRun.load(path)
+
+
+def test_a_torn_file_is_not_a_finished_one(tmp_path):
+    path = tmp_path / "before.jsonl"
     quiet(double, samples=4, path=path)
     with pytest.raises(CourseError, match="greedy of problem p0 is False, not True"):
         quiet(refuse, sampled=refuse, samples=3, path=path)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(CourseError, match="79 records, 80 wanted"):
         quiet(refuse, samples=4, path=path)
-    for text, message in (("", "no records"), ('{"id": "p0", "sample": 0}\n', r"before\.jsonl: record 1 lacks greedy")):
-        path.write_text(text)
-        with pytest.raises(CourseError, match=message):
-            EvalRun.load(path)
-    assert EvalRun.load(root / "assets/reference/course/evals/after.jsonl").summary()["n"] == 1000
 
 
 # --- an evaluation that was interrupted goes on ---
@@ -405,17 +373,15 @@ def test_the_seconds_of_an_interrupted_evaluation_add_up(tmp_path):
     """A second run has those of the batches that the first one finished."""
     path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
     interrupt(path, 2, batch_size=6)
-    lines = read_jsonl(partial)
-    earlier = [line["seconds"] for line in lines[1:]]
-    assert len(earlier) == 2 and min(earlier) > 0
-    write_jsonl_atomic(partial, [lines[0], *(line | {"seconds": 1000.0} for line in lines[1:])])
+    head, *batches = read_jsonl(partial)
+    assert len(batches) == 2 and all(batch["seconds"] > 0 for batch in batches)
+    write_jsonl_atomic(partial, [head, *(batch | {"seconds": 1000.0} for batch in batches)])
     left = partial.read_bytes()
     assert 2000 < quiet(double, path=path, batch_size=6).seconds < 2100
     assert quiet(refuse, path=path, batch_size=6).seconds is None  # only read
     path.unlink()
     partial.write_bytes(left.replace(b'"seconds"', b'"other"'))  # begun by a version that did not measure
     assert quiet(double, path=path, batch_size=6).seconds is None
-    assert quiet(double).seconds > 0
 
 
 WILD = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["", "\n", "\r\u2028\x85", "\ud83d", '"}\n{"'])
@@ -458,22 +424,20 @@ def test_summarize_has_exactly_the_keys_of_summary_json():
         return [Generation("no idea", 3, True) if int(p.split()[2]) < 12 else double([p])[0] for p in prompts]
 
     summary = summarize(quiet(worse), quiet(double), wall_seconds=12.5, train_seconds=10.0, steps=3)
-    assert list(summary) == [
-        *("before", "after", "difference", "difference_interval", "mcnemar_p", "mcnemar_mid_p"),
-        *("wall_seconds", "train_seconds", "steps"),
-    ]
-    assert list(summary["before"]) == [
-        *("accuracy", "n", "interval", "lenient_accuracy", "partial_accuracy", "format_accuracy", "truncated")
-    ]
-    assert summary["before"]["accuracy"] == 0.4 and summary["after"]["accuracy"] == 1.0
-    assert summary["before"]["truncated"] == 0.6
-    assert summary["difference"] == pytest.approx(0.6)
-    low, high = summary["difference_interval"]
+    low, high = summary.pop("difference_interval")
     assert 0.3 < low < 0.6 < high < 0.9
-    assert summary["mcnemar_p"] == pytest.approx(2 / 2**12)
-    assert summary["mcnemar_mid_p"] == pytest.approx(1 / 2**12)
-    assert (summary["wall_seconds"], summary["train_seconds"], summary["steps"]) == (12.5, 10.0, 3)
-    json.dumps(summary, allow_nan=False)
+    before = {
+        "accuracy": 0.4, "n": 20, "interval": list(wilson_interval(8, 20)), "lenient_accuracy": 0.4,
+        "partial_accuracy": 0.4, "format_accuracy": 0.4, "truncated": 0.6,
+    }  # fmt: skip
+    assert summary == {
+        "before": before,
+        "after": quiet(double).summary(),
+        "difference": pytest.approx(0.6),
+        "mcnemar_p": pytest.approx(2 / 2**12),
+        "mcnemar_mid_p": pytest.approx(1 / 2**12),
+        **{"wall_seconds": 12.5, "train_seconds": 10.0, "steps": 3},
+    }
 
 
 def test_summarize_pairs_by_id_and_not_by_position():
@@ -488,14 +452,15 @@ def test_summarize_pairs_by_id_and_not_by_position():
 def test_summarize_refuses_what_cannot_be_compared():
     greedy, drawn, both = quiet(double), quiet(double, samples=4), quiet(double, sampled=double, samples=4)
     for before, after, message in (
-        (greedy, quiet(double, PROBLEMS[:-1]), "share only 19"),
-        (greedy, quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")]), "share only 19"),
-        (greedy, drawn, "before is greedy and after sampled"),
-        (drawn, both, "before is sampled and after greedy"),
+        (greedy, quiet(double, PROBLEMS[:-1]), "19"),
+        (greedy, quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")]), "19"),
+        (greedy, drawn, "greedy.*sampled"),
+        (drawn, both, "sampled.*greedy"),
     ):
         with pytest.raises(CourseError, match=message):
             summarize(before, after)
-    assert summarize(greedy, both)["difference"] == summarize(drawn, drawn)["difference"] == 0
+    several = summarize(drawn, drawn)
+    assert (several["mcnemar_p"], several["difference"]) == (None, 0) and summarize(greedy, both)["difference"] == 0
 
 
 @pytest.mark.slow
@@ -505,39 +470,26 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     from grpo_train import pipeline
     from grpo_train.recipes import parse_recipe
 
-    recipe = parse_recipe(
-        tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
-    )
+    changes = {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
+    recipe = parse_recipe(tiny_recipe.model_dump() | changes)
 
-    def session(step, generate):
-        return SimpleNamespace(
-            directory=tmp_path,
-            recipe=recipe,
-            step=step,
-            generate=generate,
-            render=str.upper,
-            run_on_main=lambda work: work(),
-        )
+    def evaluated(step, which, generate=refuse):
+        fields = {"directory": tmp_path, "recipe": recipe, "render": str.upper, "run_on_main": lambda work: work()}
+        return pipeline.evaluate(SimpleNamespace(step=step, generate=generate, **fields), which, progress=False)
 
     def idle(prompts):
         return ["?"] * len(prompts)
 
-    def said(which):
-        return json.loads((tmp_path / "evals" / f"{which}.json").read_text())
-
-    before = pipeline.evaluate(session(0, idle), "before", progress=False)
-    first = said("before")
-    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds}
-    assert first == {"seconds": before.seconds, "logged": logged} and before.seconds > 0
+    before = evaluated(0, "before", idle)
     assert {record["model"] for record in before.records} == {"step 0"}
-    written = (tmp_path / "evals" / "before.jsonl").read_bytes()
     for step in (10, 30):  # resumed in the middle, and at the end
-        assert pipeline.evaluate(session(step, refuse), "before", progress=False) == before
+        assert evaluated(step, "before") == before
     with pytest.raises(CourseError, match="10 of 30 steps"):
-        pipeline.evaluate(session(10, refuse), "after", progress=False)
-    after = pipeline.evaluate(session(30, idle), "after", progress=False)
+        evaluated(10, "after")
+    after = evaluated(30, "after", idle)
     assert {record["model"] for record in after.records} == {"step 30"}
-    assert (tmp_path / "evals" / "before.jsonl").read_bytes() == written and said("before") == first
+    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds}
+    assert json.loads((tmp_path / "evals/before.json").read_text()) == {"seconds": before.seconds, "logged": logged}
 
     write_jsonl_atomic(tmp_path / "metrics.jsonl", [{"step": 30, "seconds": 1.5}])
     summary = pipeline.write_summary(recipe, tmp_path)
@@ -546,8 +498,7 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
         assert summary[which] == run.summary() | {"reward": 0.0, "seconds": run.seconds}
     (tmp_path / "evals" / "after.json").unlink()  # as version 0.1 left it
     assert pipeline.write_summary(recipe, tmp_path)["after"]["seconds"] is None
-    assert pipeline.evaluate(session(30, refuse), "after", progress=False) == after
-    assert said("after") == {"seconds": None, "logged": {"step": 30, "accuracy": 0.0, "reward": 0.0}}
+    assert evaluated(30, "after") == after
 
 
 def test_reward_means_are_of_each_function_and_by_the_kind_of_the_record():

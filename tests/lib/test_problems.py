@@ -3,23 +3,17 @@
 gsm8k_fixture/ holds invented problems in the layout of the original data.
 """
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections import Counter
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import Problem, gsm8k, load_problems, loading, training_batches, words
@@ -68,39 +62,35 @@ GOOD = '{"question": "How many?", "answer": "One. #### 1"}'
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line",
     [
-        ('{"question": "How ma', "line 2 is not JSON .* original file"),
-        ("[1, 2]", "line 2 must be an object with the texts question and answer"),
-        ('{"question": "How many?"}', "line 2 must be an object"),
-        ('{"question": 3, "answer": "#### 3"}', "line 2 must be an object"),
-        ('{"question": " ", "answer": "#### 3"}', "line 2 must be an object"),
-        ('{"question": "How many?", "answer": "Three. ### 3"}', "line 2: the answer has no ####; add"),
-        ('{"question": "How many?", "answer": "#### two"}', "line 2: 'two' after #### is not one number"),
-        ('{"question": "How many?", "answer": "Three. ####"}', "line 2: '' after #### is not one number"),
+        '{"question": "How ma', "[1, 2]", '{"question": "How many?"}', '{"question": 3, "answer": "#### 3"}',
+        '{"question": " ", "answer": "#### 3"}', '{"question": "How many?", "answer": "Three. ### 3"}',
+        '{"question": "How many?", "answer": "#### two"}', '{"question": "How many?", "answer": "Three. ####"}',
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_named(tmp_path, line):
+    (tmp_path / "train.jsonl").write_text(f"{GOOD}\n{line}\n{GOOD}\n")
+    with pytest.raises(CourseError, match=r"train.jsonl, line 2\b"):
+        gsm8k.from_folder(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("path", "split", "named"),
+    [
+        ("absent", "test", "absent is not a folder"),
+        ("train.jsonl", "test", "train.jsonl is not a folder"),
+        (".", "train", "train.jsonl is empty"),
+        (".", "test", "test.jsonl cannot be read"),
+        ("none", "test", "none has no test.jsonl"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, says):
-    (tmp_path / "train.jsonl").write_text(f"{GOOD}\n{line}\n{GOOD}\n")
-    with pytest.raises(CourseError, match=f"train.jsonl, {says}") as error:
-        gsm8k.from_folder(tmp_path, "train")
-    assert "\n" not in str(error.value)
-
-
-def test_a_bad_folder_is_named(tmp_path):
+def test_a_bad_folder_is_named(tmp_path, path, split, named):
     (tmp_path / "train.jsonl").write_text("\n")
     (tmp_path / "test.jsonl").write_bytes(b'{"question": "\xff"}')
-    for path, split, says in [
-        (tmp_path / "absent", "test", "absent is not a folder; set problems.path=FOLDER"),
-        (tmp_path / "train.jsonl", "test", "train.jsonl is not a folder"),
-        (tmp_path, "train", "train.jsonl is empty"),
-        (tmp_path, "test", "test.jsonl cannot be read"),
-    ]:
-        with pytest.raises(CourseError, match=says):
-            gsm8k.from_folder(path, split)
-    (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(CourseError, match=r"has no test.jsonl; set problems.path=FOLDER"):
-        gsm8k.from_folder(tmp_path, "test")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CourseError, match=named):
+        gsm8k.from_folder(tmp_path / path, split)
 
 
 @pytest.mark.gsm8k
@@ -108,12 +98,9 @@ def test_the_real_files(gsm8k_dir):
     problems = {split: gsm8k.from_folder(gsm8k_dir, split) for split in ROWS}
     assert {split: len(found) for split, found in problems.items()} == ROWS
     everything = problems["train"] + problems["test"]
-    assert len({p.id for p in everything}) == len({p.question for p in everything}) == sum(ROWS.values())
+    assert len({p.id for p in everything}) == len(questions(everything)) == sum(ROWS.values())
     assert all("<<" not in p.solution and "####" not in p.solution and p.solution for p in everything)
     assert all(p.answer.lstrip("-").replace(".", "", 1).isdigit() for p in everything)
-    lines = {split: (gsm8k_dir / f"{split}.jsonl").read_text().split("\n")[:-1] for split in ROWS}
-    commas = {split: sum("," in line.rpartition("####")[2] for line in lines[split]) for split in ROWS}
-    assert commas == {"train": 79, "test": 14}  # the golds that a known notebook can never score
 
 
 # --- the builder of tensorflow-datasets ---------------------------------------------------------------------
@@ -160,36 +147,19 @@ def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, fixture_files, n
         assert gsm8k.from_tfds(split, tmp_path) == gsm8k.from_folder(gsm8k_dir, split)
 
 
-def test_the_real_builder_downloads(tmp_path, monkeypatch):
-    import tensorflow_datasets.text.gsm8k
-
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=FIXTURE)
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        urls = tensorflow_datasets.text.gsm8k.gsm8k._URLS
-        for name in urls:
-            monkeypatch.setitem(urls, name, f"http://127.0.0.1:{server.server_port}/{name}.jsonl")
-        assert gsm8k.from_tfds("test", tmp_path) == gsm8k.from_folder(FIXTURE, "test")
-        server.shutdown()
-
-
-def test_no_network_and_nothing_prepared_is_one_line(tmp_path, no_network, monkeypatch):
+def test_no_network_and_nothing_prepared_is_an_error(tmp_path, no_network, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(CourseError, match=r"set problems.path=FOLDER .* or run once with network") as error:
+    with pytest.raises(CourseError, match=f"{tmp_path}.*problems.path=FOLDER"):
         load_problems(ask_for("gsm8k"), "test")
-    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "gsm8k").exists()
 
 
-def test_a_builder_that_fails_is_one_line(tmp_path, fixture_files, no_network):
+def test_a_builder_that_fails_is_an_error(tmp_path, fixture_files, no_network):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"question": "How many?"\n')
     place_downloads(tmp_path, fixture_files | {"test": broken})
-    with pytest.raises(CourseError, match=r"cannot be prepared in .*; delete .*gsm8k and try") as error:
+    with pytest.raises(CourseError, match=r"delete .*gsm8k"):
         gsm8k.from_tfds("test", tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path, fixture_files):
@@ -234,8 +204,7 @@ def test_held_out_problems_do_not_depend_on_the_order_of_the_input():
     assert len(parts[1]) == 1 and len(parts[0]) == 11
 
 
-@given(st.lists(st.integers(0, 30), max_size=60))
-@example([0] * 20)
+@pytest.mark.parametrize("numbers", [[], [0], [0] * 20, [*range(30)] * 2, [n % 7 for n in range(60)]])
 def test_a_question_that_occurs_twice_is_never_on_both_sides(numbers):
     problems = [Problem(str(i), f"Question {n}?", "", "1", "gsm8k") for i, n in enumerate(numbers)]
     train, validation = loading.hold_out(problems)
@@ -244,21 +213,32 @@ def test_a_question_that_occurs_twice_is_never_on_both_sides(numbers):
     assert sorted([*train, *validation], key=lambda p: int(p.id)) == problems
 
 
-def test_limits():
-    recipe = ask_for("gsm8k", FIXTURE, train=3)
-    assert load_problems(recipe, "train") == load_problems(recipe, "train", n=99)[:3]
-    assert len(load_problems(recipe, "test")) == 4
-    assert len(load_problems(recipe, "test", n=2)) == 2
-    assert len(load_problems(ask_for("words", test=7), "test")) == 7
-    assert len(load_problems(ask_for("words"), "test")) == loading.WORD_PROBLEMS["test"]
+@pytest.mark.parametrize(
+    ("settings", "split", "n", "count"),
+    [
+        ({"source": "gsm8k", "path": FIXTURE, "train": 3}, "train", None, 3),
+        ({"source": "gsm8k", "path": FIXTURE, "train": 3}, "train", 99, 11),
+        ({"source": "gsm8k", "path": FIXTURE}, "test", None, 4),
+        ({"source": "gsm8k", "path": FIXTURE}, "test", 2, 2),
+        ({"source": "words", "test": 7}, "test", None, 7),
+        ({"source": "words"}, "test", None, loading.WORD_PROBLEMS["test"]),
+    ],
+)
+def test_limits(settings, split, n, count):
+    found = load_problems(ask_for(**settings), split, n=n)
+    assert len(found) == count
+    assert load_problems(ask_for(**settings), split, n=2) == found[:2]
+
+
+def test_word_problems_are_those_of_the_seed():
     assert load_problems(ask_for("words", seed=5), "test", n=3) == words.generate("test", 3, seed=5)
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path):
-    with pytest.raises(CourseError, match="split 'dev' does not exist; use one of train, validation, test"):
+    with pytest.raises(CourseError, match="dev"):
         load_problems(ask_for("words"), "dev")
     (tmp_path / "train.jsonl").write_text(GOOD)
-    with pytest.raises(CourseError, match=r"tenth of 1 problems is none; use at least 10"):
+    with pytest.raises(CourseError, match="at least 10"):
         load_problems(ask_for("gsm8k", tmp_path), "validation")
 
 
@@ -285,16 +265,14 @@ def test_a_batch_is_arrays_of_text():
     assert [f"<user>Question {answer}?" for answer in batch["answer"]] == batch["prompts"].tolist()
 
 
-@settings(max_examples=10, deadline=None)  # grain shuffles a handful more slowly than thousands
-@given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 2**40))
-def test_every_epoch_holds_every_problem_once(count, batch_size, seed):
-    epochs = 5
-    batches = training_batches(numbered(count), as_prompt, batch_size, seed)
-    steps = -(-epochs * count // batch_size)
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (1, 7), (12, 1), (12, 5), (5, 30)])
+def test_every_epoch_holds_every_problem_once(count, batch_size):
+    batches = training_batches(numbered(count), as_prompt, batch_size, seed=2**40)
+    steps = -(-5 * count // batch_size)
     sequence = [answer for batch in take(steps, batches) for answer in batch]
-    for epoch in range(epochs):
+    for epoch in range(5):
         part = sequence[epoch * count : (epoch + 1) * count]
-        assert Counter(part) == Counter(str(i) for i in range(count))
+        assert sorted(part) == sorted(str(i) for i in range(count))
 
 
 def test_epochs_and_seeds_differ_and_repeat_themselves():
@@ -306,16 +284,17 @@ def test_epochs_and_seeds_differ_and_repeat_themselves():
     assert len(set(orders)) == 9
 
 
-def test_a_late_start_gives_the_batches_of_an_early_one():
-    problems = numbered(101)
-    early = take(30, training_batches(problems, as_prompt, 8, seed=1))
-    for start in (0, 1, 12, 25):  # batch 12 begins in the first epoch and ends in the second
-        late = take(5, training_batches(problems, as_prompt, 8, seed=1, start_step=start))
-        assert late == early[start : start + 5]
+@pytest.mark.parametrize("start", [0, 1, 12, 25])  # batch 12 begins in the first epoch and ends in the second
+def test_a_late_start_gives_the_batches_of_an_early_one(start):
+    early = take(30, training_batches(numbered(101), as_prompt, 8, seed=1))
+    late = take(5, training_batches(numbered(101), as_prompt, 8, seed=1, start_step=start))
+    assert late == early[start : start + 5]
+
+
+def test_what_a_late_start_skips_is_not_rendered():
     rendered = []
-    batches = training_batches(numbered(100), lambda q: rendered.append(q) or q, 8, seed=0, start_step=10**6)
-    next(batches)
-    assert len(rendered) == 8  # nothing that is skipped
+    next(training_batches(numbered(100), lambda q: rendered.append(q) or q, 8, seed=0, start_step=10**6))
+    assert len(rendered) == 8
 
 
 def two_tasks(counts: dict[str, int]) -> list[Problem]:
@@ -326,19 +305,19 @@ def two_tasks(counts: dict[str, int]) -> list[Problem]:
     ]
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 16), st.floats(0.1, 10))
+@pytest.mark.parametrize(
+    ("few", "many", "batch_size", "weight"), [(1, 9, 4, 0.1), (3, 5, 16, 1.0), (2, 7, 1, 2.5), (9, 1, 5, 10.0)]
+)
 def test_tasks_alternate_by_their_weights_and_each_has_its_epochs(few, many, batch_size, weight):
-    problems, weights = two_tasks({"a": few, "b": many}), {"a": 1.0, "b": weight}
+    counts, weights = {"a": few, "b": many}, {"a": 1.0, "b": weight}
+    problems = two_tasks(counts)
     batches = list(islice(training_batches(problems, as_prompt, batch_size, seed=3, weights=weights), 40))
     tasks = [task for batch in batches for task in batch["task"].tolist()]
-    share = weight / (1 + weight)
     for n in range(1, len(tasks) + 1):
-        assert abs(tasks[:n].count("b") - n * share) <= 2
-    for task, count in (("a", few), ("b", many)):
-        asked = [
-            text for batch in batches for text, own in zip(batch["prompts"], batch["task"], strict=True) if own == task
-        ]
+        assert abs(tasks[:n].count("b") - n * weight / (1 + weight)) <= 2
+    prompts = [text for batch in batches for text in batch["prompts"].tolist()]
+    for task, count in counts.items():
+        asked = [text for text, own in zip(prompts, tasks, strict=True) if own == task]
         assert all(text.startswith(f"<user>{task} ") for text in asked)
         for start in range(0, len(asked) - count + 1, count):
             assert len(set(asked[start : start + count])) == count

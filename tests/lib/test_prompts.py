@@ -68,10 +68,9 @@ def test_render_is_exactly_the_chat_template(chatml) -> None:
     )
 
 
-def test_render_without_chat_template_names_the_remedy() -> None:
-    with pytest.raises(CourseError, match=r"model\.path.*chat_template\.jinja") as caught:
+def test_render_without_chat_template_names_the_key_and_the_file() -> None:
+    with pytest.raises(CourseError, match=r"model\.path.*chat_template\.jinja"):
         prompts.render(stub(), "Q?")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +112,20 @@ def test_strip_end_of_turn(chatml, text: str, stripped: str) -> None:
     assert prompts.strip_end_of_turn(text, chatml) == stripped
 
 
-def test_strip_end_of_turn_of_other_tokenizers_in_linear_time() -> None:
-    assert prompts.strip_end_of_turn("18<eos><eos><eos>", stub(eos="<eos>", pad="<eos>")) == "18"
-    llama = stub(eos="<|end_of_text|>", added=("<|eot_id|>",))
-    assert prompts.strip_end_of_turn("18<|eot_id|>", llama) == "18"
-    assert prompts.strip_end_of_turn("18<|end_of_text|>", llama) == "18"
-    assert prompts.strip_end_of_turn("18", stub()) == "18"
+LLAMA = {"eos": "<|end_of_text|>", "added": ("<|eot_id|>",)}
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("18<eos><eos><eos>", {"eos": "<eos>", "pad": "<eos>"}),
+        ("18<|eot_id|>", LLAMA),
+        ("18<|end_of_text|>", LLAMA),
+        ("18", {}),
+        ("18" + "<pad>" * 200_000, {"pad": "<pad>"}),
+    ],
+)
+def test_strip_end_of_turn_of_other_tokenizers_in_linear_time(text: str, tokens: dict) -> None:
     started = time.perf_counter()
-    assert prompts.strip_end_of_turn("18" + "<pad>" * 200_000, stub(pad="<pad>")) == "18"
+    assert prompts.strip_end_of_turn(text, stub(**tokens)) == "18"
     assert time.perf_counter() - started < 1.0

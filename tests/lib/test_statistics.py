@@ -34,19 +34,18 @@ def test_wilson_agrees_with_newcombe_1998_table_1_method_3(successes, n, low, hi
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_30_problems_cannot_tell_much():
-    """pass@32 of 0.7 on the 30 problems of a year of AIME."""
-    low, high = clustered_interval([1.0] * 21 + [0.0] * 9)
-    assert (low, high) == pytest.approx((0.526, 0.874), abs=1e-3)
-
-
 def test_an_interval_over_problems_is_the_t_interval_of_their_means():
     rates = [0.25, 0.5, 1.0, 0.0, 0.75]
     assert clustered_interval(rates) == pytest.approx((0.0092, 0.9908), abs=1e-4)  # 0.5 ± 2.776 · 0.3953 / √5
     assert clustered_interval([1.0] * 20) == wilson_interval(20, 20)
-    for wrong in ([], [1.2], [-0.1, 0.5]):
-        with pytest.raises(ValueError, match="rates from 0 to 1"):
-            clustered_interval(wrong)
+    # 30 problems cannot tell much: pass@32 of 0.7 on a year of AIME.
+    assert clustered_interval([1.0] * 21 + [0.0] * 9) == pytest.approx((0.526, 0.874), abs=1e-3)
+
+
+@pytest.mark.parametrize("rates", [[], [1.2], [-0.1, 0.5]])
+def test_an_interval_is_of_rates(rates):
+    with pytest.raises(ValueError, match="rates from 0 to 1"):
+        clustered_interval(rates)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
@@ -88,12 +87,9 @@ def test_bootstrap_agrees_with_scipy():
 
 
 def test_bootstrap_is_paired():
-    # The same two accuracies, but which problems are right changes: the interval must widen.
-    same = paired_bootstrap([1, 0] * 100, [1, 0] * 100)
+    # Two equal accuracies, but of other problems: the interval is not a point.
     swapped = paired_bootstrap([1, 0] * 100, [0, 1] * 100)
-    assert (same.difference, same.low, same.high) == (0, 0, 0)
-    assert swapped.difference == 0
-    assert swapped.low < -0.1 and swapped.high > 0.1
+    assert swapped.difference == 0 and swapped.low < -0.1 and swapped.high > 0.1
 
 
 def test_bootstrap_depends_on_the_seed_alone():
@@ -124,6 +120,15 @@ def test_bootstrap_properties(pairs):
 def test_pairs_are_checked(function, before, after):
     with pytest.raises(ValueError):
         function(before, after)
+
+
+@pytest.mark.parametrize("entry", [[], [0, 2], [0.5, math.nan], None])
+def test_bootstrap_refuses_samples_that_are_no_verdicts(entry):
+    with pytest.raises(ValueError, match="after"):
+        paired_bootstrap([0, 1], [1, entry])
+
+
+def test_bootstrap_refuses_no_resamples():
     with pytest.raises(ValueError, match="resamples"):
         paired_bootstrap([1], [1], resamples=0)
 
@@ -143,45 +148,6 @@ def test_bootstrap_is_not_narrowed_by_samples_that_agree():
     before, after = [1, 0, 0, 1, 0] * 20, [1, 1, 0, 0, 1] * 20
     repeated = paired_bootstrap([[value] * 16 for value in before], [[value] * 16 for value in after])
     assert repeated == paired_bootstrap(before, after)
-    naive = paired_bootstrap([v for v in before for _ in range(16)], [v for v in after for _ in range(16)])
-    # 16 copies taken for independent problems: an interval narrower by sqrt(16).
-    assert (repeated.high - repeated.low) / (naive.high - naive.low) == pytest.approx(4, rel=0.1)
-
-
-def test_bootstrap_covers_when_it_resamples_problems_and_not_when_it_resamples_samples():
-    rng = np.random.default_rng(5)
-    problems, samples, trials, clustered, naive = 100, 8, 300, 0, 0
-    for _ in range(trials):
-        # Most problems are nearly always or nearly never solved, as a language model's are; training moves each
-        # by another amount. True difference: the difference of the means of the two beta distributions.
-        before = rng.random((problems, samples)) < rng.beta(0.4, 0.6, (problems, 1))
-        after = rng.random((problems, samples)) < rng.beta(0.5, 0.5, (problems, 1))
-        seed = int(rng.integers(2**32))
-        whole = paired_bootstrap(before, after, resamples=800, seed=seed)
-        apart = paired_bootstrap(before.ravel(), after.ravel(), resamples=800, seed=seed)
-        assert whole.difference == pytest.approx(apart.difference)
-        clustered += whole.low <= 0.1 <= whole.high
-        naive += apart.low <= 0.1 <= apart.high
-    assert 0.91 < clustered / trials < 0.98
-    assert naive / trials < 0.8
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=20), st.randoms())
-@settings(max_examples=50, deadline=None)
-def test_bootstrap_does_not_depend_on_the_order_of_samples(before, random):
-    after = [random.choices((0, 1), k=random.randint(1, 5)) for _ in before]
-    result = paired_bootstrap(before, after, resamples=100)
-    rates = [sum(new) / len(new) - sum(old) / len(old) for old, new in zip(before, after, strict=True)]
-    assert result.difference == pytest.approx(sum(rates) / len(rates))
-    for entry in after:
-        random.shuffle(entry)
-    assert paired_bootstrap(before, after, resamples=100) == result
-
-
-@pytest.mark.parametrize("entry", [[], [0, 2], [0.5, math.nan], None])
-def test_bootstrap_refuses_samples_that_are_no_verdicts(entry):
-    with pytest.raises(ValueError, match="after holds"):
-        paired_bootstrap([0, 1], [1, entry])
 
 
 # --- McNemar ---
@@ -224,21 +190,6 @@ def test_mcnemar_properties(pairs):
 # --- how many problems it takes ---
 
 
-def changed_verdicts(rng, n, difference, flips):
-    """Verdicts of n problems of which, in expectation, a share `flips` changes and accuracy by `difference`."""
-    changed, better = rng.random(n) < flips, rng.random(n) < 0.5 + difference / (2 * flips)
-    before = np.where(changed, ~better, rng.random(n) < 0.5)
-    return before.tolist(), (before ^ changed).tolist()
-
-
-@pytest.mark.parametrize(("n", "flips", "power"), [(30, 0.5, 0.8), (100, 0.3, 0.6), (300, 0.2, 0.9)])
-def test_smallest_difference_is_found_as_often_as_promised(n, flips, power):
-    rng = np.random.default_rng(n)
-    difference = smallest_difference(n, flips, power)
-    found = sum(mcnemar(*changed_verdicts(rng, n, difference, flips)).p_value <= 0.05 for _ in range(1000))
-    assert found / 1000 == pytest.approx(power, abs=0.045)  # three standard errors at most
-
-
 def test_power_of_the_example_of_obrien():
     # R. G. O'Brien's crossover example, as in the manual of G*Power 3.1: 32 % and 8 % of the pairs discordant,
     # 50 pairs, one-sided level 0.05: power 0.839. The other tail of a two-sided test at 0.10 adds 0.00002.
@@ -274,11 +225,6 @@ def test_the_power_at_the_smallest_difference_is_the_power_that_was_asked_for(n,
         assert _power(n, difference, flips, confidence) == pytest.approx(power, abs=1e-6) or difference == flips
 
 
-def test_planning_at_the_size_of_the_gsm8k_test_split_and_of_aime():
-    assert smallest_difference(1319, 0.2) == pytest.approx(0.035, abs=5e-4)
-    assert smallest_difference(30, 0.3) > 0.25
-
-
 @pytest.mark.parametrize(
     "arguments",
     [(0, 0.2), (100, 0), (100, 1.1), (100, math.nan), (100, 0.2, 1), (100, 0.2, 0.05), (100, 0.2, 0.8, 1), (10, 0.1)],
@@ -298,11 +244,8 @@ def test_pass_at_k_is_the_share_of_all_subsets_with_a_right_sample(case):
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_agrees_with_the_stable_product_of_chen_2021(case):
-    n, c, k = case
-    expected = 1.0 if n - c < k else 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
-    assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+def test_pass_at_k_of_many_samples_is_the_stable_product_of_chen_2021():
+    assert pass_at_k(300, 17, 40) == pytest.approx(1 - math.prod(1 - 40 / i for i in range(284, 301)), abs=1e-12)
 
 
 @pytest.mark.parametrize("arguments", [(5, 1, 6), (5, 6, 1), (-1, 0, 1), (5, -1, 1), (5, 1, -1), (5, 1, 0), (0, 0, 1)])
@@ -322,18 +265,10 @@ def test_pass_at_k_refuses(arguments):
         (["-5", "5", "-5"], "-5"),
         (["?", "seven", "4"], "4"),
         (["1/3", "0.5", "2/6"], "1/3"),
+        (iter(["2", "1", "1"]), "1"),
         ([None, None], None),
         ([], None),
     ],
 )
 def test_majority_vote(votes, winner):
     assert majority_vote(votes) == winner
-
-
-@given(st.lists(st.one_of(st.none(), st.integers(-20, 20).map(str)), max_size=12))
-def test_majority_vote_has_the_most_votes(votes):
-    winner = majority_vote(votes)
-    cast = [vote for vote in votes if vote is not None]
-    assert (winner is None) == (not cast)
-    assert all(cast.count(winner) >= cast.count(vote) for vote in cast)
-    assert majority_vote(iter(votes)) == winner

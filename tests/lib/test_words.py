@@ -1,5 +1,6 @@
 """The generator of word problems: reproducible, split by construction, and its solutions right."""
 
+import operator
 import re
 from collections import Counter
 
@@ -35,31 +36,24 @@ def test_validation_and_test_hold_no_question_twice_and_train_holds_over_20000()
     assert len({p.question for p in words.generate("train", 25_000, seed=0)}) > 20_000
 
 
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(words.SPLITS), seeds, st.sampled_from([*words.DIFFICULTIES]))
 def test_solutions_are_right_and_follow_from_the_question(split, seed, difficulty):
     problems = words.generate(split, 100, seed, difficulty)
     assert len({p.id for p in problems}) == len(problems)
     for problem in problems:
-        calculations = problem.solution.split(" ")
-        assert problem.steps == len(calculations)
-        before = None
-        for calculation in calculations:
-            a, operator, b, result = CALCULATION.fullmatch(calculation).groups()
-            a, b, result = int(a), int(b), int(result)
-            assert before in (None, a), "a step takes up the result of the one before"
-            assert result == (a + b if operator == "+" else a - b if operator == "-" else a * b)
-            assert result > 0
-            before = result
-        stated = sorted(re.findall(r"[0-9]+", problem.question))
-        first, *rest = (CALCULATION.fullmatch(step).groups() for step in calculations)
-        needed = sorted([first[0], first[2], *(step[2] for step in rest)])
-        if words.has_distractor(problem.question):
-            assert not Counter(needed) - Counter(stated) and len(stated) == len(needed) + 1  # one number too many
-        else:
-            assert stated == needed  # all that the solution needs
-        assert problem.answer == str(before)
-        assert problem.source == "words"
+        steps = [CALCULATION.fullmatch(step).groups() for step in problem.solution.split(" ")]
+        assert all(OPERATORS[sign](int(a), int(b)) == int(result) > 0 for a, sign, b, result in steps)
+        # A step takes up the result of the one before, and the last one is the answer.
+        assert [a for a, *_ in steps[1:]] + [problem.answer] == [result for *_, result in steps]
+        assert (problem.steps, problem.source) == (len(steps), "words")
+        stated = Counter(re.findall(r"[0-9]+", problem.question))
+        needed = Counter([steps[0][0], *(b for _, _, b, _ in steps)])
+        assert not needed - stated  # all that the solution needs, and with a distractor one number too many
+        assert (stated - needed).total() == words.has_distractor(problem.question)
 
 
 @settings(max_examples=20, deadline=None)

@@ -4,6 +4,7 @@ Llama 3.1 and transformers in PyTorch are in tests/tpu/stack/test_random_model.p
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
-from grpo_train.engines import conversion, maxtext_model, tunix_models, weight_sync
+from grpo_train.engines import conversion, maxtext_model, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,60 +50,62 @@ def test_config_json_is_that_of_the_architecture(name, kind, tied, heads, own, t
     assert ("attention_bias" in config) == (kind != "qwen2")  # the published file of Qwen2.5 has no such key
     assert (config.get("rope_scaling") == maxtext_model.LLAMA31_SCALING | {"rope_type": "llama3"}) == (kind == "llama")
     weights = load_file(folder / "model.safetensors")
-    assert {weight.dtype.name for weight in weights.values()} == {"float32"}
-    parts = {key.split("self_attn.")[1] for key in weights if "layers.0.self_attn" in key}
-    assert {part for part in parts if part.endswith("bias")} == {
-        f"{part}_proj.bias" for part in ("qkv" if kind == "qwen2" else "")
-    }
-    assert ("q_norm.weight" in parts) == (kind == "qwen3") and ("lm_head.weight" in weights) != tied
+    biases = {key.split(".")[-2] for key in weights if key.endswith("bias")}
+    assert biases == ({"q_proj", "k_proj", "v_proj"} if kind == "qwen2" else set())
+    assert ("lm_head.weight" in weights) != tied
+    assert any("q_norm" in key for key in weights) == (kind == "qwen3")
     model = ModelRecipe(path=str(folder), maxtext_name=name)
     assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == own["rope_theta"]
-    assert maxtext_model.load_tokenizer(model).pad_token_id == random_model.PADDING
 
 
 def test_every_recipe_gets_its_own_architecture():
-    kinds = {file.stem: random_model.family(load_recipe(file).model) for file in (ROOT / "recipes").rglob("*.yaml")}
-    assert {"qwen2", "qwen3", "llama"} == set(kinds.values())
+    kinds = {random_model.family(load_recipe(file).model) for file in (ROOT / "recipes").rglob("*.yaml")}
+    assert kinds == {"qwen2", "qwen3", "llama"}
     three = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-jax.yaml").model
     assert random_model.small_config(three)["num_key_value_heads"] == 2  # the recipe's sizes, not those of the 1.5B
     assert random_model.small_config(published("qwen2.5-14b", logits_via_embedding=True))["tie_word_embeddings"] is True
-    assert random_model.family(published("qwen3-30b-a3b")) is random_model.family(published("gemma2-2b")) is None
-    with pytest.raises(CourseError, match=r"gemma2-2b: random models are of qwen2\.5, qwen3, llama3\.1 only"):
+    assert random_model.family(published("qwen3-30b-a3b")) is None
+    with pytest.raises(CourseError, match="gemma2-2b"):
         random_model.small_config(published("gemma2-2b"))
 
 
-def test_the_seed_decides_the_weights_and_a_local_config_json_wins(tmp_path):
-    weights = []
-    for number, seed in enumerate((0, 0, 1)):
-        folder = random_model.write_random_model(published("qwen2.5-7b"), tmp_path / str(number), seed)
-        weights.append((folder / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1] != weights[2]
-    file = tmp_path / "0" / "config.json"
+def test_the_seed_decides_the_weights(tmp_path):
+    folders = [
+        random_model.write_random_model(published("qwen2.5-7b"), tmp_path / str(number), seed)
+        for number, seed in enumerate((0, 0, 1))
+    ]
+    first, again, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert first == again != other
+
+
+def test_a_local_config_json_wins(tmp_path):
+    file = random_model.write_random_model(published("qwen2.5-7b"), tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 77.0, "tie_word_embeddings": True}))
-    local = random_model.small_config(ModelRecipe(path=str(tmp_path / "0"), maxtext_name="qwen2.5-7b"))
+    local = random_model.small_config(ModelRecipe(path=str(tmp_path), maxtext_name="qwen2.5-7b"))
     assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
 
 
-def changed(folder: Path, copy: Path, change) -> Path:
-    """A copy whose tensors went through `change`."""
-    shutil.copytree(folder, copy)
-    weights = load_file(copy / "model.safetensors")
-    change(weights)
-    save_file(weights, copy / "model.safetensors")
-    return copy
+BIAS, GATE, UP = (
+    f"model.layers.1.{part}" for part in ("self_attn.q_proj.bias", "mlp.gate_proj.weight", "mlp.up_proj.weight")
+)
 
 
-def test_what_did_not_come_back_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda weights: weights.pop(BIAS), re.escape(BIAS)),
+        (lambda weights: weights.update({GATE: weights[UP], UP: weights[GATE]}), rf"{re.escape(GATE)} \(and 1 more\)"),
+    ],
+)
+def test_what_did_not_come_back_is_named(tmp_path, change, named):
     folder = random_model.write_random_model(published("qwen2.5-7b"), tmp_path / "model")
     assert random_model.check_round_trip(folder, folder) == 27
-    bias, gate, up = (f"model.layers.1.{part}" for part in ("self_attn.q_proj.bias", *("mlp.gate_proj.weight",) * 2))
-    up = up.replace("gate", "up")
-    without = changed(folder, tmp_path / "a", lambda weights: weights.pop(bias))
-    with pytest.raises(CourseError, match=rf"weight {bias} is not the same after conversion to MaxText and back"):
-        random_model.check_round_trip(folder, without)
-    swapped = changed(folder, tmp_path / "b", lambda weights: weights.update({gate: weights[up], up: weights[gate]}))
-    with pytest.raises(CourseError, match=rf"weight {gate} \(and 1 more\)"):
-        random_model.check_round_trip(folder, swapped)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    (tmp_path / "changed").mkdir()
+    save_file(weights, tmp_path / "changed" / "model.safetensors")
+    with pytest.raises(CourseError, match=named):
+        random_model.check_round_trip(folder, tmp_path / "changed")
 
 
 # --- faults ---------------------------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
     config = json.loads((wrong / "config.json").read_text())
     (wrong / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000.0}))
     actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
-    with pytest.raises(CourseError, match="nats on average"):
+    with pytest.raises(CourseError, match="qwen"):
         random_model.check_parity(actor, model.folder)
 
 
@@ -226,37 +229,29 @@ def check(model, rollout_config):
 
 @pytest.mark.slow
 def test_every_weight_is_synced_and_one_that_is_not_is_named(model, check, monkeypatch):
-    assert check().weights == {"qwen2.5-7b": 15, "qwen3-1.7b": 13, "qwen3-8b": 14}[model.recipe.maxtext_name]
-    heads = [] if model.recipe.maxtext_name == "qwen3-1.7b" else ["lm_head.w"]
-    biases = ["attn.q_bias"] if model.recipe.maxtext_name == "qwen2.5-7b" else ["attn.k_norm.w"]
-    for table, names in (("OTHER_WEIGHTS", heads), ("LAYER_WEIGHTS", biases)):
-        for name in names:
-            given = getattr(weight_sync, table)
-            with monkeypatch.context() as patch:
-                patch.setattr(weight_sync, table, {key: value for key, value in given.items() if key != name})
-                with pytest.raises(CourseError, match=r"weight \S*{}".format(given[name].replace(".", r"\."))):
-                    check()
+    untied = model.recipe.maxtext_name == "qwen2.5-7b"
+    assert check().weights == (15 if untied else 13)
+    lost = [("OTHER_WEIGHTS", "lm_head.w"), ("LAYER_WEIGHTS", "attn.q_bias")]
+    for table, name in lost if untied else [("LAYER_WEIGHTS", "attn.k_norm.w")]:
+        given = getattr(weight_sync, table)
+        with monkeypatch.context() as patch:
+            patch.setattr(weight_sync, table, {key: value for key, value in given.items() if key != name})
+            with pytest.raises(CourseError, match=rf"weight \S*{re.escape(given[name])}"):
+                check()
 
 
 @pytest.mark.slow
-def test_a_sync_into_another_model_shows_as_a_gap(model, check, monkeypatch):
+def test_a_sync_into_another_model_shows_as_a_gap(check, monkeypatch):
     given = weight_sync.LAYER_WEIGHTS
     gate, up = "mlp.gate_proj.kernel", "mlp.up_proj.kernel"
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
-        with pytest.raises(CourseError, match="sampler and trainer disagree"):
-            check()
-    if model.recipe.maxtext_name.startswith("qwen2.5"):  # Tunix's Qwen3 refuses another base
-        config = tunix_models.model_config
-        with monkeypatch.context() as patch:
-            patch.setattr(tunix_models, "model_config", lambda name, _, *rest: config(name, 10_000.0, *rest))
-            with pytest.raises(CourseError, match="sampler and trainer disagree"):
-                check()
+    monkeypatch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
+    with pytest.raises(CourseError, match="sampler and trainer disagree"):
+        check()
 
 
 def test_the_gap_of_nan_is_refused(tmp_path, monkeypatch):
     folder = random_model.write_random_model(published("qwen3-1.7b"), tmp_path)
     monkeypatch.setattr(random_model, "_reference", lambda config: lambda folder, prompts, ids: np.zeros(ids.shape))
     monkeypatch.setattr(maxtext_model, "per_token_logps", lambda actor, p, ids, *rest: np.full(ids.shape, np.nan))
-    with pytest.raises(CourseError, match="nan nats"):
+    with pytest.raises(CourseError, match="nan"):
         random_model.check_parity(None, folder)

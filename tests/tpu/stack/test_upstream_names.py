@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from grpo_lib.common import environment
+from grpo_train.runs import machine
 
 # An import, a name of a module, an argument.
 MISSING = re.compile(
@@ -52,5 +52,5 @@ def test_every_name_and_argument_that_we_use_exists(root, tmp_path):
 def test_the_installed_versions_are_those_of_the_lock(root):
     lock = (root / "requirements" / "tpu.lock").read_text(encoding="utf-8")
     locked = dict(re.findall(r"^(\S+)==([^\s+]+)", lock, re.MULTILINE))
-    installed = {name: importlib.metadata.version(name).partition("+")[0] for name in environment.PACKAGES}
+    installed = {name: importlib.metadata.version(name).partition("+")[0] for name in machine.PACKAGES}
     assert installed == {name: locked[name] for name in installed}

