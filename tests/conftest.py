@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import hypothesis
@@ -69,6 +71,23 @@ def gsm8k_dir(root: Path) -> Path:
         if folder and (Path(folder) / "test.jsonl").is_file():
             return Path(folder)
     pytest.skip("GSM8K: set GSM8K_DIR to the folder with its train.jsonl and test.jsonl")
+
+
+@pytest.fixture
+def grpo(root, monkeypatch, capsys):
+    """Runs a command in this process: most of a command's seconds are its imports."""
+    from grpo_train import cli
+
+    def run(*arguments) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["grpo", *map(str, arguments)])
+        monkeypatch.chdir(root)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        shown = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code or 0, stdout=shown.out, stderr=shown.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -39,12 +39,6 @@ def test_finder_goes_past_a_shim_that_fails(find_python, place: str) -> None:
     assert result.returncode == 0 and Path(result.stdout.strip()).exists() and result.stderr == ""
 
 
-def test_a_python_that_does_not_work_is_one_line(find_python) -> None:
-    result = find_python({}, PYTHON="/nonexistent/python3.12")
-    assert result.returncode == 1 and result.stdout == "" and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: PYTHON=/nonexistent/python3.12 is not a working Python")
-
-
 # --- requirements/ --------------------------------------------------------------------------------------------
 
 
@@ -96,9 +90,8 @@ def figures(text: str) -> list[list[str]]:
 
 def test_the_two_readmes_are_in_step(root: Path) -> None:
     english, chinese = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
-    for part in (commands, links, figures, lambda text: re.findall(r"^(#+) ", text, re.MULTILINE)):
+    for part in (commands, links, figures):
         assert part(english) == part(chinese)
-    assert commands(english)[1:3] == ["make course", "make test"]
 
 
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:

@@ -3,8 +3,7 @@
 A request that the server refuses (its prompt is too long) counts as wrong; anything else ends the evaluation.
 """
 
-import functools
-import itertools
+import asyncio
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -50,20 +49,26 @@ class Endpoint:
 
     def __call__(self, prompts: list[str], *, seed: int = 0) -> list[Generation]:
         """The n-th request has the seed `seed` + n.  Raises CourseError when the server answers none of them."""
-        import openai
-
-        base = self.url if re.search(r"://[^/]+/.", self.url) else self.url.rstrip("/") + "/v1"
-        pool = ThreadPoolExecutor(CONCURRENCY)
-        with openai.OpenAI(base_url=base, api_key=self._key or "none", max_retries=3) as client:
-            try:
-                answers = list(pool.map(functools.partial(self._ask, client), prompts, itertools.count(seed)))
-            finally:  # where one request ended the evaluation, the others are not sent
-                pool.shutdown(cancel_futures=True)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            answers = asyncio.run(self._batch(prompts, seed))  # cancels the other requests when one raises
+        else:  # a notebook's loop is running in this thread
+            with ThreadPoolExecutor(1) as thread:
+                answers = thread.submit(asyncio.run, self._batch(prompts, seed)).result()
         if all(answer.error for answer in answers):
             raise CourseError(f"{self.url} answers no request ({answers[0].error}); see the log of the server")
         return answers
 
-    def _ask(self, client: Any, prompt: str, seed: int) -> Generation:
+    async def _batch(self, prompts: list[str], seed: int) -> list[Generation]:
+        import openai
+
+        base = self.url if re.search(r"://[^/]+/.", self.url) else self.url.rstrip("/") + "/v1"
+        slots = asyncio.Semaphore(CONCURRENCY)
+        async with openai.AsyncOpenAI(base_url=base, api_key=self._key or "none", max_retries=3) as client:
+            return await asyncio.gather(*(self._ask(client, slots, p, seed + n) for n, p in enumerate(prompts)))
+
+    async def _ask(self, client: Any, slots: asyncio.Semaphore, prompt: str, seed: int) -> Generation:
         import openai
 
         prompt = prompt.encode("utf-8", errors="replace").decode()  # lone surrogates cannot be sent
@@ -71,8 +76,9 @@ class Endpoint:
         if self.temperature:
             options["seed"] = seed
         try:
-            conversation = messages(prompt, self.system)
-            made = client.chat.completions.create(messages=conversation, model=self.model, **options)
+            async with slots:
+                conversation = messages(prompt, self.system)
+                made = await client.chat.completions.create(messages=conversation, model=self.model, **options)
             choice, tokens = made.choices[0], made.usage.completion_tokens if made.usage else None
             return Generation(choice.message.content or "", tokens, choice.finish_reason == "length")
         except openai.APIStatusError as error:

@@ -13,7 +13,6 @@ import os
 import resource
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 
@@ -65,6 +64,7 @@ def serve() -> None:
 
     environment.prepare()
 
+    from grpo_train import pipeline  # noqa: F401  imports what a run needs
     from grpo_train.engines import maxtext_model
     from grpo_train.recipes import load_recipe
 
@@ -87,36 +87,23 @@ def serve() -> None:
 
 
 def run(job: Job) -> int:
-    """The run; its messages, and what it failed with, go to `said.txt` in the folder above."""
-    from grpo_lib.common.errors import CourseError
-    from grpo_train import pipeline
-    from grpo_train.recipes import load_recipe
-    from grpo_train.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
-    from grpo_train.runs.run_directory import link_base, open_run
+    """`grpo train`; what it prints goes to a file next to the folder, with `.txt` behind its name."""
+    from grpo_train import cli
 
     if job.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job.file_bytes, job.file_bytes))
-    recipe = load_recipe("recipes/tiny-cpu.yaml", job.overrides)
-    said = Path(job.directory + ".txt")
-
-    def say(text: str) -> None:
-        with said.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-
+    said = os.open(job.directory + ".txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    directory = Path(job.directory)
+    place = ["--runs", str(directory.parent), "--run", directory.name, "--base", job.base]
+    sys.argv = ["grpo", "train", "recipes/tiny-cpu.yaml", *job.overrides, *place]
     try:
-        with PreemptionHandler() as preemption:
-            directory = open_run(job.directory, recipe)
-            link_base(directory, job.base)
-            pipeline.run(recipe, directory, log=say, progress=False, preemption=preemption)
-    except Interrupted:
-        return EXIT_CODE
-    except CourseError as error:
-        say(f"error: {error}")
-        return 2
-    except BaseException:
-        say(traceback.format_exc())
-        return 1
-    return 0
+        cli.main()
+    except SystemExit as end:
+        sys.stdout.flush()
+        return end.code or 0
+    return 1
 
 
 if __name__ == "__main__":

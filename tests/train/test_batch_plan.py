@@ -8,10 +8,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from grpo_lib.common.errors import CourseError
-from grpo_train import cli
 from grpo_train.recipes import load_recipe, parse_recipe
 from grpo_train.recipes.batch_plan import BatchPlan, make_plan, micro_batch_sizes
 
@@ -142,36 +140,24 @@ def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes,
 
 
 def test_the_plan_on_the_devices_that_are_found():
-    recipe = load_recipe(TINY)
-    found = recipe.plan_on(devices=8, processes=2)
+    found = load_recipe(TINY).plan_on(devices=8, processes=2)
     assert (found.processes, found.trainer_replicas, found.micro_batch_size_per_device) == (2, 8, 16)
-    with pytest.raises(CourseError, match=r"training\.prompts_per_step=16 must be a multiple of 3 \(3 processes"):
-        recipe.plan_on(devices=3, processes=3)
-    with pytest.raises(CourseError, match=r"hardware\.processes=2, but the run has 1: start as many"):
-        load_recipe(TINY, ["hardware.processes=2"]).plan_on(devices=8)
-    with pytest.raises(CourseError, match=r"hardware\.trainer_tensor=3 must divide its 8 devices: use 1, 2, 4 or 8"):
-        load_recipe(TINY, ["hardware.trainer_tensor=3"]).plan_on(devices=8)
+    for changes, place, words in (
+        ([], (3, 3), r"training\.prompts_per_step=16 must be a multiple of 3 \(3 processes"),
+        (["hardware.processes=2"], (8, 1), r"hardware\.processes=2, but the run has 1"),
+        (["hardware.trainer_tensor=3"], (8, 1), r"hardware\.trainer_tensor=3 must divide its 8 devices: use 1, 2, 4"),
+    ):
+        with pytest.raises(CourseError, match=words):
+            load_recipe(TINY, changes).plan_on(*place)
 
 
-def config(*arguments: str) -> str:
-    done = CliRunner().invoke(cli.app, ["config", *arguments])
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def test_config_shows_given_and_derived_side_by_side():
-    printed = config(str(TWO_HOSTS))
-    rows = [re.split("  +", line[2:]) for line in printed.splitlines() if line.startswith("# ")]
-    columns = {name: tuple(rest) for name, *rest in rows}
-    assert columns["batch plan"] == ("given", "derived") and columns["trainer replicas"][0] == "8"
-    assert columns["prompts per step"] == ("16", "all processes: training.prompts_per_step")
-    assert columns["accumulation steps"] == ("4", "gradients per update")
-    assert columns["tokens per step"] == ("131,072", "at full length")
+def test_config_shows_given_and_derived_sizes(grpo):
+    printed = grpo("config", TWO_HOSTS).stdout
+    assert "prompts per step" in printed and "accumulation steps" in printed
     # The plan is in comments: what is printed is still the recipe.
     assert parse_recipe(yaml.safe_load(printed)) == load_recipe(TWO_HOSTS)
-    plan = json.loads(config(str(TWO_HOSTS), "--as", "plan", "--json"))
+    plan = json.loads(grpo("config", TWO_HOSTS, "--as", "plan", "--json").stdout)
     assert plan["given"]["training.prompts_per_step"] == 16 and plan["derived"]["accumulation_steps"] == 4
-    assert "counted on one device" in config(str(TINY)) and "counted on one" not in printed
 
 
 def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():

@@ -73,15 +73,6 @@ def test_a_damaged_checkpoint_is_recognised_or_has_its_values(saved, tmp_path, h
     assert recognised >= 4
 
 
-def test_the_last_one_is_said_to_be_the_last(folder):
-    (folder / "4").rmtree()
-    for path in files_of(folder / "2" / "model_params"):
-        path.write_bytes(b"")
-    reason = checkpoints.unreadable(folder)
-    assert "there is no older one, so training starts again" in checkpoints.move_aside(folder, reason)
-    assert checkpoints.updates(folder) == []
-
-
 @pytest.mark.parametrize(("rows", "iterations", "left"), [(4, 1, [2, 4]), (3, 1, [2]), (2, 2, [2, 4]), (1, 2, [2])])
 def test_a_checkpoint_without_its_row_is_taken_again_but_not_for_rows_that_were_removed(folder, rows, iterations, left):
     with pytest.raises(CourseError, match=r"ends with step 1, but the newest checkpoint is of step 4: rows were lost"):

@@ -172,8 +172,7 @@ def test_every_message_is_one_line_that_names_a_key_of_the_recipe(root):
         **{"completions/clipped_ratio": 1.0},
         frac_reward_zero_std=1.0,
         kl=3.0,
-        groups_left_out=1.0,
-        sampling_passes=2.0,
+        **{"dynamic_sampling/uniform_groups": 1.0, "dynamic_sampling/passes": 2.0},
         entropy=lambda step: 0.4 * 0.5**step,
         reward=lambda step: math.sin(step) / 20 + (step < 15) * step / 14,
         accuracy=lambda step: 0.1 if step < 8 else 0.0,
@@ -215,7 +214,7 @@ def test_a_streak_is_found_where_it_is(ratios):
 
 
 def test_dynamic_sampling_that_finds_too_little_is_said_once():
-    short = {"groups_left_out": lambda step: float(step > 9) * 2, "sampling_passes": 3.0}
+    short = {"dynamic_sampling/uniform_groups": lambda step: float(step > 9) * 2, "dynamic_sampling/passes": 3.0}
     assert found(run(**short)) == [("left out", 10)]
     assert "grpo.dynamic_sampling" in find_alerts(run(**short))[0].message
-    assert found(run(**short | {"sampling_passes": 1.0})) == []  # one pass leaves out, as it is told to
+    assert found(run(**short | {"dynamic_sampling/passes": 1.0})) == []  # one pass leaves out, as it is told to

@@ -37,7 +37,6 @@ RECIPE = [
 # All that changes from step to step, or adds weights; each follows from the step and from metrics.jsonl.
 SWITCHED = [
     "lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05", "grpo.target_kl=0.01",
-    "rollout.final_temperature=0.8", "rollout.temperature_stages=2",
 ]  # fmt: skip
 # Clocks differ between two runs of the same steps; nothing else may.
 CLOCKS = ("seconds", "tokens_per_second")
@@ -191,8 +190,8 @@ def test_killed_with_adapters_spare_prompts_and_a_changing_beta(server, job, tmp
     assert server.wait() == 0, said(directory)
     assert_same(directory, whole)
     found = rows(whole)
-    assert len({row["beta"] for row in found}) > 1 and {row["temperature"] for row in found} == {1.0, 0.8}
-    assert max(row["sampling_passes"] for row in found) > 1
+    assert len({row["beta"] for row in found}) > 1
+    assert max(row["dynamic_sampling/passes"] for row in found) > 1
 
 
 # --- stopped, without room, damaged ---

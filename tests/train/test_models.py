@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -49,12 +51,6 @@ def test_differing_weights_names_what_differs(tiny_recipe, model_copy):
     ]
 
 
-def test_a_finished_conversion_is_kept(tiny_recipe, converted_base):
-    before = converted_base.stat().st_mtime_ns
-    assert conversion.convert_to_maxtext(tiny_recipe.model, converted_base.parents[1]) == converted_base
-    assert converted_base.stat().st_mtime_ns == before
-
-
 def test_log_probabilities_agree_with_another_implementation(tiny_recipe, tiny_actor):
     rng = np.random.default_rng(0)
     prompt_ids = rng.integers(3, 200, (8, 20), dtype=np.int32)
@@ -83,10 +79,8 @@ def test_a_padding_token_that_the_model_writes_is_replaced(model_copy):
     model = model_in(model_copy)
     tokenizer = maxtext_model.load_tokenizer(model)
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[0]}))
-    assert maxtext_model.load_tokenizer(model).pad_token == tokenizer.pad_token
     (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    with pytest.raises(CourseError, match="no padding token of its own"):
+    with pytest.raises(CourseError, match="padding token"):
         maxtext_model.load_tokenizer(model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_pad|>"]})
     tokenizer.save_pretrained(model_copy)
@@ -177,19 +171,15 @@ def test_a_machine_with_chips_converts_in_a_process_of_its_own(monkeypatch):
     assert not conversion._has_one_cpu()
 
 
-def test_a_missing_checkpoint_says_how_to_make_one(tiny_recipe, tmp_path):
-    with pytest.raises(CourseError, match="convert the model first"):
-        maxtext_model.load_actor(tiny_recipe.model, tmp_path / "none", 64)
-
-
-def test_a_damaged_checkpoint_is_refused(tiny_recipe, converted_base, tmp_path):
+def test_a_missing_or_damaged_checkpoint_is_refused(tiny_recipe, converted_base, tmp_path):
     damaged = tmp_path / "0" / "items"
     shutil.copytree(converted_base, damaged)
     for path in damaged.rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(CourseError, match="cannot be read"):
-        maxtext_model.load_actor(tiny_recipe.model, damaged, 64)
+    for base in (damaged, tmp_path / "none"):
+        with pytest.raises(CourseError, match=str(base)):
+            maxtext_model.load_actor(tiny_recipe.model, base, 64)
 
 
 @pytest.fixture
@@ -216,35 +206,29 @@ def test_a_base_in_a_bucket_is_converted_once_and_used_by_a_run(tiny_recipe, buc
 
     monkeypatch.setattr(conversion, "_run_converter", converter)
     (bucket / "base" / "0" / "items").mkdir(parents=True)  # an interrupted one, without Orbax's mark
-    (bucket / "base" / "notes.txt").touch()
-    with pytest.raises(CourseError, match=r"--base gs://bucket/base is not .*commit_success.txt.*grpo convert"):
+    with pytest.raises(CourseError, match="--base gs://bucket/base"):
         run_directory.check_base("gs://bucket/base")
     for _ in range(2):
         found = conversion.convert_to_maxtext(tiny_recipe.model, "gs://bucket/base")
         assert str(found) == "gs://bucket/base/0/items"
-    assert written == ["gs://bucket/base"] and (bucket / "base" / "notes.txt").exists()
     run_directory.link_base(tmp_path / "run", "gs://bucket/base/0/items")
     assert str(run_directory.base_of(tmp_path / "run")) == "gs://bucket/base"
-    assert str(pipeline.convert(tiny_recipe, tmp_path / "run")) == str(found) and len(written) == 1
-    with pytest.raises(CourseError, match="checkpoint gs://bucket/none/0/items does not exist"):
+    assert str(pipeline.convert(tiny_recipe, tmp_path / "run")) == str(found)
+    assert written == ["gs://bucket/base"]
+    with pytest.raises(CourseError, match="gs://bucket/none/0/items"):
         maxtext_model.load_actor(tiny_recipe.model, "gs://bucket/none/0/items", 64)
 
 
 @pytest.mark.parametrize(
-    "address, status, reason",
+    ("address", "status", "reason"),
     [
         ("gs://", 404, "it names no bucket"),
         ("gs://bucket/base", 401, "HttpError"),
         ("gs://bucket/base", 403, "Forbidden"),
     ],
 )
-def test_an_address_that_cannot_be_read_is_one_line(root, tmp_path, address, status, reason):
+def test_an_address_that_cannot_be_read_is_named(monkeypatch, address, status, reason):
     """By gcsfs itself, and a server that refuses as a bucket does."""
-    import os
-    import subprocess
-    import sys
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
 
     class Refuses(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -254,14 +238,10 @@ def test_an_address_that_cannot_be_read_is_one_line(root, tmp_path, address, sta
 
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml", "--base", address],
-            env=os.environ | {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_port}"},
-            cwd=root, capture_output=True, text=True,
-        )  # fmt: skip
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(CourseError, match=rf"{address} .*{reason}"):
+            run_directory.check_base(address)
         server.shutdown()
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"error: {address} cannot be read" in done.stderr and reason in done.stderr and "--base" in done.stderr
 
 
 def test_the_export_of_qwen25_knows_its_biases(model_copy, monkeypatch):
@@ -279,26 +259,24 @@ def test_the_export_of_qwen25_knows_its_biases(model_copy, monkeypatch):
 # --- the shipped run ---
 
 
-def test_without_an_evaluation_the_shipped_run_is_read(root, tmp_path, capsys):
-    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
-    run = run_directory.finished_run(tmp_path / "mine", recipe)
+def test_without_an_evaluation_the_shipped_run_is_read(tiny_recipe, tmp_path):
+    run = run_directory.finished_run(tmp_path / "mine", tiny_recipe)
     assert run == tmp_path / "mine-shipped" and not (tmp_path / "mine").exists()
-    assert "mine is not trained yet" in capsys.readouterr().out
     assert {path.name for path in run.iterdir()} >= {"recipe.yaml", "summary.json", "metrics.jsonl", "evals", "export"}
     note = run / "evals" / "note.txt"
     note.write_text("mine")
-    assert run_directory.finished_run(tmp_path / "mine", recipe) == run
+    assert run_directory.finished_run(tmp_path / "mine", tiny_recipe) == run
     assert note.read_text() == "mine"  # what a reader did there is kept
-    with pytest.raises(CourseError, match="mine has no evaluation after training"):
-        run_directory.finished_run(tmp_path / "mine", load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))
 
 
-def test_a_run_of_ones_own_comes_first(root, tmp_path):
-    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
-    run = run_directory.open_run(tmp_path / "mine", recipe)
-    assert run_directory.finished_run(run, recipe) == tmp_path / "mine-shipped"  # started, and not yet evaluated
+def test_a_run_of_ones_own_comes_first(root, tiny_recipe, tmp_path):
+    run = run_directory.open_run(tmp_path / "mine", tiny_recipe)
+    assert run_directory.finished_run(run, tiny_recipe) == tmp_path / "mine-shipped"  # started, and not yet evaluated
+    other = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"])  # there is no shipped run of it
+    with pytest.raises(CourseError, match="mine"):
+        run_directory.finished_run(tmp_path / "none-of-mine", other)
     (run / "evals").mkdir()
     (run / "evals" / "after.jsonl").write_text("")
-    assert run_directory.finished_run(run, recipe) == run
-    with pytest.raises(CourseError, match="another recipe"):
-        run_directory.finished_run(run, load_recipe(root / "recipes" / "tiny-cpu.yaml", ["seed=5"]))
+    assert run_directory.finished_run(run, tiny_recipe) == run
+    with pytest.raises(CourseError, match="recipe"):
+        run_directory.finished_run(run, other)

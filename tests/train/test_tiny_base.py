@@ -13,48 +13,28 @@ TAGS = (prompts.REASONING_OPEN, prompts.REASONING_CLOSE, prompts.ANSWER_OPEN, pr
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(BASE)
-
-
-@pytest.fixture(scope="module")
 def record():
     return json.loads((BASE / "training.json").read_text(encoding="utf-8"))
 
 
-def test_tags_are_single_ordinary_tokens(tokenizer):
+def test_tags_are_single_ordinary_tokens_and_the_end_is_a_special_one(tokenizer):
     for tag in TAGS:
         ids = tokenizer.encode(tag, add_special_tokens=False)
-        assert len(ids) == 1
-        assert ids[0] not in tokenizer.all_special_ids
+        assert len(ids) == 1 and ids[0] not in tokenizer.all_special_ids
     text = prompts.template_completion("12+5=17 17-3=14", "14")
     ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_markers_are_special_tokens(tokenizer):
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
     assert tokenizer.decode(tokenizer.encode("<|im_start|>"), skip_special_tokens=True) == ""
 
 
 def test_every_digit_is_one_token(tokenizer):
     assert [tokenizer.decode([token]) for token in tokenizer.encode("1080")] == ["1", "0", "8", "0"]
-    assert len(tokenizer.encode("12+5=17 17-3=14")) == 15
 
 
 def test_printable_ascii_survives(tokenizer):
     text = "".join(map(chr, range(32, 127))) + "\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert max(tokenizer.get_vocab().values()) < 256
-
-
-def test_chat_template_is_chatml(tokenizer):
-    assert prompts.render(tokenizer, "How many?") == ("<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n")
-    assert prompts.render(tokenizer, "How many?", system="Count.").startswith(
-        "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>user\n"
-    )
 
 
 def test_prompts_and_completions_fit_the_course(tokenizer, record):
