@@ -101,9 +101,7 @@ def classify(record: Mapping[str, Any]) -> str:
         return "stopped early"
     if written and _number(record["gold"]) not in [calculation.result for calculation in written]:
         return "wrong operation"
-    if written and answer == written[-1].result:
-        return "went on"
-    return "other"
+    return "went on" if written and answer == written[-1].result else "other"
 
 
 def causes(record: Mapping[str, Any]) -> frozenset[str]:
