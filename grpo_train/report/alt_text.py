@@ -46,7 +46,7 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
             yield (_of_points if line.get_linestyle() == "None" else _of_line)(label or "a series", xs, ys, brief)
     scattered = (found for found in axes.collections if isinstance(found, PathCollection) and len(found.get_offsets()))
     yield from (
-        _of_points(_label(found) or "dots", *np.atleast_2d(found.get_offsets()).T, brief) for found in scattered
+        _of_points(_label(found) or "dots", *np.atleast_2d(found.get_offsets()).T, brief=brief) for found in scattered
     )
     if names := [label for found in axes.collections if (label := _label(found))]:
         yield f"areas of {', '.join(names)}"
