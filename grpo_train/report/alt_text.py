@@ -35,9 +35,8 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
     title = next((title for where in ("left", "center") if (title := _plain(axes.get_title(loc=where)))), "")
     x, y = _plain(axes.get_xlabel()), _plain(axes.get_ylabel())
     yield title if brief and title else ", ".join(filter(None, (title, f"{y} by {x}" if x and y else x or y)))
-    for bars in axes.containers:
-        if isinstance(bars, BarContainer) and len(bars):
-            yield _of_bars(axes, bars, brief)
+    bars = (found for found in axes.containers if isinstance(found, BarContainer) and len(found))
+    yield from (_of_bars(axes, found, brief) for found in bars)
     lines = {line: _label(line) for line in axes.get_lines()}
     for line, label in lines.items():
         xs, ys = (np.ma.masked_invalid(np.asarray(data, dtype=float)) for data in line.get_data(orig=False))
@@ -68,7 +67,8 @@ def _of_bars(axes: Axes, bars: BarContainer, brief: bool) -> str:
     named = {round(float(at)): name for at, tick in ticks if not _is_number(name := _plain(tick.get_text()))}
     names = [named.get(round(at)) or f"{at:.4g}" for at in middles]
     if brief or len(values) > MOST:
-        return f"{label}bars from {names[0]} to {names[-1]}, the highest {values.max():.4g} at {names[values.argmax()]}"
+        most = f"the highest {values.max():.4g} at {names[values.argmax()]}"
+        return label + (most if brief else f"bars from {names[0]} to {names[-1]}, {most}")
     return label + ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
 
 
