@@ -61,7 +61,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     batches = training_batches(
         problems,
         lambda question: training.render_with(recipe.prompts, tokenizer, question),
-        batch_size=recipe.prompts_per_step,
+        batch_size=recipe.plan.prompts_per_step,
         seed=recipe.seed,
     )
     first = list(islice(batches, steps))

@@ -200,7 +200,7 @@ def per_token_logps(weights, config: Config, prompts, completions, temperature: 
 
 
 def policy_loss(logps, old_logps, advantages, mask, settings: Settings):
-    """- mean over completions of the mean over tokens of min(r A, clip(r, 1 - ε, 1 + ε_high) A), with r = π / π_old."""
+    """- mean over completions of the mean over tokens of min(ρ A, clip(ρ, 1 - ε, 1 + ε_high) A), ρ = π / π_old."""
     ratio = jnp.exp(logps - old_logps)  # [B, C]
     A = advantages[:, None]  # [B, 1]
     low = settings.epsilon

@@ -77,8 +77,8 @@ def clustered_interval(values: Sequence[float], confidence: float = 0.95) -> tup
     """Interval for the mean of one value per problem, each of several samples: (low, high), within [0, 1].
 
     The samples of a problem are not independent of each other, so the problems are what is counted: mean ± t · s / √n,
-    the clustered standard error of E. Miller, "Adding Error Bars to Evals" (arXiv:2411.00640, equation 5).  Where all
-    n problems have the same value, s is 0 and says nothing: then it is Wilson's interval for n.
+    the clustered standard error of E. Miller, "Adding Error Bars to Evals" (arXiv:2411.00640, equation 5).  Where the
+    values are verdicts, 0 or 1 (as pass@n from n samples), or all the same, so that s says nothing, it is Wilson's.
 
     Raises:
       ValueError: no values, one outside [0, 1], or confidence outside (0, 1).
@@ -90,7 +90,7 @@ def clustered_interval(values: Sequence[float], confidence: float = 0.95) -> tup
     if n < 1 or not ((rates >= 0) & (rates <= 1)).all():
         raise ValueError(f"values must be rates from 0 to 1, at least one; got {n} of them")
     mean = float(rates.mean())
-    if np.ptp(rates) == 0:
+    if np.ptp(rates) == 0 or np.isin(rates, (0, 1)).all():
         return wilson_interval(mean * n, n, confidence)
     half = float(t.ppf(0.5 + _checked_confidence(confidence) / 2, n - 1) * rates.std(ddof=1) / math.sqrt(n))
     return max(0.0, mean - half), min(1.0, mean + half)

@@ -137,7 +137,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         "accelerator": accelerator,
         "devices": devices,
         "tensor": hardware.trainer_tensor,
-        "sequences": recipe.micro_batch_completions,
+        "sequences": recipe.plan.micro_batch_size,
         "prompt_length": rollout.max_prompt_length,
         "completion_length": rollout.max_completion_length,
         "temperature": rollout.temperature,
@@ -157,7 +157,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
 
 def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
     """Each process samples its share of the completions on its own devices."""
-    hardware, plan, tensor = recipe.hardware, recipe.plan, recipe.sampler_tensor
+    hardware, plan, tensor = recipe.hardware, recipe.plan, recipe.sampler_tensor()
     devices = hardware.sampler_count() // plan.processes
     if devices % tensor:
         raise CourseError(

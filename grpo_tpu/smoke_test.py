@@ -134,8 +134,6 @@ def scaled_recipe(
     }
     evaluation = data["evaluation"]
     evaluation["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)
-    if evaluation["max_completion_length"]:
-        evaluation["max_completion_length"] = min(COMPLETION, evaluation["max_completion_length"])
     if recipe.tracking.wandb == "online":
         data["tracking"]["wandb"] = "offline" if wandb else "off"
     return parse_recipe(data, origin=f"smoke test of {recipe.name}")

@@ -356,7 +356,7 @@ def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str,
 
 def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_model: str | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate for the recipe's own model, or for a model on a server."""
-    limit, render, sampling = recipe.evaluation_completion_length, None, recipe.evaluation_sampling
+    limit, render, sampling = recipe.rollout.max_completion_length, None, recipe.evaluation_sampling
     settings: dict[str, Any]
     if url:
         from grpo_lib import prompts

@@ -262,7 +262,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
             recipe.rollout.vllm,
             recipe.hardware,
             max_length=training.evaluated_length(recipe, tokenizer),
-            max_completion_length=recipe.evaluation_completion_length,
+            max_completion_length=recipe.rollout.max_completion_length,
             seed=recipe.seed,
         )
         return generate, render
@@ -277,7 +277,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     generate = tunix_sampler.greedy_generate(
         lambda: (module, weights),
         tokenizer,
-        max_completion_length=recipe.evaluation_completion_length,
+        max_completion_length=recipe.rollout.max_completion_length,
         batch_size=recipe.evaluation.batch_size,
     )
     return generate, render

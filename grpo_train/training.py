@@ -124,7 +124,7 @@ class Session:
     @functools.cached_property
     def _completions(self) -> Callable[..., list[Generation]]:
         return self.sampler.greedy_generate(
-            max_completion_length=self.recipe.evaluation_completion_length,
+            max_completion_length=self.recipe.rollout.max_completion_length,
             batch_size=-(-self.recipe.evaluation.batch_size // jax.process_count()),
         )
 
@@ -140,13 +140,13 @@ def require_supported(recipe: Recipe) -> None:
 def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
     """Tokens of the longest prompt of an evaluation and its completion."""
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-    return longest_prompt(recipe.prompts, tokenizer, evaluated) + recipe.evaluation_completion_length
+    return longest_prompt(recipe.prompts, tokenizer, evaluated) + recipe.rollout.max_completion_length
 
 
 def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
     found = jax.devices()
-    tensor = recipe.sampler_tensor_on(len(found))
+    tensor = recipe.sampler_tensor(len(found))
     return clusters.assign_devices(recipe.hardware, recipe.rollout.engine, tensor, found)
 
 

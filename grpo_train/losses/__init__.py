@@ -171,8 +171,8 @@ def policy_loss(
     """(loss, aux): GRPO's objective, negated (DeepSeekMath, arXiv:2402.03300, equations 3 and 4):
 
         - mean over completions i, mean over tokens t of
-            min(r A_i, clip(r, 1 - ε_low, 1 + ε_high) A_i) - β k3,
-        r = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
+            min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) - β k3,
+        ρ = π(y_t) / π_old(y_t),      k3 = π_ref(y_t) / π(y_t) - log π_ref(y_t) / π(y_t) - 1.
 
     An algorithm is a choice of switches, which can be combined.  Where the column `here` is empty, it acts before the
     loss: on advantages, rewards or sampling.
@@ -195,7 +195,7 @@ def policy_loss(
 
     Args:
       per_token_logps: log π of the tokens, [B, T].
-      old_per_token_logps: of the policy that sampled them; None: the same policy, r = 1 and its gradient stays.
+      old_per_token_logps: of the policy that sampled them; None: the same policy, ρ = 1 and its gradient stays.
       ref_per_token_logps: of the reference model; None: no KL.
       advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.

@@ -105,7 +105,7 @@ def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
 
 def write_problems(recipe: Recipe, folder: str | Path) -> problem_files.Written:
     """The files that the arguments name; see problem_files.write_problems."""
-    rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.prompts_per_step
+    rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.plan.prompts_per_step
     return problem_files.write_problems(folder, recipe.problems, recipe.prompts, recipe.rollout, recipe.model, rows)
 
 

@@ -16,7 +16,6 @@ LOST = {
     "evaluation.samples": "upstream evaluates with one completion of each problem",
     "evaluation.temperature": "see evaluation.samples",
     "evaluation.top_p": "see evaluation.samples",
-    "evaluation.max_completion_length": "upstream evaluates with the length of the rollout",
     "tracking.wandb": "upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error",
     "grpo.advantage": "upstream divides by the standard deviation of the group, without an option",
     "grpo.aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",

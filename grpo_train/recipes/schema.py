@@ -325,7 +325,6 @@ class EvaluationRecipe(_Section):
     )
     temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples")
-    max_completion_length: Positive | None = Field(default=None, description="in tokens; null: the rollout's")
 
 
 class TrackingRecipe(_Section):
@@ -421,26 +420,8 @@ class Recipe(_Section):
             )
         return self._plan_or_error(devices, processes)
 
-    @property
-    def prompts_per_step(self) -> int:
-        return self.plan.prompts_per_step
-
-    @property
-    def completions_per_step(self) -> int:
-        return self.plan.completions_per_step
-
-    @property
-    def micro_batch_completions(self) -> int:
-        """Completions in one gradient computation, over all devices."""
-        return self.plan.micro_batch_size
-
-    @property
-    def sampler_tensor(self) -> int:
-        """Devices per replica of the sampler."""
-        return self.sampler_tensor_on()
-
-    def sampler_tensor_on(self, found: int | None = None) -> int:
-        """The same, on the devices that JAX finds."""
+    def sampler_tensor(self, found: int | None = None) -> int:
+        """Devices per replica of the sampler; `found`: devices that JAX finds, where the recipe names none."""
         whole = 1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
         return self.hardware.sampler_tensor or whole
 
@@ -464,7 +445,7 @@ class Recipe(_Section):
         trainer_replicas, sampler_replicas, devices = 1, 1, found
         if found or hardware.devices_known:
             trainer_replicas = _replicas("trainer_tensor", trainer, hardware.trainer_tensor)
-            sampler_replicas = _replicas("sampler_tensor", sampler, self.sampler_tensor_on(found))
+            sampler_replicas = _replicas("sampler_tensor", sampler, self.sampler_tensor(found))
             whole = trainer if hardware.colocated else trainer + sampler
             devices = hardware.slice.devices if hardware.slice else found or whole
         prompt = rollout.max_prompt_length
@@ -495,10 +476,6 @@ class Recipe(_Section):
         """Temperature and top-p of the samples of an evaluation."""
         evaluation = self.evaluation
         return {"temperature": evaluation.temperature or self.rollout.temperature, "top_p": evaluation.top_p}
-
-    @property
-    def evaluation_completion_length(self) -> int:
-        return self.evaluation.max_completion_length or self.rollout.max_completion_length
 
 
 def _replicas(key: str, devices: int, tensor: int) -> int:

@@ -43,7 +43,7 @@ def page_values(compared: Comparison) -> dict[str, Any]:
     return {
         "data": html_page.data(page_data(compared)),
         "phases": list(compared.runs),
-        "calculations": bool(comparison.calculation_rates(compared)),
+        "calculations": len({record.get("steps") for run in compared.runs.values() for record in run.records}) > 1,
     }
 
 

@@ -3,7 +3,7 @@
     compared = compare("runs/a", "runs/b")
     print(text(compared))
 
-Every difference is B - A.  What only one of the runs has is named, and the rest is compared.
+Every difference is B - A.  What only one of the runs has is shown with a dash for the other.
 """
 
 from __future__ import annotations
@@ -12,79 +12,30 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import differences, load_recipe
 from grpo_train.recipes.text_table import plain_table, table_text
-from grpo_train.report.comparison import PHASES, flip_counts, read_json
-from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent, rate_range
-from grpo_train.runs.health_checks import Alert, by_step, find_alerts, finite
-from grpo_train.runs.metric_glossary import Row, metric, read_metrics, reading_order
+from grpo_train.report.comparison import flip_counts
+from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent
+from grpo_train.runs.health_checks import by_step, finite
+from grpo_train.runs.metric_glossary import METRICS, Row, read_metrics, reading_order
 
 WINDOW = 10  # steps whose mean is compared
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Strict accuracy of an evaluation, a fraction, with its 95 % Wilson interval; n counts problems."""
-
-    accuracy: float
-    interval: tuple[float, float]
-    n: int
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two runs."""
-
-    name: str
-    steps: int  # in metrics.jsonl
-    before: Rate | None
-    after: Rate | None
-    alerts: list[Alert]
-
-
-@dataclass(frozen=True)
-class MetricPair:
-    """A metric that both runs have: its mean over the last steps of each."""
-
-    name: str
-    unit: str
-    a: float
-    b: float
-    difference: float
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The evaluations after training, problem by problem, strict verdicts.
-
-    The p-value is that of McNemar's exact test.  It and the counts are None where a problem was answered several times
-    and therefore has no single verdict.
-    """
-
-    n: int
-    difference: float
-    interval: tuple[float, float]
-    p_value: float | None
-    both_right: int | None = None
-    only_a: int | None = None
-    only_b: int | None = None
-    both_wrong: int | None = None
 
 
 @dataclass(frozen=True)
 class RunComparison:
     """What two runs have in common, and where they differ."""
 
-    a: Side
-    b: Side
+    names: tuple[str, str]  # of A and B; their paths where the names are the same
     recipe: list[str]  # fields that differ, as `section.key: a != b`
-    metrics: list[MetricPair]
-    only_a: list[str]  # metrics that only this run has
-    only_b: list[str]
-    paired: Pairing | None
+    metrics: dict[str, tuple[float | None, float | None]]  # the mean over the last steps of A and B
+    # Of the evaluations after training, problem by problem and strict: records.summarize with A as `before` and B as
+    # `after`, and `flips`, comparison.flip_counts (None where a problem was answered several times).
+    paired: dict[str, Any] | None
     unpaired: str | None  # why there is no paired comparison
 
 
@@ -98,17 +49,15 @@ def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison
     for run, folder in zip((run_a, run_b), folders, strict=True):
         if not (folder / "recipe.yaml").is_file():
             raise CourseError(f"{run} is not a run (it has no recipe.yaml); name a folder in runs/")
-    if folders[0] == folders[1]:
+    a, b = folders
+    if a == b:
         raise CourseError(f"{run_a} and {run_b} are the same run; name two")
-    rows = [by_step(read_metrics(folder / "metrics.jsonl")) for folder in folders]
-    # Runs of one name are told apart by their paths.
-    names = [str(folder) if folders[0].name == folders[1].name else folder.name for folder in folders]
-    a, b = map(_side, folders, names, rows)
-    in_a, in_b = ({name for row in side for name in row if finite(row[name]) is not None} - {"step"} for side in rows)
-    recipe = differences(*(load_recipe(folder / "recipe.yaml") for folder in folders))
-    metrics = [_metric_pair(name, *rows) for name in reading_order(in_a & in_b)]
-    only_a, only_b = reading_order(in_a - in_b), reading_order(in_b - in_a)
-    return RunComparison(a, b, recipe, metrics, only_a, only_b, *_pair(folders, (a, b)))
+    names = (str(a), str(b)) if a.name == b.name else (a.name, b.name)
+    rows_a, rows_b = (by_step(read_metrics(folder / "metrics.jsonl")) for folder in folders)
+    known = {name for row in (*rows_a, *rows_b) for name in row if finite(row[name]) is not None} - {"step"}
+    metrics = {name: (_last_mean(rows_a, name), _last_mean(rows_b, name)) for name in reading_order(known)}
+    recipe = differences(load_recipe(a / "recipe.yaml"), load_recipe(b / "recipe.yaml"))
+    return RunComparison(names, recipe, metrics, *_pair(folders, names))
 
 
 def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:
@@ -117,94 +66,53 @@ def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:
     return named if (named / "recipe.yaml").is_file() and not (path / "recipe.yaml").is_file() else path
 
 
-def _side(folder: Path, name: str, rows: Sequence[Row]) -> Side:
-    rates = []
-    for phase in PHASES:  # from the records where there are any; otherwise from summary.json
-        records = folder / "evals" / f"{phase}.jsonl"
-        part = EvalRun.load(records).summary() if records.exists() else read_json(folder / "summary.json").get(phase)
-        rates.append(Rate(part["accuracy"], tuple(part["interval"]), part["n"]) if part else None)
-    before, after = rates
-    return Side(name, len(rows), before, after, find_alerts(rows))
-
-
-def _metric_pair(name: str, *runs: Sequence[Row]) -> MetricPair:
-    try:
-        unit = metric(name).unit
-    except KeyError:  # not one of this library's metrics
-        unit = ""
-    a, b = (_last_mean([finite(row.get(name)) for row in rows]) for rows in runs)
-    return MetricPair(name, unit, a, b, b - a)
-
-
-def _last_mean(values: Sequence[float | None]) -> float:
+def _last_mean(rows: Sequence[Row], name: str) -> float | None:
     """Over the last steps; for a metric that is measured at few steps, the last value."""
+    values = [finite(row.get(name)) for row in rows]
     recent = [value for value in values[-WINDOW:] if value is not None]
     recent = recent or [value for value in values if value is not None][-1:]
-    return sum(recent) / len(recent)
+    return sum(recent) / len(recent) if recent else None
 
 
-def _pair(folders: Sequence[Path], sides: Sequence[Side]) -> tuple[Pairing | None, str | None]:
+def _pair(folders: Sequence[Path], names: tuple[str, str]) -> tuple[dict[str, Any] | None, str | None]:
     """The evaluations after training against each other, or why not."""
     paths = [folder / "evals" / "after.jsonl" for folder in folders]
-    missing = [side.name for side, path in zip(sides, paths, strict=True) if not path.exists()]
-    if missing:
+    if missing := [name for name, path in zip(names, paths, strict=True) if not path.exists()]:
         return None, f"no evals/after.jsonl in {' and '.join(missing)}"
     runs = [EvalRun.load(path) for path in paths]
-    kinds = [{record.get("greedy") for record in run.counted} for run in runs]
-    if kinds[0] != kinds[1]:
-        return None, "one was answered greedily and the other sampled, so the difference is also one of temperature"
-    asked = [{record["id"]: (record["question"], record["gold"]) for record in run.counted} for run in runs]
-    if asked[0] != asked[1]:
-        common = len(asked[0].items() & asked[1].items())
-        return None, (
-            f"their evaluations after training have different problems ({len(asked[0]):,} and {len(asked[1]):,}, "
-            f"{common:,} in common)"
-        )
-    result = summarize(*runs)
-    p = result["mcnemar_p"]
-    counts = flip_counts(*runs).values() if p is not None else ()  # both right, only A, only B, both wrong
-    return Pairing(len(asked[0]), result["difference"], tuple(result["difference_interval"]), p, *counts), None
-
-
-# --- as text ---
+    try:
+        result = summarize(*runs)
+    except CourseError as error:
+        return None, str(error)
+    return result | {"flips": None if result["mcnemar_p"] is None else flip_counts(*runs)}, None
 
 
 def verdict(compared: RunComparison) -> str:
     """Which of the two is better after training, in a sentence; a difference within noise is called so."""
-    pairing = compared.paired
-    if pairing is None:
+    paired = compared.paired
+    if paired is None:
         return f"No paired comparison: {compared.unpaired}."
-    rates = f"A {percent(compared.a.after.accuracy)}, B {percent(compared.b.after.accuracy)} of {pairing.n:,} problems"
-    difference = f"B {MINUS} A = {evidence(pairing.difference, pairing.interval, pairing.p_value)}"
-    if not is_clear(pairing.interval, pairing.p_value):
+    a, b, n = paired["before"]["accuracy"], paired["after"]["accuracy"], paired["after"]["n"]
+    rates = f"A {percent(a)}, B {percent(b)} of {n:,} problems"
+    found = paired["difference"], paired["difference_interval"], paired["mcnemar_p"]
+    difference = f"B {MINUS} A = {evidence(*found)}"
+    if not is_clear(*found[1:]):
         return f"No clear difference: {rates}. {difference}. {CHANCE}"
-    return f"{'B' if pairing.difference > 0 else 'A'} is more often right: {rates}. {difference}."
+    return f"{'B' if found[0] > 0 else 'A'} is more often right: {rates}. {difference}."
 
 
 def text(compared: RunComparison) -> str:
     """The comparison for a terminal, without characters that control one."""
-    sides = {"A": compared.a, "B": compared.b}
-    runs = plain_table("", "run", "steps", "before", "after")
-    for label, side in sides.items():
-        runs.add_row(label, side.name, f"{side.steps:,}", _rate_text(side.before), _rate_text(side.after))
-    blocks = [table_text(runs), verdict(compared)]
-    if (pairing := compared.paired) and pairing.p_value is not None:
-        blocks[-1] += (
-            f"\nboth right {pairing.both_right:,}, only A right {pairing.only_a:,}, only B right {pairing.only_b:,}, "
-            f"both wrong {pairing.both_wrong:,}"
-        )
+    blocks = [f"A: {compared.names[0]}\nB: {compared.names[1]}", verdict(compared)]
+    if compared.paired and (flips := compared.paired["flips"]):
+        counts = zip(("both right", "only A right", "only B right", "both wrong"), flips.values(), strict=True)
+        blocks[-1] += "\n" + ", ".join(f"{what} {count:,}" for what, count in counts)
     head = "The recipes differ (A != B):" if compared.recipe else "The recipes are the same."
     blocks.append("\n".join([head, *(f"  {line}" for line in compared.recipe)]))
-    if compared.metrics:
-        table = plain_table(f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit", right=3)
-        for m in compared.metrics:
-            table.add_row(m.name, f"{m.a:.4g}", f"{m.b:.4g}", f"{m.difference:+.2g}", m.unit.replace("none", ""))
-        blocks.append(table_text(table))
-    only = {"A": compared.only_a, "B": compared.only_b}
-    blocks += [f"only in {label}: {', '.join(names)}" for label, names in only.items() if names]
-    blocks += [f"early warning in {label}: {alert}" for label, side in sides.items() for alert in side.alerts]
+    table = plain_table(f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit", right=3)
+    for name, (a, b) in compared.metrics.items():
+        shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]
+        difference = "–" if a is None or b is None else f"{b - a:+.2g}"
+        table.add_row(name, *shown, difference, METRICS[name].unit if name in METRICS else "")
+    blocks.append(table_text(table))
     return "".join(c if c.isprintable() or c in f"\n{NBSP}" else " " for c in "\n\n".join(blocks))
-
-
-def _rate_text(rate: Rate | None) -> str:
-    return f"{percent(rate.accuracy)} ({rate_range(rate.interval)}, n = {rate.n:,})" if rate else "–"

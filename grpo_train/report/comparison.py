@@ -134,21 +134,6 @@ def _part(record: Record) -> str:
     return "interaction" if len(found) > 1 else next(iter(found), "right")
 
 
-def calculation_rates(compared: Comparison) -> list[dict[str, Any]]:
-    """Strict accuracy by the number of calculations in the worked solution: calculations, problems, before, after.
-
-    Empty unless the records have at least two such numbers.
-    """
-    steps = {record["id"]: record.get("steps") for run in compared.runs.values() for record in run.records}
-    rates = {phase: run.rates("strict") for phase, run in compared.runs.items()}
-    rows = []
-    for number in sorted(set(steps.values()) - {None}):
-        group = [key for key, value in steps.items() if value == number]
-        row = {"calculations": number, "problems": len(group)}
-        rows.append(row | {phase: sum(rates[phase][key] for key in group) / len(group) for phase in rates})
-    return rows if len(rows) > 1 else []
-
-
 def reward_means(compared: Comparison) -> list[dict[str, Any]]:
     """The mean of each reward part over the problems, and of their sum: part, before, after; columns as above."""
     columns: dict[str, list[float]] = {}

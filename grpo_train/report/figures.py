@@ -60,7 +60,7 @@ PANELS = (
     ),
     Panel("Exact format", "fraction of completions", (("format", "format"),), fraction=True),
     Panel("Completion length", "tokens, mean", (("completions/mean_length", "length"),), from_zero=True),
-    Panel("Groups without a signal", "fraction of groups", (("frac_reward_zero_std", "groups"),), fraction=True),
+    Panel("Zero-variance groups", "fraction of groups", (("frac_reward_zero_std", "groups"),), fraction=True),
     Panel("Gradient norm", "L2 norm", (("grad_norm", "norm"),), from_zero=True),
     Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),

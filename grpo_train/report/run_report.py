@@ -63,7 +63,6 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         task_rates=_task_table(compared),
         facts=[_facts(summary, rows), _setup(run_dir, compared)],
         result_figures=result,
-        calculation_rates=comparison.calculation_rates(compared),
         first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
         categories=comparison.category_counts(compared),
         category_figure=figures.svg(kinds, "answers by kind, before and after"),

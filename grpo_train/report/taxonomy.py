@@ -9,6 +9,7 @@
     stopped early    the answer is the result of a step before the last of the worked solution, or the completion
                      takes fewer operations than the solution and ends on the result of one
     wrong operation  all its calculations are true, and the right number is not among the results
+    went on          all its calculations are true, the right number is among the results, and it ends on a later one
     other            nothing to judge by: no calculation, or the right result, and then another number as answer
 
 These are rules of thumb for a teacher's overview; the grader's verdict never depends on them. Only plain calculations
@@ -39,6 +40,7 @@ MEANINGS = {
     "arithmetic slip": "writes a calculation that is false",
     "stopped early": "ends on the result of a step before the last",
     "wrong operation": "calculates correctly, but not what was asked",
+    "went on": "calculates correctly past the right number",
     "other": "nothing to judge by",
 }
 CATEGORIES = tuple(MEANINGS)
@@ -99,7 +101,7 @@ def classify(record: Mapping[str, Any]) -> str:
         return "stopped early"
     if written and _number(record["gold"]) not in [calculation.result for calculation in written]:
         return "wrong operation"
-    return "other"
+    return "went on" if written and answer == written[-1].result else "other"
 
 
 def causes(record: Mapping[str, Any]) -> frozenset[str]:

@@ -319,7 +319,7 @@ def test_same_rewards_and_advantages(both):
     recipe, policy, example = both.recipe, both.policy, both.theirs.example
     to_prompt = functools.partial(render, policy.tokenizer, system="")
     problems = load_problems(recipe.problems, "train")
-    batch = next(training_batches(problems, to_prompt, recipe.prompts_per_step, recipe.seed))
+    batch = next(training_batches(problems, to_prompt, recipe.plan.prompts_per_step, recipe.seed))
     prompts = np.repeat(plain_grpo.encode(policy, batch["prompts"], example.prompt_ids.shape[1]), 8, 0)
     np.testing.assert_array_equal(prompts, example.prompt_ids)
     completions = policy.tokenizer.batch_decode(np.asarray(example.completion_ids), skip_special_tokens=True)
@@ -385,7 +385,7 @@ def test_it_lifts_the_tiny_model_as_far_as_the_course_does(root, tiny_recipe):
     policy = plain_grpo.load_policy(root / tiny_recipe.model.path)
     to_prompt = functools.partial(render, policy.tokenizer, system="")
     problems = load_problems(tiny_recipe.problems, "test")
-    length = tiny_recipe.evaluation_completion_length
+    length = tiny_recipe.rollout.max_completion_length
     generate = functools.partial(plain_grpo.generate, policy, max_completion_length=length)
 
     def accuracy() -> float:

@@ -87,7 +87,7 @@ def test_every_axis_and_the_accumulation_stay_above_one_or_at_one(path):
     before, after = shape(recipe), shape(scaled)
     assert {name: size > 1 for name, size in before.items()} == {name: size > 1 for name, size in after.items()}
     assert max(after.values()) <= 4 and smoke_test.device_count(scaled) <= 8
-    assert scaled.micro_batch_completions % after["fsdp"] == 0
+    assert scaled.plan.micro_batch_size % after["fsdp"] == 0
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,17 @@ def test_axes_become_two_and_those_that_share_devices_grow_together(hardware, ex
 )
 def test_a_micro_batch_fills_its_devices(changes, prompts, micro_batch, group):
     scaled = smoke_test.scaled_recipe(smoke(*changes))
-    sizes = scaled.prompts_per_step, scaled.training.micro_batch_size, scaled.grpo.group_size
+    sizes = scaled.plan.prompts_per_step, scaled.training.micro_batch_size, scaled.grpo.group_size
     assert sizes == (prompts, micro_batch, group) and micro_batch % scaled.hardware.trainer_count() == 0
 
 
 def test_rollout_micro_batches_stay_several():
     scaled = smoke_test.scaled_recipe(smoke("rollout.micro_batch_size=4", "training.micro_batch_size=8"))
-    assert (scaled.plan.num_rollout_micro_batches, scaled.plan.accumulation_steps, scaled.prompts_per_step) == (2, 2, 2)
+    assert (scaled.plan.num_rollout_micro_batches, scaled.plan.accumulation_steps, scaled.plan.prompts_per_step) == (
+        2,
+        2,
+        2,
+    )
 
 
 @pytest.mark.parametrize(

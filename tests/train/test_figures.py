@@ -61,6 +61,12 @@ def test_a_figure_says_in_words_what_it_draws():
     right.imshow([[1, 2], [3, 4]])
     said = alt_text(left.figure)
     assert "highest 5" in said and "limit: at 7" in said and "2 rows" in said
+    figure, axes = plt.subplots()
+    axes.plot([0.25, 0.75], [3, 3], "o", label="dots")
+    axes.scatter(range(20), range(20))
+    assert "dots: 0.25, 0.75. dots: 20 points, 0 to 19, 0 to 19, correlation 1." in alt_text(figure)
+    axes.barh([f"a bar with a very long name, number {i}" for i in range(15)], range(15))
+    assert len(alt_text(figure)) < 600 and "highest 14 at a bar with a very long name, number 14" in alt_text(figure)
 
 
 def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():

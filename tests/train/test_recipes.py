@@ -137,7 +137,7 @@ def test_a_tpu_recipe_names_its_slice_and_its_engine(path):
     assert recipe.rollout.engine == ("tunix" if several or path.endswith("@tunix") else "vllm")
     assert recipe.hardware.colocated or not several
     # The draft of a value that nobody filled in would be the whole batch at once.
-    assert recipe.micro_batch_completions <= 4 * recipe.hardware.trainer_count()
+    assert recipe.plan.micro_batch_size <= 4 * recipe.hardware.trainer_count()
 
 
 def test_a_profile_changes_what_it_says_and_the_name():

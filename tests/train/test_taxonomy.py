@@ -88,7 +88,8 @@ def test_categories_stand_in_the_order_of_the_rules():
         slip := none | {"extracted": "14"},
         early := slip | {"completion": log("2*7=14", 14)},
         wrong := early | {"solution": "", "gold": "3"},
-        wrong | {"completion": ""},
+        on := wrong | {"gold": "2", "completion": log("1*2=2 2*7=14", 14)},
+        on | {"completion": ""},
     ]
     assert tuple(map(taxonomy.classify, found)) == taxonomy.CATEGORIES == tuple(taxonomy.MEANINGS)
 
