@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from job import only_result_on_stdout
+from job import ROOT, only_result_on_stdout
 
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import compiler
@@ -41,6 +41,9 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from grpo_train import losses  # noqa: E402
+
+sys.path.append(str(ROOT / "notebooks"))
+import kernels  # noqa: E402  (of notebook 07)
 
 GIB = 2**30
 WAYS = (("logits", "jax"), ("logits", "pallas"), ("hidden", "jax"), ("hidden", "chunked"), ("hidden", "pallas"))
@@ -110,8 +113,11 @@ def value_and_gradient(source: str, implementation: str, vocab_axis: int) -> Cal
     """(inputs, target ids, weights) -> ((Σ weight log π, entropy), gradients with respect to the inputs)."""
 
     def total(inputs, ids, weight):
-        given = {"logits": inputs[0]} if source == "logits" else {"hidden": inputs[0], "head": inputs[1]}
-        logps, entropy = losses.token_statistics(ids, implementation=implementation, vocab_axis=vocab_axis, **given)
+        if (source, implementation) == ("logits", "pallas"):
+            logps, entropy = kernels.from_logits(inputs[0], ids)
+        else:
+            given = {"logits": inputs[0]} if source == "logits" else {"hidden": inputs[0], "head": inputs[1]}
+            logps, entropy = losses.token_statistics(ids, implementation=implementation, vocab_axis=vocab_axis, **given)
         return jnp.sum(logps * weight), entropy
 
     return jax.value_and_grad(total, has_aux=True)

@@ -76,7 +76,7 @@ def token_statistics(
       head: [D, V] with vocab_axis 1, [V, D] with vocab_axis 0.
       partition: how the arrays lie over several devices; `jax` needs none.
 
-    Raises ValueError for an unknown implementation, and for `chunked` from logits: there is nothing left to save.
+    Raises ValueError for an unknown implementation, and for others than `jax` from logits: nothing is left to save.
     """
     if implementation == "jax":
         if logits is None:
@@ -84,10 +84,8 @@ def token_statistics(
         return _plain(logits, target_ids, temperature)
     if implementation == "chunked" and hidden is not None:
         return _chunked(hidden, head, target_ids, temperature, vocab_axis, partition)
-    if implementation == "pallas":
-        if hidden is not None:
-            return pallas_kernel.from_hidden(hidden, head, target_ids, temperature, vocab_axis, partition)
-        return pallas_kernel.from_logits(logits, target_ids, temperature, partition)
+    if implementation == "pallas" and hidden is not None:
+        return pallas_kernel.from_hidden(hidden, head, target_ids, temperature, vocab_axis, partition)
     raise ValueError(f"no implementation {implementation!r} from {'logits' if hidden is None else 'hidden states'}")
 
 

@@ -1,12 +1,9 @@
 """Log-probability and entropy of tokens on a TPU, without the softmax of [B, T, V] ever being in memory.
 
-    per_token_logps, entropy = from_logits(logits, target_ids)             # logits [B, T, V]
     per_token_logps, entropy = from_hidden(hidden, head, target_ids)       # hidden [B, T, D], head [D, V]
 
-`from_logits` reads logits that are there already once, tile by tile, and keeps four numbers per token; its gradient
-streams them again and writes over them. Training never calls it: it is the simpler kernel, which notebook 07 takes
-apart and benchmarks/policy_loss.py measures. `from_hidden`, which training uses, has the head's matmul in the kernel
-too, so that a tile of logits lives in the chip's VMEM (its scratchpad) and nowhere else.
+The kernel has the head's matmul in it, so that a tile of logits is in the chip's VMEM (its scratchpad) and nowhere
+else.  A simpler one, from logits that are there already, is in notebooks/kernels.py: notebook 07 takes it apart.
 
 With logits l, temperature τ and target y, a token needs the largest logit m and z = Σ_v exp((l_v - m) / τ):
 
@@ -46,12 +43,10 @@ NEGLIGIBLE = -1e4
 TARGET, RUNNING_MAX, LOG_SUM, ENTROPY = range(4)
 NUM_STATS = 4
 
-# Tiles of the streaming kernels, [tokens, vocabulary]: 1 MiB of bfloat16 logits.
-ROWS, COLUMNS = 256, 2048
 # Of VMEM, what tiles of the fused kernel may take.  The compiler finds room for them on v5e, v6e and v5p.
 FUSED_VMEM = 40 * 2**20
-# The fused gradient makes this many bytes of logits at a time.
-CHUNK_BYTES = 128 * 2**20
+# The gradient makes this many bytes of logits at a time, of a multiple of so many entries of the vocabulary.
+CHUNK_BYTES, MULTIPLE = 128 * 2**20, 2048
 
 
 @dataclass(frozen=True)
@@ -61,18 +56,6 @@ class Partition:
     mesh: Mesh
     batch: tuple[str, ...] = ("fsdp",)
     vocabulary: tuple[str, ...] = ()
-
-
-def from_logits(
-    logits: jax.Array, target_ids: jax.Array, temperature: float = 1.0, partition: Partition | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """(log π(target) [B, T], entropy [B, T]), in float32 nats, of softmax(logits / temperature); see token_statistics.
-
-    The gradient with respect to the logits has their dtype, bfloat16 or float32, and takes their place in memory where
-    nothing else needs them.
-    """
-    logps, entropy = _from_logits(logits, target_ids, float(temperature), partition)
-    return logps, jax.lax.stop_gradient(entropy)
 
 
 def from_hidden(
@@ -93,24 +76,8 @@ def from_hidden(
     return logps, jax.lax.stop_gradient(entropy)
 
 
-# From logits: the two kernels.
-
-
-def forward_kernel(targets, logits, stats, *, columns: int, scale: float):
-    """Update the running log-sum-exp of each token with one tile of logits.
-
-    Args:
-      targets: [1, rows, 1]; logits: [1, rows, tile].
-      stats: [1, rows, 4], in VMEM while the tiles of a token's vocabulary pass by.  Until the last tile, LOG_SUM holds
-        z, and ENTROPY Σ exp(d) d.
-      columns: V.  What a tile holds beyond it is whatever was in memory.
-    """
-    step, last = pl.program_id(2), pl.num_programs(2) - 1
-    add_tile(logits[0].astype(jnp.float32), targets[0], stats.at[0], step, last, columns, scale)
-
-
 def add_tile(logits, targets, stats, step, last, columns, scale):
-    """The online log-sum-exp of both kernels.  logits: [rows, tile] in float32; stats: a reference [rows, 4]."""
+    """The online log-sum-exp.  logits: [rows, tile] in float32; stats: a reference [rows, 4]."""
     width = logits.shape[1]
     column = step * width + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
 
@@ -144,52 +111,7 @@ def add_tile(logits, targets, stats, step, last, columns, scale):
         stats[:, LOG_SUM:ENTROPY], stats[:, ENTROPY:] = jnp.log(total), jnp.log(total) - moment / total
 
 
-def backward_kernel(targets, stats, weight, logits, gradient, *, scale: float):
-    """One tile of the gradient: weight / τ (1[v = y] - π(v)).
-
-    Args:
-      targets: [1, rows, 1]; stats: [1, rows, 4]; weight: [1, rows, 1], the gradient of log π(y).
-      logits, gradient: [1, rows, tile], the same place in memory.  Nothing beyond V is written.
-    """
-    column = pl.program_id(2) * logits.shape[2] + jax.lax.broadcasted_iota(jnp.int32, logits.shape[1:], 1)
-    running_max, log_sum = stats[0, :, RUNNING_MAX:LOG_SUM], stats[0, :, LOG_SUM:ENTROPY]
-    probability = jnp.exp((logits[0].astype(jnp.float32) - running_max) * scale - log_sum)
-    slope = jnp.where(column == targets[0], 1.0 - probability, -probability)
-    gradient[0] = (weight[0] * scale * slope).astype(gradient.dtype)
-
-
-def tiles(tokens: int, vocabulary: int) -> tuple[int, int]:
-    """[tokens, vocabulary] of a tile of the streaming kernels: whole where the array is smaller than a tile."""
-    return min(ROWS, tokens), min(COLUMNS, vocabulary)
-
-
-def streaming(kernel, logits, arrays, out_shape, out_block, aliases=None):
-    """Run a kernel over all tiles of logits [B, T, V], the vocabulary innermost.
-
-    Args:
-      arrays: what comes before the logits, each [B, T, few].
-      out_block: "stats", as the arrays are cut, or "logits".
-    """
-    batch, tokens, vocabulary = logits.shape
-    rows, columns = tiles(tokens, vocabulary)
-
-    def few(array):
-        return pl.BlockSpec((1, rows, array.shape[-1]), lambda b, t, v: (b, t, 0))
-
-    tile = pl.BlockSpec((1, rows, columns), lambda b, t, v: (b, t, v))
-    return _pallas_call(
-        kernel,
-        (*arrays, logits),
-        grid=(batch, pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
-        in_specs=[*(few(array) for array in arrays), tile],
-        out_specs=tile if out_block == "logits" else few(out_shape),
-        out_shape=out_shape,
-        input_output_aliases=aliases or {},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-    )
-
-
-def _pallas_call(kernel, arrays, **arguments):
+def pallas_call(kernel, arrays, **arguments):
     """The kernel on a TPU; its interpretation elsewhere, operation by operation."""
 
     def run(interpret, *arrays):
@@ -198,57 +120,12 @@ def _pallas_call(kernel, arrays, **arguments):
     return jax.lax.platform_dependent(*arrays, tpu=functools.partial(run, False), default=functools.partial(run, True))
 
 
-def logits_forward(logits, targets, scale):
-    kernel = functools.partial(forward_kernel, columns=logits.shape[-1], scale=scale)
-    shape = jax.ShapeDtypeStruct((*targets.shape, NUM_STATS), jnp.float32)
-    return streaming(kernel, logits, (targets[..., None],), shape, "stats")
-
-
-def logits_backward(logits, targets, stats, weight, scale):
-    arrays = (targets[..., None], stats, weight[..., None])
-    shape = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
-    kernel = functools.partial(backward_kernel, scale=scale)
-    return streaming(kernel, logits, arrays, shape, "logits", {len(arrays): 0})
-
-
-@functools.partial(custom_vjp, nondiff_argnums=(2, 3))
-def _from_logits(logits, target_ids, temperature, partition):
-    return _from_logits_fwd(logits, target_ids, temperature, partition)[0]
-
-
-def _from_logits_fwd(logits, target_ids, temperature, partition):
-    scale = 1 / temperature
-
-    def local(logits, ids):
-        targets = _own_targets(ids, logits.shape[-1], partition)
-        return _combine_shards(logits_forward(logits, targets, scale), partition, scale)
-
-    stats = sharded(local, partition, (logits_spec(partition), token_spec(partition)), token_spec(partition))(
-        logits, target_ids
-    )
-    return _finalize(stats, scale), (logits, target_ids, stats)
-
-
-def _from_logits_bwd(temperature, partition, residuals, gradients):
-    def local(logits, ids, stats, weight):
-        targets = _own_targets(ids, logits.shape[-1], partition)
-        return logits_backward(logits, targets, stats, weight, 1 / temperature)
-
-    whole, tokens = logits_spec(partition), token_spec(partition)
-    return sharded(local, partition, (whole, tokens, tokens, tokens), whole)(*residuals, gradients[0]), None
-
-
-_from_logits.defvjp(_from_logits_fwd, _from_logits_bwd)
-
-
-# From hidden states and head.
-
-
 def fused_forward_kernel(targets, hidden, head, stats, *, columns: int, scale: float, vocab_axis: int):
     """Make a tile of logits from a tile of the head, and update the running log-sum-exp with it.
 
     Args:
-      targets: [rows, 1]; hidden: [rows, D]; head: [D, tile] or [tile, D]; stats: [rows, 4], see forward_kernel.
+      targets: [rows, 1]; hidden: [rows, D]; head: [D, tile] or [tile, D]; stats: [rows, 4], in VMEM while
+        the tiles of a token's vocabulary pass by.  Until the last tile, LOG_SUM holds z, and ENTROPY Σ exp(d) d.
     """
     step, last = pl.program_id(1), pl.num_programs(1) - 1
     add_tile(matmul(hidden[...], head[...], vocab_axis), targets[...], stats, step, last, columns, scale)
@@ -287,7 +164,7 @@ def _fused_forward(hidden, head, targets, scale, vocab_axis):
     (tokens, width), vocabulary = hidden.shape, head.shape[vocab_axis]
     rows, columns = fused_tiles(tokens, width, vocabulary, hidden.dtype.itemsize)
     head_block = (width, columns) if vocab_axis == 1 else (columns, width)
-    return _pallas_call(
+    return pallas_call(
         functools.partial(fused_forward_kernel, columns=vocabulary, scale=scale, vocab_axis=vocab_axis),
         (targets[:, None], hidden, head),
         grid=(pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
@@ -336,8 +213,8 @@ def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gat
 
 
 def vocab_chunk(tokens: int, vocabulary: int, itemsize: int) -> int:
-    """How much of the vocabulary the fused gradient takes at a time: whole tiles, CHUNK_BYTES bytes at most."""
-    return min(vocabulary, max(COLUMNS, CHUNK_BYTES // (tokens * itemsize) // COLUMNS * COLUMNS))
+    """How much of the vocabulary the gradient takes at a time: CHUNK_BYTES bytes of logits at most."""
+    return min(vocabulary, max(MULTIPLE, CHUNK_BYTES // (tokens * itemsize) // MULTIPLE * MULTIPLE))
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -352,11 +229,11 @@ def _from_hidden_fwd(hidden, head, target_ids, temperature, vocab_axis, partitio
     def local(hidden, head, ids):
         targets = _own_targets(ids, head.shape[vocab_axis], partition)
         stats = _fused_forward(_flat(hidden), gather(head), targets.reshape(-1), scale, vocab_axis)
-        return _combine_shards(stats.reshape(*ids.shape, NUM_STATS), partition, scale)
+        return combine_shards(stats.reshape(*ids.shape, NUM_STATS), partition, scale)
 
     tokens = token_spec(partition)
     stats = sharded(local, partition, (tokens, split, tokens), tokens)(hidden, head, target_ids)
-    return _finalize(stats, scale), (hidden, head, target_ids, stats)
+    return finalize(stats, scale), (hidden, head, target_ids, stats)
 
 
 def _from_hidden_bwd(temperature, vocab_axis, partition, residuals, gradients):
@@ -395,11 +272,6 @@ def token_spec(partition: Partition | None) -> P | None:
     return partition and P(partition.batch)
 
 
-def logits_spec(partition: Partition | None) -> P | None:
-    """How logits [B, T, V] lie over the devices."""
-    return partition and P(partition.batch, None, partition.vocabulary or None)
-
-
 def head_exchange(head, vocab_axis, partition):
     """(how a head is sharded, what gathers a part of it, what adds up and splits a part's gradient).
 
@@ -431,7 +303,7 @@ def _own_targets(ids, vocabulary, partition):
     return jnp.where((ids >= 0) & (ids < vocabulary), ids, -1).astype(jnp.int32)
 
 
-def _combine_shards(stats, partition, scale):
+def combine_shards(stats, partition, scale):
     """What all parts of the vocabulary keep of a token, as if one device had seen them all."""
     if not (partition and partition.vocabulary):
         return stats
@@ -445,7 +317,7 @@ def _combine_shards(stats, partition, scale):
     return jnp.stack([jax.lax.psum(target, axes), highest, log_total, entropy], -1)
 
 
-def _finalize(stats, scale):
+def finalize(stats, scale):
     logps = (stats[..., TARGET] - stats[..., RUNNING_MAX]) * scale - stats[..., LOG_SUM]
     return logps, stats[..., ENTROPY]
 

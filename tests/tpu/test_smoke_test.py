@@ -120,12 +120,8 @@ def test_a_micro_batch_fills_its_devices(changes, prompts, micro_batch, group):
 
 
 def test_rollout_micro_batches_stay_several():
-    scaled = smoke_test.scaled_recipe(smoke("rollout.micro_batch_size=4", "training.micro_batch_size=8"))
-    assert (scaled.plan.num_rollout_micro_batches, scaled.plan.accumulation_steps, scaled.plan.prompts_per_step) == (
-        2,
-        2,
-        2,
-    )
+    plan = smoke_test.scaled_recipe(smoke("rollout.micro_batch_size=4", "training.micro_batch_size=8")).plan
+    assert (plan.num_rollout_micro_batches, plan.accumulation_steps, plan.prompts_per_step) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(

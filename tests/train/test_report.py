@@ -19,7 +19,6 @@ from grpo_train import report
 from grpo_train.report import answer_inspector, comparison
 from grpo_train.report.comparison import (
     Comparison,
-    calculation_rates,
     category_counts,
     flip_counts,
     gain_parts,
@@ -171,19 +170,6 @@ def test_categories_and_parts_of_the_reward_as_tables():
     assert [row["part"] for row in means] == [f.__name__ for f in rewards.REFERENCE_REWARDS] + ["sum"]
     assert means[3]["before"] == pytest.approx(1.5 * 10 / 40) and means[3]["after"] == pytest.approx(1.5 * 27 / 40)
     assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
-
-
-def test_rates_by_the_number_of_calculations():
-    assert calculation_rates(BOTH) == []  # one kind
-    before, after = (
-        EvalRun([r | {"steps": 1 + (i >= 10)} for i, r in enumerate(run.records)]) for run in (BEFORE, AFTER)
-    )
-    assert calculation_rates(Comparison(before, after)) == [
-        {"calculations": 1, "problems": 10, "before": 1.0, "after": 0.5},
-        {"calculations": 2, "problems": 30, "before": 0.0, "after": pytest.approx(22 / 30)},
-    ]
-    unknown = EvalRun([r | {"steps": None} for r in before.records[:10]] + before.records[10:])
-    assert calculation_rates(Comparison(unknown, None)) == []
 
 
 # --- the page ---
