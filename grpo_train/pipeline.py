@@ -8,7 +8,6 @@ all processes take every step together, and process 0 gets what a step returns.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.cluster import require_engine
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.report.comparison import read_json
 from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
@@ -120,9 +120,8 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
 
 
 def _saved_log(directory: Path, which: str) -> dict[str, Any]:
-    """What `_log_once` has written: the seconds of an evaluation, and what was logged; empty for one of version 0.1."""
-    file = directory / "evals" / f"{which}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    """What `_log_once` has written: the seconds of an evaluation, and what was logged; empty before that."""
+    return read_json(directory / "evals" / f"{which}.json")
 
 
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:

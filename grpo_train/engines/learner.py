@@ -10,6 +10,7 @@ goes on after a kill does the same.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo"}
 AGGREGATIONS = {
     "completion": "sequence-mean-token-mean", "constant": "sequence-mean-token-scale", "step": "token-mean",
 }  # fmt: skip
+
+# The field of an example in which a correction takes the sampler's log-probabilities.
+CORRECTIONS = {"ratio": "old_per_token_logps", "tis": "sampler_per_token_logps"}
 
 # By how much beta changes in a step, and how far the KL may be from its target before it does; and its range, times and
 # divided by that of the recipe.
@@ -181,20 +185,14 @@ class Learner(GRPOLearner):
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)
-        # 4. The sampler's log-probabilities, in place of the old policy's or next to them.
         if self._grpo.correction == "none":
             return example
-        logps = self._sampler_logps(example.completion_ids.shape)
-        if self._grpo.correction == "ratio":
-            return _to_example(example, old_per_token_logps=logps)
-        return _to_example(example, sampler_per_token_logps=logps)
-
-    def _sampler_logps(self, shape: tuple[int, int]) -> jax.Array:
-        """log π_sampler of the completions that were just sampled, [B, C]; 0 behind their ends."""
-        rows, width = shape
+        # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
+        rows, width = example.completion_ids.shape
         temperature = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
         scored = self._sampler.last_scored(rows, width, temperature)
-        return jnp.asarray(padded(scored.logps, width, 0, np.float32))
+        logps = jnp.asarray(padded(scored.logps, width, 0, np.float32))
+        return _to_example(example, **{CORRECTIONS[self._grpo.correction]: logps})
 
     def _resample_uniform_groups(
         self, example: common.TrainExample, training_input: dict[str, Any], call: int, mode: rl.Mode
@@ -299,14 +297,10 @@ def measure_every(
     steps: int, cluster: Any, kl: Callable[[], float]
 ) -> Callable[..., dict[str, tuple[float, Callable]]]:
     """As a metric function of Tunix's learner: once in the first step, and in every `steps`-th after it."""
-    last = None
+    of_step = functools.cache(lambda step: kl())  # once: a step samples in several calls
 
     def measured(**_: Any) -> dict[str, tuple[float, Callable]]:
-        nonlocal last
         step = cluster.global_steps
-        if step % steps or step == last:  # a step samples in several calls
-            return {}
-        last = step
-        return {"step/kl_from_base": (kl(), np.mean)}
+        return {} if step % steps else {"step/kl_from_base": (of_step(step), np.mean)}
 
     return measured

@@ -21,8 +21,9 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, tunix_models, weight_sync
-from grpo_train.engines.weight_sync import Scored, StageTimer, by_name, padded, translate
+from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
 from grpo_train.runs import multihost
+from grpo_train.runs.metrics_logger import StageTimer
 
 # Tokens from which on greedy_generate makes its batches smaller, since attention needs memory in their square.
 LONG_PROMPT = 128

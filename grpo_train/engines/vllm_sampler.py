@@ -30,9 +30,10 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
-from grpo_train.engines.weight_sync import Scored, StageTimer, by_name, padded
+from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import HardwareRecipe, VllmRecipe
+from grpo_train.runs.metrics_logger import StageTimer
 
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98

@@ -7,7 +7,6 @@ do both sides give the same log-probability to the same tokens? A weight can arr
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -69,20 +68,6 @@ class Scored:
     prompt_ids: np.ndarray  # [B, P], padded on the left
     completion_ids: np.ndarray  # [B, C], padded on the right
     logps: list[np.ndarray]  # one array per completion, nats
-
-
-class StageTimer:
-    """Seconds spent, by stage."""
-
-    def __init__(self):
-        self.spent: dict[str, float] = {}
-
-    def add(self, what: str, started: float) -> None:
-        self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - started
-
-    def pop_elapsed(self, what: str) -> float:
-        """Seconds since the last time this was asked."""
-        return self.spent.pop(what, 0.0)
 
 
 def translate(actor: dict[str, jax.Array], repeats: int = 1) -> Iterator[tuple[str, str, jax.Array]]:

@@ -73,7 +73,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def plan_table(recipe: Recipe) -> str:
     """The batch plan as text, given and derived sizes side by side."""
     text = table_text(batch_plan.table(recipe.plan, recipe.batch_given))
-    if recipe.hardware.devices_known:
+    if recipe.hardware.accelerator or recipe.hardware.trainer_devices:
         return text
     return f"{text}\ncounted on one device: the recipe uses the devices that JAX finds"
 

@@ -84,11 +84,6 @@ class HardwareRecipe(_Section):
     def sampler_count(self, found: int | None = None) -> int:
         return self.sampler_devices or self.trainer_count(found)
 
-    @property
-    def devices_known(self) -> bool:
-        """Whether the recipe itself determines how many devices train."""
-        return bool(self.accelerator or self.trainer_devices)
-
     def process_count(self) -> int:
         return self.processes or (self.slice.hosts if self.slice else 1)
 
@@ -443,7 +438,7 @@ class Recipe(_Section):
         hardware, rollout = self.hardware, self.rollout
         trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
         trainer_replicas, sampler_replicas, devices = 1, 1, found
-        if found or hardware.devices_known:
+        if found or hardware.accelerator or hardware.trainer_devices:
             trainer_replicas = _replicas("trainer_tensor", trainer, hardware.trainer_tensor)
             sampler_replicas = _replicas("sampler_tensor", sampler, self.sampler_tensor(found))
             whole = trainer if hardware.colocated else trainer + sampler

@@ -84,12 +84,9 @@ def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
     Raises:
       CourseError: the two runs have different problems.
     """
-    _check_same(before, after)
-    new = by_problem(after)
     counts: dict[str, int] = dict.fromkeys(("right_right", "right_wrong", "wrong_right", "wrong_wrong"), 0)
-    for record in first_completions(before):
-        verdicts = record["strict"], new[record["id"]][0]["strict"]
-        counts["_".join("right" if verdict else "wrong" for verdict in verdicts)] += 1
+    for pair in _pairs(before, after):
+        counts["_".join("right" if record["strict"] else "wrong" for record in pair)] += 1
     return counts
 
 
@@ -114,19 +111,23 @@ def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
     became, in fractions of all problems; the gains add up to the gain in strict accuracy. Problems that were lost
     count against the part that they fell to. Intervals: 95 %, the paired bootstrap of `statistics`.
     """
-    _check_same(before, after)
-    new = by_problem(after)
-    pairs = [(_part(record), _part(new[record["id"]][0])) for record in first_completions(before)]
-    rows = []
+    pairs, rows = [tuple(map(_part, pair)) for pair in _pairs(before, after)], []
     for part, meaning in {**taxonomy.CAUSES, "interaction": "two or three of these at once"}.items():
-        old, late = ([phase == part for phase in phases] for phases in zip(*pairs, strict=True))
-        change = statistics.paired_bootstrap(late, old)  # after minus before of "has it not"
-        shares = {"before": sum(old) / len(old), "after": sum(late) / len(late)}
+        had, has = ([found == part for found in phase] for phase in zip(*pairs, strict=True))  # before, after
+        change = statistics.paired_bootstrap(has, had)  # after minus before of "has it not"
+        shares = {"before": sum(had) / len(had), "after": sum(has) / len(has)}
         rows.append(
             {"part": part, **shares, "gain": change.difference, "low": change.low, "high": change.high}
             | {"meaning": meaning}
         )
     return rows
+
+
+def _pairs(before: EvalRun, after: EvalRun) -> list[tuple[Record, Record]]:
+    """For each problem the completions that count.  Raises CourseError for different problems."""
+    _check_same(before, after)
+    new = by_problem(after)
+    return [(record, new[record["id"]][0]) for record in first_completions(before)]
 
 
 def _part(record: Record) -> str:

@@ -32,6 +32,20 @@ TUNIX_METRICS = {
 REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
 
 
+class StageTimer:
+    """Seconds spent, by stage."""
+
+    def __init__(self):
+        self.spent: dict[str, float] = {}
+
+    def add(self, what: str, started: float) -> None:
+        self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - started
+
+    def pop_elapsed(self, what: str) -> float:
+        """Seconds since the last time this was asked."""
+        return self.spent.pop(what, 0.0)
+
+
 class TimedReward:
     """A reward function as Tunix calls it; keeps the values of its last call and adds up the time of its calls."""
 
@@ -39,18 +53,13 @@ class TimedReward:
         self.function = function
         self.__name__ = function.__name__
         self.values: list[float] = []
-        self.seconds = 0.0
+        self.timer = StageTimer()
 
     def __call__(self, prompts, completions, **columns: Any) -> list[float]:
         started = time.perf_counter()
         self.values = self.function(prompts=prompts, completions=completions, **columns)
-        self.seconds += time.perf_counter() - started
+        self.timer.add("reward", started)
         return self.values
-
-    def pop_elapsed(self) -> float:
-        """Seconds spent in the function since the last call of pop_elapsed."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
 
 
 def batch_metrics(
@@ -102,7 +111,7 @@ def batch_metrics(
     seconds = {
         "seconds_rollout": sampler.pop_elapsed("generating"),
         "seconds_sync": sampler.pop_elapsed("syncing"),
-        "seconds_reward": sum(part.pop_elapsed() for part in parts),
+        "seconds_reward": sum(part.timer.pop_elapsed("reward") for part in parts),
     }
     # Of several batches in a step: the mean of the metrics, the sum of the seconds.
     means = {f"step/{name}": (float(value), np.mean) for name, value in values.items()}

@@ -222,14 +222,12 @@ def require_shared(folder: str | os.PathLike, remedy: str) -> None:
 
 def _appears(path: epath.Path) -> bool:
     """Whether a file is there within SHARED_SECONDS."""
-    deadline = time.monotonic() + SHARED_SECONDS
-    while True:
+    for _ in range(5 * SHARED_SECONDS):
         with contextlib.suppress(Exception):  # a folder that this process may not read
             if path.exists():
                 return True
-        if time.monotonic() > deadline:
-            return False
         time.sleep(0.2)
+    return False
 
 
 def _exchange(value: Any) -> list[Any]:
