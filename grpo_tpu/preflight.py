@@ -108,8 +108,8 @@ def preflight(
 
 def _sections(recipe: Recipe) -> dict[str, Any]:
     """What memory and roofline read both."""
-    names = ("hardware", "rollout", "grpo", "plan", "sampler_tensor")
-    return {name: getattr(recipe, name) for name in names}
+    sections = {name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")}
+    return sections | {"sampler_tensor": recipe.sampler_tensor()}
 
 
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:

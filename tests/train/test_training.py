@@ -226,7 +226,7 @@ def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatc
 )
 def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     changed = change(recipe, hardware=hardware)
-    trainer, sampler = assign_devices(changed.hardware, "tunix", changed.sampler_tensor_on(4), FOUR)
+    trainer, sampler = assign_devices(changed.hardware, "tunix", changed.sampler_tensor(4), FOUR)
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
