@@ -73,7 +73,7 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
     # Where nothing differs, papermill adds no cell, and cells keep the numbers that a reader sees.
     changed = {key: value for key, value in (("RECIPE", recipe), ("RUN", run)) if value != PARAMETERS[key]}
     if in_place and changed:
-        raise CourseError("--in-place publishes the outputs of the notebooks' own parameters; drop --recipe and --run")
+        raise CourseError("--in-place takes the notebooks' own parameters: no --recipe, --run, GRPO_RECIPE or GRPO_RUN")
     run_dir = runs_dir / run
     move_aside(run_dir)
     print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {machine.usable_cores()} cores", flush=True)
