@@ -1,8 +1,10 @@
 # Every target is a line or two that could be typed; `make help` lists them.
-RECIPE ?= recipes/tiny-cpu.yaml
-RUN ?= course
 VENV ?= .venv
 PY := $(VENV)/bin/python
+
+# RECIPE= and RUN= reach the notebooks as these two; empty means the notebooks' own recipe and run.
+export GRPO_RECIPE := $(or $(RECIPE),$(GRPO_RECIPE))
+export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
@@ -23,7 +25,7 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
 course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
-	@$(PY) tools/run_notebooks.py --recipe $(RECIPE) --run $(RUN)
+	@$(PY) tools/run_notebooks.py
 
 check: lint ## make lint and the quick tests, in under two minutes
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long and not browser"
@@ -34,11 +36,11 @@ test: setup ## run the tests except the long ones, two at a time
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadfile
 
-lab: setup ## open the notebooks in JupyterLab
+lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
-	@$(PY) tools/run_notebooks.py --recipe $(RECIPE) --run $(RUN) --in-place
+	@$(PY) tools/run_notebooks.py --in-place
 
 lint: setup ## check style, import directions, sizes and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter

@@ -13,7 +13,10 @@ from grpo_lib.common.errors import CourseError
 
 
 def notebook(*sources: str) -> nbformat.NotebookNode:
-    parameters = new_code_cell('RECIPE = "recipes/tiny-cpu.yaml"\nRUN = "course"', metadata={"tags": ["parameters"]})
+    parameters = new_code_cell(
+        'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
+        metadata={"tags": ["parameters"]},
+    )
     cells = [new_markdown_cell("# title"), parameters, *map(new_code_cell, sources)]
     kernel = {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
@@ -31,6 +34,7 @@ def write_all(folder: Path, *sources: str) -> Path:
 def a_short_course(monkeypatch):
     monkeypatch.setattr(run_notebooks, "PRELOADED", dict.fromkeys(run_notebooks.NOTEBOOKS, "json"))  # takes no time
     monkeypatch.setattr(run_notebooks, "NOTEBOOKS", run_notebooks.NOTEBOOKS[:2])
+    monkeypatch.setenv("GRPO_RUN", "the/environment")  # a default of the tool, but not for the kernels of a course
 
 
 def test_all_are_executed_with_the_parameters(tmp_path):
@@ -108,11 +112,12 @@ def test_result_is_the_last_five_lines(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "recipes/none.yaml"], "none.yaml"),
+        (["--recipe", "recipes/none.yaml", "--run", "course"], "none.yaml"),
         (["--run", "../elsewhere"], "--run '../elsewhere'"),
+        ([], "--run 'the/environment'"),
     ],
 )
-def test_bad_arguments_are_one_line(arguments, message, capsys):
+def test_bad_arguments_and_variables_are_one_line(arguments, message, capsys):
     assert run_notebooks.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error

@@ -52,7 +52,7 @@ IMPORTED_LATER = (
     "ipykernel.debugger",
 )  # fmt: skip
 WARM_KERNELS = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
-# What the cell tagged `parameters` of every notebook sets.
+# What the cell tagged `parameters` of every notebook sets, unless GRPO_RECIPE and GRPO_RUN are in the environment.
 PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -73,7 +73,7 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
     # Where nothing differs, papermill adds no cell, and cells keep the numbers that a reader sees.
     changed = {key: value for key, value in (("RECIPE", recipe), ("RUN", run)) if value != PARAMETERS[key]}
     if in_place and changed:
-        raise CourseError("--in-place publishes the outputs of the notebooks' own parameters; drop --recipe and --run")
+        raise CourseError("--in-place takes the notebooks' own parameters: no --recipe, --run, GRPO_RECIPE or GRPO_RUN")
     run_dir = runs_dir / run
     move_aside(run_dir)
     print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {machine.usable_cores()} cores", flush=True)
@@ -116,13 +116,15 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str])
     with contextlib.ExitStack() as stack:
         # Messages of C++ libraries; the rest is in the notebooks.
         log = stack.enter_context(open(environment.repo_root() / ".cache" / "course-kernels.log", "wb"))
+        variables = os.environ | {f"GRPO_{key}": value for key, value in (PARAMETERS | parameters).items()}
 
         def start_kernel(name: str) -> AsyncKernelManager:
             kernel = AsyncKernelManager(kernel_name=environment.KERNEL_NAME)
             # Frozen, because each full garbage collection would otherwise look through the libraries, half a second.
             preload = f"import gc; __import__({PRELOADED[name]!r}); gc.freeze(); del gc"
             options = [f"--IPKernelApp.exec_lines={preload}", "--HistoryManager.hist_file=:memory:"]
-            run_sync(kernel.start_kernel)(cwd=str(notebooks_dir), stdout=log, stderr=log, extra_arguments=options)
+            output = {"stdout": log, "stderr": log}
+            run_sync(kernel.start_kernel)(cwd=str(notebooks_dir), env=variables, extra_arguments=options, **output)
             stack.callback(_stop, kernel)
             return kernel
 
@@ -226,8 +228,9 @@ def print_result(run_dir: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/run_notebooks.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default=PARAMETERS["RECIPE"], help="a recipe file, or FILE@PROFILE")
-    parser.add_argument("--run", default=PARAMETERS["RUN"], help="name of the run directory under runs/")
+    recipe, run = (os.environ.get(f"GRPO_{key}") or value for key, value in PARAMETERS.items())
+    parser.add_argument("--recipe", default=recipe, help="a recipe file, or FILE@PROFILE (or GRPO_RECIPE)")
+    parser.add_argument("--run", default=run, help="name of the run directory under runs/ (or GRPO_RUN)")
     parser.add_argument("--in-place", action="store_true", help="write the outputs into notebooks/ (authors)")
     options = parser.parse_args(arguments)
     root = environment.repo_root()
