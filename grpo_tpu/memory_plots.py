@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
     from grpo_tpu.preflight import Result
 
-# Lines with a colour of their own, by name, in the order of the bars; the others are one group.
-COLOURS = {
-    "actor weights": BLUE,
-    "reference weights": SKY,
-    "optimizer state, gradients": ORANGE,
-    "sampler weights": GREEN,
-    "KV cache": PURPLE,
+# Lines with a colour and a hatching of their own, by name, in the order of the bars; the others are one group.
+LOOKS = {
+    "actor weights": (BLUE, ""),
+    "reference weights": (SKY, "///"),
+    "optimizer state, gradients": (ORANGE, "\\\\\\"),
+    "sampler weights": (GREEN, "xxx"),
+    "KV cache": (PURPLE, "..."),
 }
 OTHER = "temporaries, other"
 
 
 def bytes_by_group(chip: ChipMemory, phase: str) -> dict[str, int]:
     """Bytes of each group on the chip in one phase; they add up to `chip.total(phase)`."""
-    found = dict.fromkeys((*COLOURS, OTHER), 0)
+    found = dict.fromkeys((*LOOKS, OTHER), 0)
     for line in chip.lines:
         if phase in line.phases:
-            found[line.name if line.name in COLOURS else OTHER] += line.bytes
+            found[line.name if line.name in LOOKS else OTHER] += line.bytes
     return {name: count for name, count in found.items() if count}
 
 
@@ -58,10 +58,19 @@ def draw_recipes(axes: Axes, results: Sequence[Result]) -> None:
 
 def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:
     starts = [0.0] * len(bars)
-    for name, colour in (COLOURS | {OTHER: GREY}).items():
+    for name, (colour, hatch) in (LOOKS | {OTHER: (GREY, "---")}).items():
         lengths = [bar.get(name, 0) / one for bar, one in zip(bars.values(), unit, strict=True)]
         if any(lengths):
-            axes.barh(range(len(bars)), lengths, left=starts, height=0.66, color=colour, label=name)
+            axes.barh(
+                range(len(bars)),
+                lengths,
+                left=starts,
+                height=0.66,
+                color=colour,
+                hatch=hatch,
+                hatchcolor="white",
+                label=name,
+            )
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     axes.set_yticks(range(len(bars)), list(bars), color=INK, fontsize=8)
     axes.set_ylim(len(bars) - 0.4, -0.9)

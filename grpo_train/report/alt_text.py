@@ -7,6 +7,7 @@ matplotlib has no such text: `Figure.set_label` is kept by the figure and writte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,98 +18,109 @@ from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-# Bars or points with a value each in the text: of a histogram, which has more, it has the range and the highest bar.
-# Characters of a text: one that would be longer leaves out units and extremes.
-MOST, LONGEST = 16, 600
+LONGEST = 600  # characters; nobody can skim what is read out
+MOST_VALUES = 16  # of more bars or points the text has only the range
 
 
 def alt_text(figure: Figure) -> str:
-    """One sentence for each thing that the figure draws, panel by panel; at most LONGEST characters."""
-    whole, brief = (
-        " ".join(f"{sentence}." for axes in figure.axes for sentence in _of_axes(axes, brief) if sentence)
-        for brief in (False, True)
-    )
-    return whole if len(whole) <= LONGEST else brief[:LONGEST]
+    """One sentence for each thing that the figure draws, panel by panel; without details where it would be too long."""
+    for brief in (False, True):
+        found = [
+            *(note.get_text() for note in figure.texts),
+            *(sentence for axes in figure.axes for sentence in _of_axes(axes, brief)),
+        ]
+        sentences = [f"{text}." for sentence in found if (text := _plain(sentence).rstrip("."))]
+        if len(" ".join(sentences)) <= LONGEST:
+            break
+    while len(" ".join(sentences)) > LONGEST:
+        sentences.pop()
+    return " ".join(sentences) or " ".join(found)[:LONGEST]
 
 
 def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
-    title = next((title for where in ("left", "center") if (title := _plain(axes.get_title(loc=where)))), "")
-    x, y = _plain(axes.get_xlabel()), _plain(axes.get_ylabel())
-    yield title if brief and title else ", ".join(filter(None, (title, f"{y} by {x}" if x and y else x or y)))
-    bars = (found for found in axes.containers if isinstance(found, BarContainer) and len(found))
-    yield from (_of_bars(axes, found, brief) for found in bars)
-    lines = {line: _label(line) for line in axes.get_lines()}
-    for line, label in lines.items():
-        xs, ys = (np.ma.masked_invalid(np.asarray(data, dtype=float)) for data in line.get_data(orig=False))
+    title = axes.get_title(loc="left") or axes.get_title()
+    labels = " by ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+    yield title if title and brief else ", ".join(filter(None, (title, labels)))
+    for bars in axes.containers:
+        if isinstance(bars, BarContainer) and len(bars):
+            yield (_name(bars) or _name(bars[0])) + _of_bars(axes, bars, brief)
+    lines = [line for line in axes.get_lines() if line.get_label() != "_nolegend_"]  # the ends of error bars
+    for line in lines:
+        name, points = _name(line), _finite(line.get_xydata())
         # Beside lines with a name, one without is an aid to the eye.
-        if ys.count() and (label or (ys.count() > 2 and not any(lines.values()))):
-            yield (_of_points if line.get_linestyle() == "None" else _of_line)(label or "a series", xs, ys, brief)
-    scattered = (found for found in axes.collections if isinstance(found, PathCollection) and len(found.get_offsets()))
-    yield from (
-        _of_points(_label(found) or "dots", *np.atleast_2d(found.get_offsets()).T, brief=brief) for found in scattered
-    )
-    if names := [label for found in axes.collections if (label := _label(found))]:
-        yield f"areas of {', '.join(names)}"
+        if len(points) and (name or (len(points) > 2 and not any(map(_name, lines)))):
+            describe = _of_points if line.get_linestyle() == "None" else _of_line
+            yield (name or "a series: ") + describe(points, brief)
+    for found in axes.collections:
+        if isinstance(found, PathCollection) and len(points := _finite(found.get_offsets())):
+            yield (_name(found) or "dots: ") + _of_points(points, brief)
+        elif name := _name(found):
+            yield f"{name}an area"
     for image in axes.images:
         rows, columns = np.shape(image.get_array())[:2]
-        down, across = (", ".join(_plain(tick.get_text()) for tick in axis.get_ticklabels()) for axis in _axes(axes))
-        yield f"a grid of {rows} rows ({down}) and {columns} columns ({across})".replace(" ()", "")
-    yield "; ".join(text for note in axes.texts if (text := _plain(note.get_text())))
+        names = (", ".join(_tick_names(axis).values()) for axis in (axes.yaxis, axes.xaxis))
+        down, across = (f" ({text})" if text else "" for text in names)
+        yield f"a grid of {rows} rows{down} and {columns} columns{across}"
+    notes = [_plain(note.get_text()) for note in axes.texts if not brief]
+    # The number at the end of a bar was said with the bar.
+    yield "; ".join(note for note in notes if note and (axes.images or not _is_number(note)))
 
 
 def _of_bars(axes: Axes, bars: BarContainer, brief: bool) -> str:
-    """Name and value of each bar; of a histogram, or in brief, the range and the highest bar."""
-    sideways = bars.orientation == "horizontal"
-    values = np.array([bar.get_width() if sideways else bar.get_height() for bar in bars], dtype=float)
-    middles = [bar.get_y() + bar.get_height() / 2 if sideways else bar.get_x() + bar.get_width() / 2 for bar in bars]
-    label = f"{name}: " if (name := _label(bars) or _label(bars[0])) else ""
-    axis = _axes(axes)[0 if sideways else 1]
-    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
-    named = {round(float(at)): name for at, tick in ticks if not _is_number(name := _plain(tick.get_text()))}
-    names = [named.get(round(at)) or f"{at:.4g}" for at in middles]
-    if brief or len(values) > MOST:
+    """Name and value of each bar; of many, as a histogram has, the range and the highest one."""
+    values = np.array(bars.datavalues, dtype=float)
+    named = _tick_names(axes.yaxis if bars.orientation == "horizontal" else axes.xaxis)
+    names = [named.get(round(at)) or f"{at:.4g}" for at in bars.position_centers]
+    if brief or len(values) > MOST_VALUES:
         most = f"the highest {values.max():.4g} at {names[values.argmax()]}"
-        return label + (most if brief else f"bars from {names[0]} to {names[-1]}, {most}")
-    return label + ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
+        return most if brief else f"bars from {names[0]} to {names[-1]}, {most}"
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
 
 
-def _of_points(label: str, xs: np.ndarray, ys: np.ndarray, brief: bool) -> str:
-    """Each point, without a direction in which they do not differ; of many the ranges and the correlation."""
-    told = [values for values in (xs, ys) if np.ptp(values)] or [ys]
-    each = (" and ".join(f"{value:.3g}" for value in point) for point in zip(*told, strict=True))
-    ranges = [f"{len(xs):,} points", *(f"{values.min():.3g} to {values.max():.3g}" for values in told)]
-    alike = [f"correlation {np.corrcoef(told)[0, 1]:.3g}"] if len(told) > 1 else []
-    return f"{label}: {', '.join([*ranges, *alike] if brief or len(xs) > MOST else each)}"
-
-
-def _of_line(label: str, xs: np.ndarray, ys: np.ma.MaskedArray, brief: bool) -> str:
+def _of_line(points: np.ndarray, brief: bool) -> str:
     """Both ends, and the extremes where they lie between."""
+    xs, ys = points.T
     if len(xs) > 1 and np.ptp(xs) == 0:  # upright
-        return f"{label}: at {xs[0]:.4g}"
-    seen = ys.compressed()
-    first, last, low, high = seen[0], seen[-1], seen.min(), seen.max()
-    if low == high:
-        return f"{label}: {high:.3g}"
-    between = [
-        f"{name} {value:.3g}"
-        for name, value in (("lowest", low), ("highest", high))
-        if value not in (first, last) and not brief
-    ]
-    return ", ".join([f"{label}: from {first:.3g} to {last:.3g}", *between])
+        return f"at {xs[0]:.4g}"
+    if np.ptp(ys) == 0:
+        return f"{ys[0]:.3g}"
+    extremes = () if brief else (("lowest", ys.min()), ("highest", ys.max()))
+    between = [f"{name} {value:.3g}" for name, value in extremes if value not in (ys[0], ys[-1])]
+    return ", ".join([f"from {ys[0]:.3g} to {ys[-1]:.3g}", *between])
 
 
-def _axes(axes: Axes) -> tuple[Axis, Axis]:
-    return axes.yaxis, axes.xaxis
+def _of_points(points: np.ndarray, brief: bool) -> str:
+    """Each point, without a direction in which they do not differ; of many the ranges and the correlation."""
+    told = [values for values in points.T if np.ptp(values)] or [points[:, 1]]
+    if not brief and len(points) <= MOST_VALUES:
+        return ", ".join(" and ".join(f"{value:.3g}" for value in point) for point in zip(*told, strict=True))
+    ranges = [f"{len(points):,} points", *(f"{values.min():.3g} to {values.max():.3g}" for values in told)]
+    alike = [f"correlation {np.corrcoef(told)[0, 1]:.3g}"] if len(told) > 1 else []
+    return ", ".join([*ranges, *alike])
 
 
-def _label(thing: Artist | BarContainer) -> str:
-    """As in a legend; matplotlib begins the names that it makes itself with an underscore."""
-    label = str(thing.get_label())
-    return "" if label.startswith("_") else _plain(label)
+def _finite(points: np.ndarray) -> np.ndarray:
+    """The points [N, 2] that are drawn, without a negative zero."""
+    points = np.ma.filled(points, np.nan)
+    return points[np.isfinite(points).all(axis=1)] + 0.0
+
+
+def _tick_names(axis: Axis) -> dict[int, str]:
+    """The ticks of an axis that have names, not numbers, by their place; also those that are hidden."""
+    places = axis.get_ticklocs()
+    names = zip(places, axis.get_major_formatter().format_ticks(places), strict=True)
+    return {round(float(at)): _plain(name) for at, name in names if not _is_number(name)}
+
+
+def _name(thing: Artist | BarContainer) -> str:
+    """As in a legend, and a colon; matplotlib begins the names that it makes itself with an underscore."""
+    label = _plain(str(thing.get_label()))
+    return f"{label}: " if label and not label.startswith("_") else ""
 
 
 def _is_number(text: str) -> bool:
-    return text.replace("\N{MINUS SIGN}", "").replace(".", "").isdigit()
+    """Whether it is a number as ticks and bars have it, also a power of ten; or nothing."""
+    return bool(re.fullmatch(r"[-+−.,%$\s\d]*|.*\\mathdefault.*", text))
 
 
 def _plain(text: str) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import html
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from IPython import get_ipython
 from IPython.core.pylabtools import print_figure
 from IPython.display import HTML, Markdown
 
-from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
+from grpo_train.recipes.text_table import plain_table, table_text
+from grpo_train.report.palette import BLUE, GREEN, GREY, INK, LINES, ORANGE, PURPLE, SKY, VERMILLION
 
 __all__ = [
     "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "SKY", "VERMILLION",
@@ -28,6 +31,36 @@ _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom
 _MONO = "font-family:monospace;font-size:13px;white-space:pre-wrap;overflow-wrap:break-word"
 
 
+@dataclass(frozen=True)
+class Table:
+    """Lines of text cells, the head first: HTML in a notebook, Markdown for an export to PDF, elsewhere plain text."""
+
+    lines: Sequence[Sequence[str]]
+    cell_style: str = ""
+
+    def _repr_html_(self) -> str:
+        head, *rows = ([_escaped(cell) for cell in line] for line in self.lines)
+        style = f'style="{_CELL};font-weight:normal;{self.cell_style}"'
+        # A first column without repetitions names the rows.
+        first = 'th scope="row"' if len({row[0] for row in rows}) == len(rows) else "td"
+        top = "".join(f'<th scope="col" style="{_CELL}">{cell}</th>' for cell in head)
+        body = "".join(
+            f"<tr><{first} {style}>{row[0]}</{first[:2]}>{''.join(f'<td {style}>{cell}</td>' for cell in row[1:])}</tr>"
+            for row in rows
+        )
+        return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _repr_markdown_(self) -> str:
+        head, *rows = ([_markdown(cell) for cell in line] for line in self.lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+    def __repr__(self) -> str:
+        text = plain_table(*self.lines[0])
+        for line in self.lines[1:]:
+            text.add_row(*line)
+        return table_text(text)
+
+
 def source(*things: Callable) -> Markdown:
     """The library's own source of functions and classes, as a highlighted block."""
     return text("\n\n\n".join(inspect.getsource(thing).rstrip() for thing in things), "python")
@@ -38,21 +71,15 @@ def text(content: str, language: str = "") -> Markdown:
     return Markdown(f"```{language}\n{content.rstrip()}\n```")
 
 
-def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str = "") -> HTML:
+def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str = "") -> Table:
     """Rows with the same keys as a table, the keys as its head.  Floats are rounded to `digits` significant digits."""
-    rows = list(rows)
-    if not rows:
-        return HTML("<p>none</p>")
-    head = "".join(f'<th style="{_CELL}">{_escaped(key)}</th>' for key in rows[0])
-    lines = (
-        "".join(f'<td style="{_CELL};{cell_style}">{_cell(value, digits)}</td>' for value in row.values())
-        for row in rows
+    rows = list(rows) or [{"": "none"}]
+    return Table(
+        [[*map(str, rows[0])], *([_cell(value, digits) for value in row.values()] for row in rows)], cell_style
     )
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return HTML(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def completions(rows: Iterable[Mapping[str, Any]]) -> HTML:
+def completions(rows: Iterable[Mapping[str, Any]]) -> Table:
     """As `table`, with line breaks kept and in a monospaced font: for text that a model wrote."""
     return table(rows, cell_style=_MONO)  # on the cells: Jupyter's own style for them would override a parent's
 
@@ -71,15 +98,14 @@ def tokens(tokenizer: Any, text: str) -> HTML:
 
 
 def style() -> None:
-    """Set the style of every figure of a notebook: these colours, no frame, readable at a notebook's width."""
+    """Set the style of every figure of a notebook: palette.LINES, no frame, readable at a notebook's width."""
     import matplotlib.pyplot as plt
-    from cycler import cycler
 
     plt.rcParams |= {
         "figure.dpi": 110,
         "figure.constrained_layout.use": True,
         "font.size": 10,
-        "axes.prop_cycle": cycler(color=[BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY]),
+        "axes.prop_cycle": LINES,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlesize": 10.5,
@@ -89,6 +115,7 @@ def style() -> None:
         "grid.color": "#e4e8ec",
         "grid.linewidth": 0.8,
         "legend.frameon": False,
+        "legend.handlelength": 2.8,
     }
     if shell := get_ipython():
         from matplotlib.figure import Figure
@@ -106,22 +133,29 @@ def _described(figure: Any) -> tuple[Any, dict[str, str]]:
 
 
 def _cell(value: Any, digits: int) -> str:
-    if isinstance(value, float):
-        return f"{value:.{digits}g}".replace("-", "\u2212")
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value is None:
-        return "–"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return _escaped(" × ".join(map(str, value)))
-    return _escaped(value)
+    match value:
+        case float():
+            return f"{value:.{digits}g}".replace("-", "\u2212")
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case None:
+            return "–"
+        case [*parts]:
+            return " × ".join(map(str, parts))
+        case _:
+            return str(value)
 
 
-def _escaped(value: Any) -> str:
+def _escaped(text: str) -> str:
     """Text that neither HTML nor the notebook's MathJax interprets: a dollar sign would start a formula."""
-    return html.escape(str(value)).replace("$", "<span>$</span>")
+    return html.escape(text).replace("$", "<span>$</span>")
+
+
+def _markdown(text: str) -> str:
+    """Text in one cell of a Markdown table, where it starts no markup, no tag and no formula."""
+    return "<br>".join(re.sub(r"([\\`*_\[\]<>&|~$#])", r"\\\1", line) for line in text.splitlines())
 
 
 def _visible(text: str) -> str:

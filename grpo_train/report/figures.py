@@ -4,7 +4,7 @@
     figures.before_after(summary)
     figures.slider([("n = 50", one), ("n = 100", other)])
 
-Before is always light blue, after dark blue.
+Before is always light blue and hatched or dashed, after dark blue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import html
 import io
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from grpo_lib.records import EvalRun
 from grpo_train.report import comparison, html_page
 from grpo_train.report.alt_text import alt_text
 from grpo_train.report.formatting import MINUS, NBSP, percent
-from grpo_train.report.palette import AFTER, BEFORE, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from grpo_train.report.palette import AFTER, BEFORE, BLUE, GREEN, INK, LINES, SKY, VERMILLION
 from grpo_train.runs.health_checks import by_step, finite
 from grpo_train.runs.metric_glossary import Row, reward_function, task_of
 
@@ -66,8 +65,11 @@ PANELS = (
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
 )
-LINES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
-COLOURS = {"before": BEFORE, "after": AFTER}
+BARS = {"before": {"color": BEFORE, "hatch": "///", "hatchcolor": "white"}, "after": {"color": AFTER}}
+CURVES = {
+    "before": {"color": BEFORE, "linestyle": "--", "marker": "s"},
+    "after": {"color": AFTER, "linestyle": "-", "marker": "o"},
+}
 
 
 class _NotebookFigure(Figure):
@@ -121,14 +123,13 @@ def before_after(summary: dict[str, Any]) -> Figure:
         ends = [statistics.wilson_interval(rate * part["n"], part["n"]) for rate in rates]
         errors = [[abs(rate - end[side]) for rate, end in zip(rates, ends, strict=True)] for side in (0, 1)]
         bars = axes.bar(
-            [offset, 1 + offset], rates, width * 0.92, color=COLOURS[phase], label=phase,
+            [offset, 1 + offset], rates, width * 0.92, **BARS[phase], label=phase,
             yerr=errors, ecolor=INK, capsize=3, error_kw={"linewidth": 1},
         )  # fmt: skip
         axes.bar_label(bars, [percent(rate) for rate in rates], padding=3, color=INK)
     axes.set_xticks([0, 1], ["strict:\ntags required", "lenient:\nlast number"])
     axes.tick_params(axis="x", length=0)
-    axes.set_ylim(0, 1.12)
-    _in_percent(axes)
+    _in_percent(axes, 0, 1.12)
     _tidy(axes, f"{summary[phases[0]]['n']:,} problems, 95{NBSP}% intervals", y="accuracy", legend=True)
     return figure
 
@@ -143,14 +144,15 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     for phase in phases:
         part = summary[phase]
         ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
-        axes.plot(ks, rates, "o-", color=COLOURS[phase], label=phase, markersize=4)
+        axes.plot(ks, rates, **CURVES[phase], label=phase, markersize=4)
         if ends := part.get("pass_at_k_interval"):
-            axes.fill_between(ks, *zip(*ends.values(), strict=True), color=COLOURS[phase], alpha=0.18, linewidth=0)
+            axes.fill_between(
+                ks, *zip(*ends.values(), strict=True), color=CURVES[phase]["color"], alpha=0.18, linewidth=0
+            )
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.02)
-    _in_percent(axes)
+    _in_percent(axes, 0, 1.02)
     title = f"{summary[phases[0]]['n']:,} problems, {summary[phases[0]]['samples']} samples each"
     _tidy(axes, title, x="k", y="pass@k", legend=True)
     return figure
@@ -168,8 +170,7 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
     axes = figure.add_subplot()
     bars = axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN])
     axes.bar_label(bars, fmt="{:,.0f}", padding=4, color=INK)
-    axes.set_yticks([0, 1], ["right, then wrong", "wrong, then right"])
-    axes.tick_params(axis="y", length=0)
+    _name_rows(axes, ["right, then wrong", "wrong, then right"])
     axes.set_xlim(0, max(1, *changed) * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     unchanged = f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong"
@@ -180,7 +181,7 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
 def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
     """How many answers are in each category of the taxonomy, before and after."""
     rows = comparison.category_counts(comparison.Comparison(before, after))
-    return _paired_bars(rows, "category", "problems", "{:,}")
+    return _paired_bars(rows, "category", "problems", "{:,.0f}")
 
 
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
@@ -188,18 +189,12 @@ def decomposition(before: EvalRun, after: EvalRun) -> Figure:
     rows = comparison.gain_parts(before, after)
     figure = _figure(5.4, 0.9 + 0.36 * len(rows))
     axes = figure.add_subplot()
-    gains, places = [100 * row["gain"] for row in rows], range(len(rows))
+    gains = [100 * row["gain"] for row in rows]
     ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
     colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
-    axes.barh(places, gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
-    for place, row, gain in zip(places, rows, gains, strict=True):
-        text = f"{gain:+.1f}".replace("-", MINUS)
-        axes.annotate(text, (max(0, 100 * row["high"]), place), (5, 0), textcoords="offset points", va="center")
-    axes.margins(x=0.12)
-    axes.set_yticks(places, [row["part"] for row in rows])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.axvline(0, color=INK, linewidth=0.8)
+    bars = axes.barh(range(len(rows)), gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
+    axes.bar_label(bars, [f"{gain:+.1f}".replace("-", MINUS) for gain in gains], padding=5)
+    _name_rows(axes, [row["part"] for row in rows])
     _tidy(
         axes, f"sum: {sum(gains):+.1f} points".replace("-", MINUS), x="percentage points of strict accuracy", grid="x"
     )
@@ -207,18 +202,14 @@ def decomposition(before: EvalRun, after: EvalRun) -> Figure:
 
 
 def runs_side_by_side(runs: Mapping[str, Sequence[Row]], names: Sequence[str]) -> Figure:
-    """The same metrics of up to three runs, one panel for each key of `names`; `runs` has the rows of metrics.jsonl."""
+    """The same metrics of several runs, one panel for each key of `names`; `runs` has the rows of metrics.jsonl."""
     figure = _figure(3.0 * len(names), 2.5)
     for index, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), index + 1)
-        looks = zip((VERMILLION, BLUE, GREEN), ("-", "--", ":"), strict=True)
-        drawn: list[float] = []
-        for (label, rows), (colour, style) in zip(runs.items(), looks, strict=False):
+        for (label, rows), look in zip(runs.items(), LINES(), strict=False):
             steps, values = _points(by_step(rows), name)
-            drawn += values
-            axes.plot(steps, values, style, color=colour, label=label, marker="o" if len(values) < 15 else None)
-        if all(0 <= value <= 1 for value in drawn):
-            axes.set_ylim(-0.04, 1.04)
+            axes.plot(steps, values, **look, label=label, marker="o" if len(values) < 15 else None)
+        if axes.dataLim.ymin >= 0 and axes.dataLim.ymax <= 1:
             _in_percent(axes)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         _tidy(axes, name, x="training step")
@@ -270,21 +261,25 @@ def _paired_bars(rows: Sequence[dict[str, Any]], name: str, unit: str, form: str
     height = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, height), strict=True):
         places, values = [place + offset for place in range(len(rows))], [row[phase] for row in rows]
-        bars = axes.barh(places, values, height * 0.9, color=COLOURS[phase], label=phase)
-        texts = [form.format(value).replace("-", MINUS) for value in values]
-        axes.bar_label(bars, texts, padding=4, color=INK, fontsize=8)
-    axes.set_yticks(range(len(rows)), [row[name] for row in rows])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.margins(x=0.12)
+        bars = axes.barh(places, values, height * 0.9, **BARS[phase], label=phase)
+        axes.bar_label(bars, fmt=lambda value: form.format(value).replace("-", MINUS), padding=4, color=INK, fontsize=8)
+    _name_rows(axes, [row[name] for row in rows])
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    if any(row[phase] < 0 for row in rows for phase in phases):
-        axes.axvline(0, color=INK, linewidth=0.8)
     _tidy(axes, x=unit, grid="x", legend=True)
     return figure
 
 
-def _in_percent(axes: Axes) -> None:
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names of horizontal bars, the first one at the top; a line at zero, and space for the numbers at their ends."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0.12)
+    axes.axvline(0, color=INK, linewidth=0.8)
+
+
+def _in_percent(axes: Axes, bottom: float = -0.04, top: float = 1.04) -> None:
+    axes.set_ylim(bottom, top)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
 
@@ -311,37 +306,31 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[Row], total_steps: int | None = None) -> None:
-    for (key, label), colour in zip(panel.series, itertools.cycle(LINES), strict=False):
+    for (key, label), look in zip(panel.series, LINES(), strict=False):
         steps, values = _points(rows, key)
         if not values:
             continue
-        if key.startswith("validation"):  # measured at few steps, on many problems: points, not smoothed
-            axes.plot(steps, values, "o-", color=colour, label=label, linewidth=1, markersize=4)
-            continue
-        window = smoothing(len(values))
+        validation = key.startswith("validation")  # measured at few steps, on many problems: points, not smoothed
+        window = 1 if validation else smoothing(len(values))
         if window > 1:
-            axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.4)
+            axes.plot(steps, values, color=look["color"], linestyle="-", linewidth=0.7, alpha=0.4)
             parts = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
             values = [sum(part) / len(part) for part in parts]
-        marker = "o" if len(values) < 3 else None
-        axes.plot(steps, values, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4)
+        marker = "o" if validation or len(values) < 3 else None
+        axes.plot(steps, values, **look, linewidth=1.8, label=label, marker=marker, markersize=4)
     if panel.fraction:
-        axes.set_ylim(-0.04, 1.04)
         _in_percent(axes)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.ticklabel_format(axis="y", scilimits=(-5, 6), useOffset=False)  # a factor above would overlap the title
-        if panel.from_zero:
-            axes.set_ylim(bottom=0)
-        (low, high), span = axes.get_ylim(), panel.smallest_span
-        if high - low < span:
-            low = 0 if panel.from_zero else (low + high - span) / 2
-            axes.set_ylim(low, low + span)
+        low, high = axes.get_ylim()
+        missing = max(0, panel.smallest_span - (high - low)) / 2
+        axes.set_ylim(0 if panel.from_zero else low - missing, high + missing)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlim(0, max(1, total_steps or 0, *(row["step"] for row in rows)) * 1.02)
     _tidy(axes, panel.title, x="training step", y=panel.unit)
     if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.2, loc="best")
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=2.8, loc="best")
 
 
 def _tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: str = "y", legend: bool = False) -> None:
@@ -375,15 +364,13 @@ def svg(figure: Figure, label: str) -> Markup:
     # With the salt, the same figure always gives the same SVG, and two figures have different ids.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\s+xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows the namespaces of inline SVG
+    svg = buffer.getvalue().partition("<svg")[2]
+    # HTML knows the namespaces of inline SVG.
+    svg = re.sub(r'<metadata>.*?</metadata>|\s+xmlns(:xlink)?="[^"]*"', "", svg, flags=re.DOTALL)
     prefix = "f" + hashlib.sha256(label.encode()).hexdigest()[:8] + "-"
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}", svg)
+    svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\1{prefix}", svg)
     svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)").replace(SKY, "var(--sky)")
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1))
+    return Markup(f'<svg role="img" aria-label="{html.escape(label)}"{svg}')
 
 
 def panel_svg(panel: Panel, rows: Sequence[Row]) -> Markup:

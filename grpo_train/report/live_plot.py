@@ -29,9 +29,7 @@ class LivePlot:
         self._next = 0.0  # when it may draw again
 
     def __call__(self, row: Row) -> None:
-        if self.rows and self.rows[-1]["step"] == row["step"]:  # the same row again, with its validation
-            self.rows.pop()
-        self.rows.append(row)
+        self.rows.append(row)  # maybe the last row again, with its validation: of two for one step the later one counts
         last = self.total_steps is not None and row["step"] >= self.total_steps
         if (last or time.monotonic() >= self._next) and _in_notebook():
             self._draw()

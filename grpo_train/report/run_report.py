@@ -84,8 +84,7 @@ def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> di
     """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
     saved = read_json(run_dir / "summary.json")
     if before and after:
-        times = {key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
-        return summarize(before, after, **times)
+        return summarize(before, after, **{key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")})
     return {"before": before.summary()} if before else saved
 
 
@@ -132,9 +131,10 @@ def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
         return {"label": label} | {phase: percent(value) for phase, value in rates.items()} | change
 
     table = [line("one sampled answer", lambda part: part["sampled_accuracy"])] if phases else []
-    for k in (2**power for power in range(1, samples.bit_length())):
-        label = f"pass@{k}: at least one of {k} sampled answers"
-        table.append(line(label, lambda part, k=k: part["pass_at_k"][str(k)]))
+    table += [
+        line(f"pass@{k}: at least one of {k} sampled answers", lambda part, k=k: part["pass_at_k"][str(k)])
+        for k in (2**power for power in range(1, samples.bit_length()))
+    ]
     if samples > 1:
         table.append(line("maj: the most frequent of all sampled answers", lambda part: part["maj_at_k"]))
     return table
@@ -147,8 +147,11 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
         recipe = load_recipe(file)
         sources = ", ".join(dict.fromkeys(SOURCES[part.test_source or part.source] for part in recipe.sources))
         plan = f"{recipe.training.steps:,} steps × {recipe.plan.prompts_per_step} prompts"
-        facts += [f"model {Path(recipe.model.path).name}", f"seed {recipe.seed}"]
-        facts += [f"{plan} × {recipe.grpo.group_size} completions"]
+        facts += [
+            f"model {Path(recipe.model.path).name}",
+            f"seed {recipe.seed}",
+            f"{plan} × {recipe.grpo.group_size} completions",
+        ]
     for run in list(compared.runs.values())[-1:]:
         facts += [f"{len(run.verdicts('strict')):,} test problems" + f" ({sources})" * bool(sources)]
     return [*facts, *_machine(read_json(run_dir / "environment.json"))]
@@ -163,13 +166,10 @@ def _machine(environment: dict[str, Any]) -> list[str]:
 
 
 def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
-    facts = []
-    if steps := summary.get("steps") or (int(rows[-1]["step"]) if rows else None):
-        facts.append(f"{steps:,} training steps")
-    for key, text in (("train_seconds", "of training"), ("wall_seconds", "in all")):
-        if seconds := summary.get(key):
-            facts.append(f"{duration(seconds)} {text}")
-    return facts
+    steps = summary.get("steps") or (int(rows[-1]["step"]) if rows else 0)
+    times = {"train_seconds": "of training", "wall_seconds": "in all"}
+    spent = [f"{duration(summary[key])} {text}" for key, text in times.items() if summary.get(key)]
+    return [f"{steps:,} training steps", *spent] if steps else spent
 
 
 def _text_files(run_dir: Path) -> list[tuple[str, str]]:

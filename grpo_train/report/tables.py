@@ -56,11 +56,11 @@ def table(compared: Comparison) -> list[dict[str, Any]]:
             key = record["id"], record["sample"]
             own = {"id": key[0], "sample": key[1], **{name: record[name] for name in ("question", "gold", "solution")}}
             values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
-            values |= {"tokens": record.get("tokens"), "category": taxonomy.classify(record)}
             parts = rewards.explain(
                 record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
             )
             points = {f"reward_{part.name}": float(part.points) for part in parts}
+            values |= {"tokens": record.get("tokens"), "category": taxonomy.classify(record)}
             values |= points | {"reward": sum(points.values())}
             rows.setdefault(key, own).update({f"{phase}_{name}": value for name, value in values.items()})
     names = dict.fromkeys(name for row in rows.values() for name in row)

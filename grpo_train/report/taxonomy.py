@@ -123,10 +123,9 @@ def causes(record: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _stopped_early(answer: Fraction, written: list[Calculation], worked: list[Calculation]) -> bool:
-    if answer in [calculation.result for calculation in worked[:-1]]:
-        return True
     fewer = sum(one.operations for one in written) < sum(one.operations for one in worked)
-    return fewer and bool(written) and written[-1].result == answer
+    early = [*worked[:-1], *(written[-1:] if fewer else ())]
+    return answer in [calculation.result for calculation in early]
 
 
 def calculations(text: str) -> Iterator[Calculation]:

@@ -1,20 +1,23 @@
-"""Figures say what the data says, the live plot is one picture, and the slider works without a kernel."""
+"""Figures say what the data says, not by colour alone; the live plot is one picture; the slider needs no kernel."""
 
+import itertools
 import math
 import re
 
 import matplotlib.pyplot as plt
 import nbclient
+import nbconvert
 import nbformat
 import pytest
+from matplotlib.colors import to_rgb
 from test_report import PROBLEMS, ROWS, log
 
 from grpo_lib import rewards
-from grpo_lib.evaluation import evaluate, summarize
-from grpo_train.report import figures
-from grpo_train.report.alt_text import alt_text
+from grpo_lib.evaluation import EvalRun, evaluate, summarize
+from grpo_train.report import display, figures
+from grpo_train.report.alt_text import LONGEST, alt_text
 from grpo_train.report.comparison import Comparison, gain_parts
-from grpo_train.runs.metric_glossary import REWARD_MEAN
+from grpo_train.runs.metric_glossary import REWARD_MEAN, read_metrics
 
 
 def run_with(right, wrong="<reasoning>r</reasoning><answer>99</answer>"):
@@ -132,6 +135,64 @@ def test_categories_and_parts_of_the_reward_before_and_after():
     assert widths == pytest.approx([0.25, 0.1, 0.35, 0.675, 0.0675, 0.7425])
     below = figures.reward_parts(Comparison(run_with((), wrong="no tags"), AFTER)).axes[0]  # by the reference reward
     assert "−2.00" in [text.get_text() for text in below.texts]
+
+
+# --- for everybody ---
+
+
+def lightness(colour):
+    """CIE L*, from 0 to 100, with 2.2 for sRGB's curve."""
+    return 116 * sum(part * value**2.2 for part, value in zip((0.21, 0.72, 0.07), to_rgb(colour), strict=True)) ** (
+        1 / 3
+    )
+
+
+def told_apart(figure):
+    """Whether, in each panel, two series differ in style, marker or hatch, or else by 25 in lightness."""
+    looks = [  # matplotlib calls every dash pattern of one's own "--"
+        (axes, line._unscaled_dash_pattern, line.get_marker(), lightness(line.get_color()))
+        for axes in figure.axes
+        for line in axes.get_lines()
+        if not line.get_label().startswith("_")
+    ]
+    looks += [
+        (axes, "bar", bars[0].get_hatch(), lightness(bars[0].get_facecolor()))
+        for axes in figure.axes
+        for bars in axes.containers
+        if hasattr(bars, "patches")
+    ]
+    return all(a != b or abs(c - d) >= 25 for (*a, c), (*b, d) in itertools.combinations(looks, 2))
+
+
+@plt.rc_context()
+def test_nothing_is_told_by_colour_alone_and_no_description_is_long(root):
+    run = root / "assets" / "reference" / "course"
+    before, after, sampled = (EvalRun.load(run / "evals" / f"{n}.jsonl") for n in ("before", "after", "sampled"))
+    display.style()
+    drawn = [
+        plt.figure().add_subplot().plot([range(6), range(6)], label=list("abcdef"))[0].figure,
+        figures.training_curves(read_metrics(run / "metrics.jsonl")),
+        figures.runs_side_by_side(dict.fromkeys("abc", ROWS), ["reward", "accuracy"]),
+        figures.before_after(summarize(before, after)),
+        figures.pass_at_k(dict.fromkeys(("before", "after"), sampled.summary())),
+        figures.flips(before, after),
+        figures.categories(before, after),
+        figures.decomposition(before, after),
+        figures.reward_parts(Comparison(before, after)),
+    ]
+    assert [told_apart(figure) for figure in drawn] == [True] * len(drawn)
+    assert max(len(alt_text(figure)) for figure in drawn) <= LONGEST
+
+
+def test_an_exported_notebook_keeps_its_tables():
+    source = "from grpo_train.report import display; display.table([{'a|' 'b': 'c\\n*' 'd*', 'e': 1}])"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    texts = [
+        nbconvert.MarkdownExporter(display_data_priority=[f"text/{kind}"]).from_notebook_node(notebook)[0]
+        for kind in ("html", "markdown", "plain")
+    ]
+    assert all("a|b" in text.replace("\\", "") and "*d*" in text.replace("\\", "") for text in texts)
 
 
 # --- the slider ---
