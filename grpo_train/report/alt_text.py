@@ -108,7 +108,8 @@ def _finite(points: np.ndarray) -> np.ndarray:
 def _tick_names(axis: Axis) -> dict[int, str]:
     """The ticks of an axis that have names, not numbers, by their place; also those that are hidden."""
     places = axis.get_ticklocs()
-    names = zip(places, axis.get_major_formatter().format_ticks(places), strict=True)
+    # A formatter of fixed labels gives them as they were set, integers too.
+    names = zip(places, map(str, axis.get_major_formatter().format_ticks(places)), strict=True)
     return {round(float(at)): _plain(name) for at, name in names if not _is_number(name)}
 
 

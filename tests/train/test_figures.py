@@ -62,6 +62,7 @@ def test_a_figure_says_in_words_what_it_draws():
     left.hist(range(100), bins=20)
     left.axvline(7, label="limit")
     right.imshow([[1, 2], [3, 4]])
+    right.set_yticks(range(2), range(1, 3))  # integers as labels
     said = alt_text(left.figure)
     assert "highest 5" in said and "limit: at 7" in said and "2 rows" in said
     figure, axes = plt.subplots()
