@@ -125,7 +125,7 @@ def test_evaluate_asks_a_server_and_goes_on_after_a_kill(grpo, tmp_path, root, m
     with Server() as server:
         server.slow = 0.05
         arguments = [
-            *WORDS, "evaluation.max_completion_length=99", "--endpoint", server.url, "--model", "tiny",
+            *WORDS, "rollout.max_completion_length=99", "--endpoint", server.url, "--model", "tiny",
             "--samples", "2", "rollout.temperature=0.5", "--json", "--output", output,
         ]  # fmt: skip
         child = subprocess.Popen([sys.executable, "-m", "grpo_tpu.cli", *map(str, arguments)], cwd=root)
