@@ -128,11 +128,11 @@ def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler
 
 
 def test_the_kl_is_watched_once_in_a_step():
-    cluster = SimpleNamespace(global_steps=0)
-    watch, measured = learner.measure_every(3, cluster, lambda: 0.5), []
+    cluster, measured = SimpleNamespace(global_steps=0), iter((0.5, 0.6, 0.7))
+    watch, found = learner.measure_every(3, cluster, lambda: next(measured)), []
     for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6):
-        measured.append(watch(prompts=[]) != {})
-    assert measured == [True, False, False, False, False, False, True, False, False, False, True]
+        found += [value for value, _ in watch(prompts=[]).values()]
+    assert found == [0.5, 0.5, 0.6, 0.6, 0.7]  # a step that samples twice has the same value twice
 
 
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
