@@ -41,6 +41,7 @@ from grpo_train import training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.weight_sync import padded
 from grpo_train.recipes import load_recipe
+from grpo_train.report import taxonomy
 
 RECIPE = ROOT / "recipes/tiny-cpu.yaml"
 FOLDER = ROOT / "assets/experiments"
@@ -121,17 +122,22 @@ def exact_kl(session: training.Session) -> Run:
 
 
 def passes(session: training.Session) -> Run:
-    """How many of 32 samples are right, of each of 200 problems."""
+    """How many of 32 samples are right, of each of 200 problems; and of how many the working is, stated or not."""
+
+    def sampled(prompts: list[str], *, seed: int) -> list[Any]:  # each run draws with its own seed, the base too
+        return session.sample(prompts, seed=(seed + session.recipe.seed) % 2**31)
+
     run = evaluation.evaluate(
-        session.generate, load_problems(session.recipe.problems, "validation"), sampled=session.sample, samples=32,
+        session.generate, load_problems(session.recipe.problems, "validation"), sampled=sampled, samples=32,
         render=session.render, batch_size=session.recipe.evaluation.batch_size, progress=False,
         settings=session.recipe.evaluation_sampling,
     )  # fmt: skip
-    rights: dict[str, int] = {}
-    for record in run.records:
-        rights[record["id"]] = rights.get(record["id"], 0) + (record["strict"] and not record["greedy"])
+    rights, worked = dict.fromkeys(run.rates("strict"), 0), dict.fromkeys(run.rates("strict"), 0)
+    for record in (record for record in run.records if not record["greedy"]):
+        rights[record["id"]] += record["strict"]
+        worked[record["id"]] += taxonomy.works_out_gold(record)
     found = {f"pass@{k}": float(np.mean([pass_at_k(32, right, k) for right in rights.values()])) for k in (1, 4, 32)}
-    return found | {"right_of_32": list(rights.values())}
+    return found | {"right_of_32": list(rights.values()), "worked_of_32": list(worked.values())}
 
 
 def sync_every(session: training.Session, arm: str, steps: int = 8) -> None:

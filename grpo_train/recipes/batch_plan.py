@@ -18,10 +18,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rich.table import Table
-
 from grpo_train.recipes.layouts import Layout, choose_layout, row_shapes
-from grpo_train.recipes.text_table import plain_table
+from grpo_train.recipes.text_table import text_table
 
 PROMPTS_PER_STEP = 16  # default
 PROPOSED = 8  # an error proposes at most so many values: those nearest to the refused one
@@ -185,20 +183,20 @@ ROWS = (
 )  # fmt: skip
 
 
-def table(plan: BatchPlan, given: Mapping[str, int]) -> Table:
-    """The plan, given (recipe key -> value) and derived sizes side by side."""
-    made = plain_table("batch plan", "given", "derived", "", right=2)
+def table(plan: BatchPlan, given: Mapping[str, int]) -> str:
+    """The plan as text, given (recipe key -> value) and derived sizes side by side."""
+    rows = []
     for name, key, unit in ROWS:
         label = name.removeprefix("num_").replace("_", " ")
         if key in given:
-            made.add_row(label, f"{given[key]:,}", "", f"{unit}: {key}")
+            rows.append((label, f"{given[key]:,}", "", f"{unit}: {key}"))
         elif value := getattr(plan, name, None):
-            made.add_row(label, "", f"{value:,}", unit)
-    made.add_row("layout", "", plan.layout, "rows of the policy update: training.layout")
+            rows.append((label, "", f"{value:,}", unit))
+    rows.append(("layout", "", plan.layout, "rows of the policy update: training.layout"))
     if plan.micro_batch_tokens:
         tokens = f"{plan.micro_batch_tokens[0]:,}" + f" to {plan.micro_batch_tokens[-1]:,}" * (plan.layout != "padded")
-        made.add_row("tokens per micro batch", "", tokens, "computed, padding included")
-    return made
+        rows.append(("tokens per micro batch", "", tokens, "computed, padding included"))
+    return text_table(("batch plan", "given", "derived", ""), rows, right=2)
 
 
 def _error_text(key: str, size: int, step: int, what: str, unit: int, reason: str) -> str | None:

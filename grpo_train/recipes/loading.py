@@ -17,7 +17,6 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
-from grpo_train.recipes.text_table import table_text
 
 if TYPE_CHECKING:
     from grpo_lib.plain_grpo import Settings
@@ -72,7 +71,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def plan_table(recipe: Recipe) -> str:
     """The batch plan as text, given and derived sizes side by side."""
-    text = table_text(batch_plan.table(recipe.plan, recipe.batch_given))
+    text = batch_plan.table(recipe.plan, recipe.batch_given)
     if recipe.hardware.accelerator or recipe.hardware.trainer_devices:
         return text
     return f"{text}\ncounted on one device: the recipe uses the devices that JAX finds"

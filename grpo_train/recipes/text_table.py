@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,15 +11,17 @@ from rich.table import Table
 WIDTH = 240  # columns of text; longer cells are folded
 
 
-def plain_table(title: str, *columns: str, right: int = 0) -> Table:
-    """A table without rules; its first column is headed by `title`, and `right` columns after it hold numbers."""
-    table = Table(title, box=None, pad_edge=False, header_style=None)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number < right else "left")
-    return table
-
-
-def table_text(table: Table) -> str:
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> str:
+    """A table without rules; `right` columns after the first hold numbers."""
+    table = Table(box=None, pad_edge=False, header_style=None)
+    for number, column in enumerate(head):
+        table.add_column(column, justify="right" if 0 < number <= right else "left")
+    for row in rows:
+        table.add_row(*row)
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(table)
+    # In a notebook rich would show the table itself, and leave the file empty.
+    plain = Console(
+        file=file, width=WIDTH, force_jupyter=False, color_system=None, highlight=False, markup=False, emoji=False
+    )
+    plain.print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

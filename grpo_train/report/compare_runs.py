@@ -17,7 +17,7 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import differences, load_recipe
-from grpo_train.recipes.text_table import plain_table, table_text
+from grpo_train.recipes.text_table import text_table
 from grpo_train.report.comparison import flip_counts
 from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent
 from grpo_train.runs.health_checks import by_step, finite
@@ -109,10 +109,11 @@ def text(compared: RunComparison) -> str:
         blocks[-1] += "\n" + ", ".join(f"{what} {count:,}" for what, count in counts)
     head = "The recipes differ (A != B):" if compared.recipe else "The recipes are the same."
     blocks.append("\n".join([head, *(f"  {line}" for line in compared.recipe)]))
-    table = plain_table(f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit", right=3)
+    rows = []
     for name, (a, b) in compared.metrics.items():
         shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]
         difference = "–" if a is None or b is None else f"{b - a:+.2g}"
-        table.add_row(name, *shown, difference, METRICS[name].unit if name in METRICS else "")
-    blocks.append(table_text(table))
+        rows.append((name, *shown, difference, METRICS[name].unit if name in METRICS else ""))
+    head = (f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit")
+    blocks.append(text_table(head, rows, right=3))
     return "".join(c if c.isprintable() or c in f"\n{NBSP}" else " " for c in "\n\n".join(blocks))

@@ -17,7 +17,7 @@ from IPython import get_ipython
 from IPython.core.pylabtools import print_figure
 from IPython.display import HTML, Markdown
 
-from grpo_train.recipes.text_table import plain_table, table_text
+from grpo_train.recipes.text_table import text_table
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, LINES, ORANGE, PURPLE, SKY, VERMILLION
 
 __all__ = [
@@ -55,10 +55,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
     def __repr__(self) -> str:
-        text = plain_table(*self.lines[0])
-        for line in self.lines[1:]:
-            text.add_row(*line)
-        return table_text(text)
+        return text_table(self.lines[0], self.lines[1:])
 
 
 def source(*things: Callable) -> Markdown:

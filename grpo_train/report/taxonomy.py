@@ -128,6 +128,11 @@ def _stopped_early(answer: Fraction, written: list[Calculation], worked: list[Ca
     return answer in [calculation.result for calculation in early]
 
 
+def works_out_gold(record: Mapping[str, Any]) -> bool:
+    """Whether the last calculation that the completion writes has the gold number as its result, stated or not."""
+    return [str(one.result) for one in calculations(record["completion"])][-1:] == [record["gold"]]
+
+
 def calculations(text: str) -> Iterator[Calculation]:
     """The calculations that `text` writes out, in their order. Time is linear in its length; nothing is executed."""
     text = _ANNOTATION.sub("", text[:LONGEST_TEXT].translate(_SIGNS))
