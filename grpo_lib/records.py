@@ -87,7 +87,7 @@ def graded_again(record: Record) -> Record:
 
 
 def kind_of(record: Record) -> str:
-    """The kind of a record's problem; files of version 0.1 do not name it."""
+    """The kind of a record's problem; a file that does not name it is of tagged ones."""
     return record.get("kind", "tagged")
 
 
