@@ -20,6 +20,7 @@ import functools
 import gc
 import json
 import math
+import random
 import sys
 import tempfile
 import time
@@ -29,15 +30,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from job import ROOT, machine
 from tqdm import tqdm
+from tunix.rl import function_registry
 
 from grpo_lib import evaluation, rewards
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import load_problems
+from grpo_lib.records import grade
 from grpo_lib.statistics import pass_at_k
-from grpo_train import training
+from grpo_train import losses, training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.weight_sync import padded
 from grpo_train.recipes import load_recipe
@@ -51,6 +56,7 @@ CURVES = (
     "sampler_trainer_gap",
 )  # fmt: skip
 PASSES = "dynamic_sampling/passes"  # in metrics.jsonl; `sampling_passes` in the records
+UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is no share
 SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
 
 Run = dict[str, Any]
@@ -61,7 +67,8 @@ class Claim:
     """A prediction about the difference of two arms, `one - other`, of a measure, with its bar.
 
     kind: `above`, the mean is at least `bar` and the interval above 0; `zero`, the interval covers 0; `within`, the
-    mean is at most `bar` away from 0; `half`, of the ratio one / other: the mean is at most `bar`.
+    mean is at most `bar` away from 0; `at most`, the mean is at most `bar`; `half`, of the ratio one / other: the mean
+    is at most `bar`.
     """
 
     text: str
@@ -89,7 +96,16 @@ def short_answer(completion: str, gold: str = "") -> rewards.Score:
     return (0.1, "short") if len(completion) < SHORT else (0.0, "long")
 
 
-rewards.REWARDS["short_answer"] = short_answer
+tosses = random.Random()  # seeded before each run
+
+
+@rewards.reward_function
+def coin(completion: str, gold: str = "") -> rewards.Score:
+    """1 or 0, whatever the completion is."""
+    return (1.0, "heads") if tosses.random() < 0.5 else (0.0, "tails")
+
+
+rewards.REWARDS |= {"short_answer": short_answer, "coin": coin}
 
 
 # What is measured beside the accuracy on 500 test problems.
@@ -110,8 +126,6 @@ def exact_kl(session: training.Session) -> Run:
     )
 
     def logps(actor: maxtext_model.Actor) -> np.ndarray:  # [B, C, V]
-        import jax
-
         with actor.scope():
             logits, _ = actor.module(tokens, positions, None, mask)
         return np.asarray(jax.nn.log_softmax(logits[:, -width - 1 : -1].astype("float32")), np.float64)
@@ -136,8 +150,21 @@ def passes(session: training.Session) -> Run:
     for record in (record for record in run.records if not record["greedy"]):
         rights[record["id"]] += record["strict"]
         worked[record["id"]] += taxonomy.works_out_gold(record)
-    found = {f"pass@{k}": float(np.mean([pass_at_k(32, right, k) for right in rights.values()])) for k in (1, 4, 32)}
+    found = {
+        name: float(np.mean([pass_at_k(32, count, k) for count in counts.values()]))
+        for k in (1, 4, 32)
+        for name, counts in ((f"pass@{k}", rights), (f"worked@{k}", worked))
+    }
     return found | {"right_of_32": list(rights.values()), "worked_of_32": list(worked.values())}
+
+
+def wrong_lengths(session: training.Session) -> Run:
+    """Mean tokens of the wrong ones among 8 samples of each validation problem, end token left out."""
+    prompts = [problem.prompt(session.render) for problem in load_problems(session.recipe.problems, "validation")] * 8
+    golds = [problem.answer for problem in load_problems(session.recipe.problems, "validation")] * 8
+    sampled = session.sample(prompts, seed=session.recipe.seed)
+    texts = [each.text for each, gold in zip(sampled, golds, strict=True) if not grade(each.text, gold)["strict"]]
+    return {"wrong_length": float(np.mean([len(ids) for ids in session.tokenizer(texts)["input_ids"]]))}
 
 
 def sync_every(session: training.Session, arm: str, steps: int = 8) -> None:
@@ -160,6 +187,66 @@ def sync_now(session: training.Session) -> Run:
     vars(session.sampler).pop("update_params", None)  # of the object; that of its class remains
     session.sampler.update_params(session.actor.weights())
     return {}
+
+
+def use_baseline(session: training.Session, arm: str) -> None:
+    """The advantages of an arm: of the recipe, or one of this program by its name."""
+    if arm in BASELINES:
+        session.learner.algo_config.advantage_estimator = arm
+
+
+def without_baseline(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """REINFORCE's (R. Williams, 1992) without a baseline.  Under a reward of 1 or 0: imitate what is right."""
+    return np.asarray(rewards)
+
+
+def less_batch_mean(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """The mean of all prompts as the baseline of each."""
+    return rewards - np.mean(rewards)
+
+
+BASELINES = {"none": without_baseline, "batch": less_batch_mean}
+for name, function in BASELINES.items():
+    function_registry.register_advantage_estimator(name)(function)
+
+
+def imitate(session: training.Session, arm: str) -> None:
+    """Expert iteration (arXiv:1705.08439): rounds of sampling, and of imitating what is right; all but `grpo` do it."""
+    if arm != "grpo":
+        use_baseline(session, "none")
+        sync_every(session, arm, ROUNDS[arm])
+
+
+ROUNDS = {"rounds": 5, "one-round": 1000}  # steps of a round
+
+
+def mask_stale(session: training.Session, arm: str, factor: float = 2.0) -> None:
+    """As `stale`; in the arm `mask` a token with π / π_sampler below 1 / factor or above factor gives no gradient.
+
+    IcePop (Ring-1T, arXiv:2510.18855), with one factor for both sides.
+    """
+    sync_every(session, arm)
+    if arm != "mask":
+        return
+    rollout, config = session.cluster.rollout, session.learner.algo_config
+    ends = {"pad_id": rollout.pad_id(), "eos_id": rollout.eos_id()}
+
+    def loss(model: Any, train_example: Any, algo_config: Any) -> Any:
+        logps, _ = losses.model_statistics(
+            model, train_example.prompt_ids, train_example.completion_ids, *ends.values(), config.temperature, "jax"
+        )
+        log_ratio = jax.lax.stop_gradient(logps) - train_example.sampler_per_token_logps
+        mask = train_example.completion_mask  # dropped tokens count in the length of their completion
+        weights = mask * (jnp.abs(log_ratio) <= math.log(factor)) / mask.sum(1, keepdims=True) / len(mask)
+        example = dataclasses.replace(train_example, weights=jax.lax.stop_gradient(weights))
+        return losses.grpo_loss(model, example, config, **ends, implementation="jax")
+
+    session.cluster.actor_trainer.with_loss_fn(loss, has_aux=True)
+
+
+def toss_anew(session: training.Session, arm: str) -> None:
+    tosses.seed(session.recipe.seed)
+    only_evaluate(session, arm)
 
 
 def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3) -> None:
@@ -319,6 +406,89 @@ EXPERIMENTS = {
         ["rollout.temperature=0.9", "training.steps=30"],
         before=fall,
     ),
+    "baseline": Experiment(
+        "Is a baseline worth having, and must it be the group's? No division by the standard deviation in any arm.",
+        {"group": [], "batch": [], "none": []},
+        [
+            Claim("without a baseline training is 3 points behind on the way", "group", "none", "way", "above", 0.03),
+            Claim("with the mean of the batch it is within 2 points of the group's", "batch", "group", "way",
+                  "within", 0.02),
+        ],
+        ["rewards=[correct_answer]", "grpo.advantage=mean", "training.steps=30"],
+        before=use_baseline,
+    ),
+    "length": Experiment(
+        "A completion's loss over its own length, or over a constant, on problems whose completions differ in length.",
+        {"own": [], "constant": ["grpo.aggregation=constant"]},
+        [
+            Claim("over its own length, wrong completions become longer by half a token", "own", "constant",
+                  "wrong_length", "above", 0.5),
+            Claim("on the way the accuracies are within 3 points", "own", "constant", "way", "within", 0.03),
+        ],
+        ["problems.difficulty=hard", "rollout.max_completion_length=48", "rewards=[correct_answer]",
+         "grpo.advantage=mean", "training.steps=40"],
+        after=wrong_lengths,
+    ),
+    "no-clip": Experiment(
+        "Does the clip prevent anything, with four updates per batch? At the usual learning rate, and at three times.",
+        {f"{clip}{rate}": changes + more
+         for rate, more in (("", []), ("-fast", ["training.learning_rate=9e-4"]))
+         for clip, changes in (("clip", []), ("no-clip", ["grpo.epsilon=0.999", "grpo.epsilon_high=1000"]))},
+        [
+            Claim("at the usual rate it makes no difference above 2 points", "clip", "no-clip", "accuracy",
+                  "within", 0.02),
+            Claim("at three times the rate, without it 5 points are lost", "clip-fast", "no-clip-fast", "accuracy",
+                  "above", 0.05),
+        ],
+        ["grpo.iterations=4", "training.steps=30"],
+    ),
+    "expert": Experiment(
+        "Does one need RL? Expert iteration imitates right completions; all arms have 3,840 completions, each once.",
+        {"grpo": [], **{name: [] for name in ROUNDS}},
+        [
+            Claim("six rounds of 640 completions end 3 points behind GRPO", "grpo", "rounds", "accuracy",
+                  "above", 0.03),
+            Claim("one round, with the base's completions alone, ends 10 points behind", "grpo", "one-round",
+                  "accuracy", "above", 0.10),
+        ],
+        ["rewards=[correct_answer]", "training.steps=30"],
+        before=imitate,
+        after=sync_now,
+    ),
+    "maxrl": Experiment(
+        "Over the group's mean (MaxRL), its standard deviation (GRPO), or not divided, where right answers are rare.",
+        {"std": [], "mean": ["grpo.advantage=mean"], "maxrl": ["grpo.advantage=maxrl"]},
+        [
+            Claim("what is worked out in 32 samples differs by at most 2 points: in `pass` it was at its ceiling",
+                  "maxrl", "std", "worked@32", "within", 0.02),
+            Claim("on the way MaxRL is 3 points ahead of no division", "maxrl", "mean", "way", "above", 0.03),
+            Claim("and within 3 points of the standard deviation", "maxrl", "std", "way", "within", 0.03),
+        ],
+        ["problems.difficulty=hard", "rollout.max_completion_length=30", "rewards=[correct_answer]",
+         "training.steps=60"],
+        after=passes,
+    ),
+    "stale-mask": Experiment(
+        "As `stale`: leave out the tokens whose probability changed most, in place of truncating their weight?",
+        {arm: [] if arm == "synced" else ["grpo.correction=tis"] for arm in ("synced", "tis", "mask")},
+        [
+            Claim("leaving out is within 2 points of truncating", "mask", "tis", "accuracy", "within", 0.02),
+            Claim("and within 5 points of a synced sampler", "mask", "synced", "accuracy", "within", 0.05),
+        ],
+        ["training.steps=48", "training.learning_rate=9e-4"],
+        before=mask_stale,
+        after=sync_now,
+    ),
+    "coin": Experiment(
+        "Does training help when a coin decides the reward? Nothing can be learnt from it.",
+        {"base": [], "coin": []},
+        [
+            Claim("accuracy does not rise by more than 2 points", "coin", "base", "accuracy", "at most", 0.02),
+            Claim("neither does the share of answers in the right form", "coin", "base", "form", "at most", 0.02),
+        ],
+        ["rewards=[coin]"],
+        before=toss_anew,
+    ),
 }  # fmt: skip
 
 
@@ -392,7 +562,8 @@ def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> R
         validate = functools.partial(validated, session)
         rows = training.train(session, validate=validate, validate_every=experiment.validate_every)
         measures = experiment.after(session)
-        measures |= {"accuracy": tested(session)}
+        summary = summary_of(session, "test")
+        measures |= {"accuracy": summary["accuracy"], "form": summary["format_accuracy"]}
     curves = {name: [rounded(row.get(name)) for row in rows] for name in CURVES if any(name in row for row in rows)}
     curves["sampling_passes"] = [row.get(PASSES, 1) for row in rows]
     last = [value for value in curves.get("entropy", [])[-5:] if value is not None]
@@ -401,6 +572,7 @@ def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> R
         "arm": arm,
         "seconds": round(time.perf_counter() - started, 1),
         "entropy": float(np.mean(last)) if last else None,
+        "way": float(np.mean(curves["accuracy"])) if rows else None,  # of the samples of all steps
         "completions_per_step": recipe.plan.completions_per_step,
         "validation": [rounded(row.get("validation_accuracy")) for row in rows],
         "curves": curves,
@@ -416,20 +588,16 @@ def rounded(value: float | None) -> float | None:
 
 
 def validated(session: training.Session) -> dict[str, float]:
-    return {"validation_accuracy": accuracy(session, "validation")}
+    return {"validation_accuracy": summary_of(session, "validation")["accuracy"]}
 
 
-def tested(session: training.Session) -> float:
-    return accuracy(session, "test")
-
-
-def accuracy(session: training.Session, split: str) -> float:
-    """Greedy and strict."""
+def summary_of(session: training.Session, split: str) -> dict[str, Any]:
+    """Of greedy answers."""
     run = evaluation.evaluate(
         session.generate, load_problems(session.recipe.problems, split), render=session.render, progress=False,
         batch_size=session.recipe.evaluation.batch_size,
     )  # fmt: skip
-    return run.summary()["accuracy"]
+    return run.summary()
 
 
 def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
@@ -440,7 +608,8 @@ def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def is_share(claim: Claim) -> bool:
-    return claim.measure in ("accuracy", "at_updates", "at_completions") or claim.measure.startswith("pass@")
+    shares = ("accuracy", "form", "way", "at_updates", "at_completions")
+    return claim.measure in shares or claim.measure.startswith(("pass@", "worked@"))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -490,8 +659,9 @@ def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
         "zero": low <= 0 <= high,
         "within": abs(mean) <= claim.bar,
         "half": mean <= claim.bar,
+        "at most": mean <= claim.bar,
     }[claim.kind]
-    scale, unit = (100, " points") if is_share(claim) else (1, "" if ratio else " nats per token")
+    scale, unit = (100, " points") if is_share(claim) else (1, "" if ratio else UNITS[claim.measure])
     shown = f"{scale * mean:+.3g}{unit} (95 % interval {scale * low:+.3g} to {scale * high:+.3g})"
     what = f"{claim.measure} of {claim.one} {'over' if ratio else 'minus'} {claim.other}"
     measured = f"{what} is {shown}"
@@ -507,12 +677,13 @@ def judge(claim: Claim, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def bar_of(claim: Claim) -> str:
-    amount = f"{100 * claim.bar:g} points" if is_share(claim) else f"{claim.bar:g}"
+    amount = f"{100 * claim.bar:g} points" if is_share(claim) else f"{claim.bar:g}{UNITS[claim.measure]}"
     return {
         "above": f"at least {amount}, and an interval above 0",
         "zero": "an interval that covers 0",
         "within": f"at most {amount} apart",
-        "half": f"a ratio of at most {amount}",
+        "half": f"a ratio of at most {claim.bar:g}",
+        "at most": f"at most {amount}",
     }[claim.kind]
 
 

@@ -40,7 +40,8 @@ class Settings:
     max_completion_length: int = 512  # C
     temperature: float = 1.0
     rewards: tuple[str, ...] = ("correct_answer",)  # functions of grpo_lib.rewards, added up
-    advantage: str = "std"  # "mean": Dr. GRPO (arXiv:2503.20783); "leave-one-out": RLOO (arXiv:2402.14740)
+    # "mean": Dr. GRPO (arXiv:2503.20783); "leave-one-out": RLOO (arXiv:2402.14740); "maxrl" (arXiv:2602.02710)
+    advantage: str = "std"
     aggregation: str = "completion"  # "constant": Dr. GRPO; "step": DAPO (arXiv:2503.14476, equation 12)
     epsilon: float = 0.2  # ε
     epsilon_high: float | None = None  # the upper side of the clip, where it is wider (DAPO, equation 10)
@@ -184,11 +185,11 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
 # 2. Rewards: grpo_lib.rewards.  3. Advantages: better or worse than the other completions of the same prompt?
 def group_advantages(rewards: np.ndarray, group_size: int, kind: str = "std") -> np.ndarray:  # [B] -> [B]
     groups = rewards.reshape(-1, group_size)  # [prompts, G]
-    centred = groups - groups.mean(1, keepdims=True)
-    std = groups.std(1, ddof=1, keepdims=True)  # [prompts, 1]
+    mean, std = groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)  # [prompts, 1]
     # 1e-6: where all earn the same it is 0, not 0 / 0.  Minus the mean of the others is the same times G / (G - 1).
-    scale = {"std": 1 / (std + 1e-6), "mean": 1.0, "leave-one-out": group_size / (group_size - 1)}[kind]
-    return (centred * scale).reshape(-1)
+    leave_one_out = group_size / (group_size - 1)
+    scale = {"std": 1 / (std + 1e-6), "mean": 1.0, "leave-one-out": leave_one_out, "maxrl": 1 / (mean + 1e-6)}[kind]
+    return ((groups - mean) * scale).reshape(-1)
 
 
 # 4. Loss.

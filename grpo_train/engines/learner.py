@@ -1,7 +1,7 @@
 """Tunix's GRPO learner, and what a recipe's `grpo` section adds to it through methods that Tunix leaves to subclasses.
 
-Upstream's names for the values of a recipe are here, too: ADVANTAGES are in Tunix's registry, AGGREGATIONS are modes of
-its aggregate_loss, which it takes of a micro-batch.
+Upstream's names for the values of a recipe are here, too: ADVANTAGES are in Tunix's registry (maxrl from here),
+AGGREGATIONS are modes of its aggregate_loss, which it takes of a micro-batch.
 
 The learner keeps no state of its own: what a step does follows from its number and from metrics.jsonl, so a run that
 goes on after a kill does the same.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tunix.rl import common, utils
+from tunix.rl import common, function_registry, utils
 from tunix.rl import rl_cluster as rl
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.queue import data_queue as queues
@@ -33,7 +33,7 @@ from grpo_train.losses.packing import Example
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import multihost
 
-ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo"}
+ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo", "maxrl": "maxrl"}
 AGGREGATIONS = {
     "completion": "sequence-mean-token-mean", "constant": "sequence-mean-token-scale", "step": "token-mean",
 }  # fmt: skip
@@ -70,6 +70,21 @@ def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> Po
         kl_loss_mode=_key_of(losses.KL_ESTIMATORS_OF_TUNIX, grpo.kl),  # Tunix's default is k1
         loss_algo=_key_of(losses.RATIOS_OF_TUNIX, grpo.ratio),
     )
+
+
+@function_registry.register_advantage_estimator("maxrl")
+def maxrl_advantages(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Reward minus the group's mean, over that mean (MaxRL, arXiv:2602.02710): [B], 0 where a group earned nothing.
+
+    Raises CourseError for a negative reward: a mean below 0 would turn every sign.
+    """
+    if np.min(rewards) < 0:
+        raise CourseError(
+            f"grpo.advantage=maxrl divides by the group's mean, and a reward is {np.min(rewards):g}: use rewards of at "
+            "least 0, like correct_answer, and no overlong_buffer; or another advantage"
+        )
+    means = np.reshape(rewards, (-1, num_generations)).mean(axis=1).repeat(num_generations)
+    return (rewards - means) / (means + 1e-6)
 
 
 def is_plain(grpo: GRPORecipe) -> bool:
@@ -189,8 +204,7 @@ class Learner(GRPOLearner):
             return example
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
         rows, width = example.completion_ids.shape
-        temperature = self.rl_cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
-        scored = self._sampler.last_scored(rows, width, temperature)
+        scored = self._sampler.last_scored(rows, width, self.algo_config.temperature)
         logps = jnp.asarray(padded(scored.logps, width, 0, np.float32))
         return _to_example(example, **{CORRECTIONS[self._grpo.correction]: logps})
 
@@ -246,8 +260,9 @@ def weight_by_tokens(examples: Sequence[common.TrainExample]) -> Iterator[Exampl
     """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
     tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
     for example in examples:
-        share = np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1))
-        yield _to_example(example, weights=share)
+        yield _to_example(
+            example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1))
+        )
 
 
 def _to_example(example: common.TrainExample, **more: Any) -> Example:
@@ -275,21 +290,24 @@ def kl_from_base(
     multi-process run all processes call it together.
     """
     tokens = sampler.last.tokens[:rows]
-    prompt_ids = sampler.last.left_padded_prompt_tokens[:rows]
     ids = padded(tokens, config.max_tokens_to_generate, sampler.pad_id())
     graphdef, state = base.module
-    placed = utils.put_params_on_memory_kind(state, "device")
-    models = (actor, dataclasses.replace(base, module=nnx.merge(graphdef, placed)))
+    placed = nnx.merge(graphdef, utils.put_params_on_memory_kind(state, "device"))
+    models = (actor, dataclasses.replace(base, module=placed))
     policy, reference = (
         multihost.to_numpy(
             maxtext_model.per_token_logps(
-                model, prompt_ids, ids, sampler.pad_id(), sampler.eos_id(), config.temperature
+                model,
+                sampler.last.left_padded_prompt_tokens[:rows],
+                ids,
+                sampler.pad_id(),
+                sampler.eos_id(),
+                config.temperature,
             )
         )
         for model in models
     )
-    mask = np.arange(ids.shape[1]) < np.array([len(row) for row in tokens])[:, None]
-    difference = (reference - policy)[mask]
+    difference = (reference - policy)[np.arange(ids.shape[1]) < np.array([len(row) for row in tokens])[:, None]]
     return float(np.mean(np.exp(difference) - difference - 1))
 
 

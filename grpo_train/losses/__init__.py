@@ -180,6 +180,7 @@ def policy_loss(
     | GRPO | the defaults | kl=k3, sequence-mean-token-mean | arXiv:2402.03300, eq. 3, 4 |
     | Dr. GRPO | advantage: mean, aggregation: constant | sequence-mean-token-scale | arXiv:2503.20783 |
     | RLOO | advantage: leave-one-out | | arXiv:2402.14740 |
+    | MaxRL | advantage: maxrl | | arXiv:2602.02710 |
     | GSPO | ratio: sequence | ratio=sequence | arXiv:2507.18071, eq. 7 |
     | DAPO, clip-higher | epsilon_high: 0.28 | epsilon_high | arXiv:2503.14476, eq. 10 |
     | DAPO, token mean | aggregation: step | weights, see `learner.weight_by_tokens` | arXiv:2503.14476, eq. 12 |

@@ -209,10 +209,10 @@ class GRPORecipe(_Section):
         default="k3",
         description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
     )
-    advantage: Literal["std", "mean", "leave-one-out"] = Field(
+    advantage: Literal["std", "mean", "leave-one-out", "maxrl"] = Field(
         default="std",
         description="reward minus the group's mean, over its standard deviation (std: GRPO) or not (mean: Dr. GRPO); "
-        "leave-one-out: minus the mean of the others (RLOO)",
+        "leave-one-out: minus the mean of the others (RLOO); maxrl: over the group's mean, for rewards of at least 0",
     )
     aggregation: Literal["completion", "constant", "step"] = Field(
         default="completion",

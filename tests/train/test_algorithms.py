@@ -79,7 +79,7 @@ def test_a_sequence_s_ratio_is_the_same_in_rows_of_several(lengths, prompts, see
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=4), st.integers(2, 4))
-def test_leave_one_out_is_a_multiple_of_no_std(rewards, group_size):
+def test_advantages_are_those_of_the_page_and_leave_one_out_a_multiple_of_no_std(rewards, group_size):
     rewards = np.tile(np.array(rewards[:group_size], np.float64), 2)
     of = {name: function_registry.get_advantage_estimator(own) for name, own in learner.ADVANTAGES.items()}
     mean, out = (
@@ -89,6 +89,11 @@ def test_leave_one_out_is_a_multiple_of_no_std(rewards, group_size):
     for name, function in of.items():
         ours = plain_grpo.group_advantages(rewards, group_size, name)
         np.testing.assert_allclose(ours, function(rewards=rewards, num_generations=group_size), rtol=1e-5, atol=1e-6)
+
+
+def test_maxrl_refuses_a_mean_that_would_turn_signs():
+    with pytest.raises(CourseError, match=r"maxrl.*a reward is -0\.5"):
+        learner.maxrl_advantages(np.array([1.0, -0.5]), 2)
 
 
 # --- length -------------------------------------------------------------------------------------------------------
