@@ -480,6 +480,7 @@ for it:
 |---|---|---|---|
 {habits}
 
+Each habit is drawn on its own; where both shrug and guess are drawn, it shrugs.
 Otherwise it writes the worked solution in the tags, which so remains a minority on many problems. The shares were
 chosen on validation problems. Some questions have a sentence about somebody else, which must be ignored: there the lazy
 habit is right, and the working that it otherwise writes is wrong. The calculations that `words.is_held_out` picks by a
