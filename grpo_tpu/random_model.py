@@ -27,7 +27,7 @@ from grpo_train.recipes import ModelRecipe
 FAMILIES = {
     "qwen2.5": ("qwen2", "Qwen2ForCausalLM", ("use_sliding_window",)),  # no attention_bias: Qwen2.5's file has none
     "qwen3": ("qwen3", "Qwen3ForCausalLM", ("use_sliding_window", "attention_bias")),
-    "llama3.1": ("llama", "LlamaForCausalLM", ("attention_bias", "mlp_bias", "pretraining_tp")),
+    "llama3": ("llama", "LlamaForCausalLM", ("attention_bias", "mlp_bias", "pretraining_tp")),
 }
 KEYS = (
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "attention_dropout",
@@ -215,15 +215,15 @@ def check_parity(actor: Any, folder: str | Path, dtype: str = "float32") -> Pari
     return found
 
 
-def parity_reference(kind: str) -> str | None:
-    """With what the parity of a model_type can be checked here."""
+def parity_reference(config: dict[str, Any]) -> str | None:
+    """With what the parity of a config.json's model can be checked here."""
     if importlib.util.find_spec("torch"):
         return "transformers"
-    return "Tunix" if kind in ("qwen2", "qwen3") else None
+    return "Tunix" if config.get("rope_scaling") is None else None
 
 
 def _reference(config: dict[str, Any]) -> Any:
-    return {"transformers": _torch_logps, "Tunix": _tunix_logps, None: None}[parity_reference(config["model_type"])]
+    return {"transformers": _torch_logps, "Tunix": _tunix_logps, None: None}[parity_reference(config)]
 
 
 def _torch_logps(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:

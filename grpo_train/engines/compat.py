@@ -178,10 +178,13 @@ def complete_converter_tables(name: str, config: Any) -> None:
 
     MaxText 0.2.5: qwen3-1.7b and the -base names are in some of the tables only, and the converter refuses them
     ("Unsupported model name").  Whether Qwen2.5 has biases is read from attention_bias, which its published config.json
-    has not: the export ends with "q_proj.bias not found in hf_shape_map".
-    Tests: test_maxtext_still_lacks_qwen3_1_7b, test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not.
+    has not: the export ends with "q_proj.bias not found in hf_shape_map".  Llama without scaled rotary embeddings is in
+    no table; its weights have the names and shapes of Qwen2.5's (maxtext_model.maxtext_sizes).
+    Tests: test_maxtext_still_lacks_qwen3_1_7b, test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not,
+    test_maxtext_still_lacks_llama3.
     """
     from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+    from maxtext.checkpoint_conversion.utils.param_mapping import HOOK_FNS, PARAM_MAPPING
     from maxtext.utils.globals import HF_IDS
 
     HF_IDS.setdefault(name, config.name_or_path)
@@ -189,6 +192,9 @@ def complete_converter_tables(name: str, config: Any) -> None:
         HF_SHAPE.setdefault(name, HF_SHAPE["qwen3-0.6b"])
     if config.model_type == "qwen2":
         config.attention_bias = True
+    if config.model_type == "llama":
+        for table in (HF_SHAPE, HOOK_FNS, PARAM_MAPPING):
+            table.setdefault(name, table["qwen2.5-1.5b"])
 
 
 def untied_lm_head_mapping(mapping: dict[str, tuple], model_name: str) -> dict[str, tuple]:

@@ -168,10 +168,16 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
     return model.sizes | sizes
 
 
+def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
+    base = {key: config[key] for key in ("rope_theta",) if config.get(key)}
+    rope = base | (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
+    return rope.get("rope_type", rope.get("type", "default")), rope
+
+
 def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
     """Norm epsilon and rotary base by MaxText's keys: its own file may be that of another size, with other values."""
-    rope = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})  # transformers 4, transformers 5
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind, rope = rotary_embedding(config)
     scaling = {} if kind == "default" else {key: rope.get(key) for key in LLAMA31_SCALING}
     known = LLAMA31_SCALING if model.maxtext_name.startswith("llama3.1") else {}
     if scaling != known or kind not in ("default", "llama3"):
@@ -181,8 +187,12 @@ def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
         )
     constants = {
         "normalization_layer_epsilon": config.get("rms_norm_eps"),
-        "rope_max_timescale": rope.get("rope_theta", config.get("rope_theta")),
+        "rope_max_timescale": rope.get("rope_theta"),
     }
+    if config["model_type"] == "llama" and kind == "default":
+        # MaxText's block for Llama folds the scale of the queries into their weights, and its Llamas have no tied
+        # embedding.  Its block for Qwen2.5 computes the same, from the weights as they are published.
+        constants |= {"decoder_block": "qwen2", "normalize_embedding_logits": False}
     return {key: value for key, value in constants.items() if value is not None}
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tunix.models import safetensors_loader
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen2 import params as qwen2_params
 from tunix.models.qwen3 import model as qwen3
@@ -58,6 +59,30 @@ class Qwen2(_ShardedCache, qwen2.Qwen2):
     pass
 
 
+class NoBias:
+    """In the place of a bias: nothing is added."""
+
+    def astype(self, dtype: Any) -> float:
+        return 0.0
+
+
+class LlamaConfig(qwen2.ModelConfig):
+    pass
+
+
+class Llama(Qwen2):
+    """Llama with plain rotary embeddings: Qwen2 without the biases of queries, keys and values.
+
+    Tunix 0.1.7 has a Llama 3 of its own, whose attention does not look at the config's rope_theta
+    (test_tunix_still_ignores_the_rope_theta_of_llama3).
+    """
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        for layer in self.layers:
+            layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(NoBias())
+
+
 class Qwen3(_ShardedCache, qwen3.Qwen3):
     pass
 
@@ -69,13 +94,14 @@ class Family:
     maxtext: str  # how MaxText's names of it begin
     hugging_face: str  # its model_type in config.json
     model: Any  # the class
-    definition: ModuleType  # where its ModelConfig and ShardingConfig are
-    loader: ModuleType  # with create_model_from_safe_tensors
+    config: type  # its ModelConfig
+    loader: ModuleType  # which weight of a file is which of the model
 
 
 FAMILIES = (
-    Family("qwen2.5-", "qwen2", Qwen2, qwen2, qwen2_params),
-    Family("qwen3-", "qwen3", Qwen3, qwen3, qwen3_params),
+    Family("qwen2.5-", "qwen2", Qwen2, qwen2.ModelConfig, qwen2_params),
+    Family("llama3-", "llama", Llama, LlamaConfig, qwen2_params),
+    Family("qwen3-", "qwen3", Qwen3, qwen3.ModelConfig, qwen3_params),
 )
 
 
@@ -88,8 +114,8 @@ def require_family(name: str) -> Family:
         if name == family.hugging_face or name.startswith(family.maxtext):
             return family
     raise CourseError(
-        f"rollout.engine=tunix samples Qwen2.5 and Qwen3, and this model is {name or 'unnamed'}; use "
-        "rollout.engine=vllm, on a slice of one host"
+        f"rollout.engine=tunix samples Qwen2.5, Qwen3, and Llama without scaled rotary embeddings, and this model is "
+        f"{name or 'unnamed'}; use rollout.engine=vllm, on a slice of one host"
     )
 
 
@@ -104,7 +130,7 @@ def model_config(
     Raises CourseError for a model that Tunix 0.1.7 cannot sample, or that `tensor` devices cannot divide.
     """
     family = require_family(name)
-    if family.definition is qwen3:
+    if family.model is Qwen3:
         compat.require_rope_theta(rope_theta)
     elif not rope_theta:
         raise CourseError(f"rollout.engine=tunix: config.json of this {name} model has no rope_theta")
@@ -119,10 +145,8 @@ def model_config(
                 f"hardware.sampler_tensor={tensor} does not divide the model's {SETTINGS[key][1]} of {settings[key]}; "
                 "take a divisor of it"
             )
-    sharding = family.definition.ShardingConfig.get_default_sharding(is_sampling=True)
-    return family.definition.ModelConfig(
-        rope_theta=rope_theta, shd_config=sharding, dtype=dtype, param_dtype=dtype, **settings
-    )
+    made = family.config(rope_theta=rope_theta, dtype=dtype, param_dtype=dtype, **settings)
+    return dataclasses.replace(made, shd_config=made.shd_config.get_default_sharding(is_sampling=True))
 
 
 def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
@@ -130,13 +154,21 @@ def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
 
     Qwen3 in float32 on one CPU is that of `cpu_speed`.
     """
-    family = next(family for family in FAMILIES if isinstance(config, family.definition.ModelConfig))
+    kind = next(family.model for family in FAMILIES if type(config) is family.config)
     on_one_cpu = mesh is None and jax.default_backend() == "cpu"
-    shares = on_one_cpu and family.definition is qwen3 and config.dtype == jnp.float32
-    kind = cpu_speed.Qwen3 if shares else family.model
+    if kind is Qwen3 and on_one_cpu and config.dtype == jnp.float32:
+        kind = cpu_speed.Qwen3
     module: Any = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
     module.mesh = mesh
     return module
+
+
+def load_weights(directory: str, config: Any) -> Any:
+    """A Hugging Face directory as the model of this config, by Tunix's loader."""
+    family = next(family for family in FAMILIES if type(config) is family.config)
+    return safetensors_loader.load_and_create_model(
+        directory, family.model, config, key_mapping=family.loader._get_key_and_transform_mapping
+    )
 
 
 def sampler_mesh(devices: Any, tensor: int) -> Mesh:

@@ -20,7 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
-from grpo_train.engines import compat, cpu_speed, tunix_models, weight_sync
+from grpo_train.engines import compat, cpu_speed, maxtext_model, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
 from grpo_train.runs import multihost
 from grpo_train.runs.metrics_logger import StageTimer
@@ -304,12 +304,12 @@ def load_hugging_face(directory: str | Path) -> Any:
     Raises CourseError for another architecture, or for a weight file that cannot be read.
     """
     config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
-    theta = config.get("rope_theta") or config.get("rope_parameters", {}).get("rope_theta")
+    scaling, rope = maxtext_model.rotary_embedding(config)
     settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
-    kind = config.get("model_type", "")
-    converted = tunix_models.model_config(kind, theta, settings)
+    kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
+    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
     try:
-        return tunix_models.require_family(kind).loader.create_model_from_safe_tensors(str(directory), converted)
+        return tunix_models.load_weights(str(directory), converted)
     except Exception as error:  # safetensors and Tunix raise types of their own
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(
