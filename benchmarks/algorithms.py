@@ -233,12 +233,12 @@ def mask_stale(session: training.Session, arm: str, factor: float = 2.0) -> None
 
     def loss(model: Any, train_example: Any, algo_config: Any) -> Any:
         logps, _ = losses.model_statistics(
-            model, train_example.prompt_ids, train_example.completion_ids, *ends.values(), config.temperature, "jax"
-        )
+            model, train_example.prompt_ids, train_example.completion_ids, *ends.values(), config.temperature, "jax",
+            train_example.segment_ids, train_example.segment_positions,
+        )  # fmt: skip
         log_ratio = jax.lax.stop_gradient(logps) - train_example.sampler_per_token_logps
-        mask = train_example.completion_mask  # dropped tokens count in the length of their completion
-        weights = mask * (jnp.abs(log_ratio) <= math.log(factor)) / mask.sum(1, keepdims=True) / len(mask)
-        example = dataclasses.replace(train_example, weights=jax.lax.stop_gradient(weights))
+        weights = train_example.weights * (jnp.abs(log_ratio) <= math.log(factor))  # dropped tokens count in the length
+        example = dataclasses.replace(train_example, weights=weights)
         return losses.grpo_loss(model, example, config, **ends, implementation="jax")
 
     session.cluster.actor_trainer.with_loss_fn(loss, has_aux=True)
