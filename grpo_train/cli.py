@@ -202,8 +202,7 @@ def _train(
         )
 
     summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
-    page = report.write_report(directory)
-    finish(summary, as_json, f"{report.headline(summary)}\nreport: {page}")
+    finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
 
 
 def _worker_main(recipe: Recipe, directory: Path, preemption: PreemptionHandler) -> None:
@@ -276,8 +275,7 @@ def report(
     from grpo_train.runs.run_directory import load_run
 
     directory, _ = load_run(run_directory)
-    page = report.write_report(directory)
-    written = {"report": str(page)}
+    written = {"report": str(report.write_report(directory))}
     if tables:
         written |= dict(zip(("csv", "parquet"), map(str, report.export_table(directory)), strict=True))
     finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))

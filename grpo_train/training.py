@@ -146,8 +146,7 @@ def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
 def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
     found = jax.devices()
-    tensor = recipe.sampler_tensor(len(found))
-    return clusters.assign_devices(recipe.hardware, recipe.rollout.engine, tensor, found)
+    return clusters.assign_devices(recipe.hardware, recipe.rollout.engine, recipe.sampler_tensor(len(found)), found)
 
 
 def build_session(
@@ -324,8 +323,9 @@ def _make_learner(
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
     if grpo.overlong_buffer:
         rewards.append(TimedReward(_overlong_reward(sampler, grpo, recipe.rollout.max_completion_length)))
-    devices = actor.mesh.size
-    compared = min(plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPLETIONS_COMPARED, devices))
+    compared = min(
+        plan.micro_batch_size, plan.rollout_micro_batch_completions, math.lcm(COMPLETIONS_COMPARED, actor.mesh.size)
+    )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
     metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]

@@ -122,8 +122,7 @@ def make_keys_plain(module: Any) -> None:
     import jax
     from flax import nnx
 
-    keys = nnx.state(module, nnx.RngKey)
-    nnx.update(module, jax.tree.map(jax.random.key_data, keys))
+    nnx.update(module, jax.tree.map(jax.random.key_data, nnx.state(module, nnx.RngKey)))
 
 
 # ------------------------------------------------------------------------------------------------- MaxText and Orbax

@@ -79,8 +79,7 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
     multihost.barrier("the folder of the export")
     weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
     with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
-        parameters = nnx.to_pure_dict(actor.weights())["base"]
-        checkpointer.save(weights, {"params": {"params": parameters}})
+        checkpointer.save(weights, {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}})
     if multihost.is_main_process():
         export_checkpoint(model, weights, result, log)
         shutil.rmtree(output, ignore_errors=True)

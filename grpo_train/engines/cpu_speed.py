@@ -156,8 +156,9 @@ def multiply_in_two_dimensions(module: Any) -> None:
                 (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
                 rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
                 size = math.prod(weight.shape[: len(inner)])
-                precision = jax.lax.Precision(self.matmul_precision)
-                flat = jax.lax.dot(x.reshape(-1, size), weight.reshape(size, -1), precision=precision)
+                flat = jax.lax.dot(
+                    x.reshape(-1, size), weight.reshape(size, -1), precision=jax.lax.Precision(self.matmul_precision)
+                )
                 return flat.reshape(*rows, *outer)
 
             return product

@@ -170,8 +170,8 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
 
 def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
-    base = {key: config[key] for key in ("rope_theta",) if config.get(key)}
-    rope = base | (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
+    rope = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
+    rope |= config.get("rope_parameters") or {}
     return rope.get("rope_type", rope.get("type", "default")), rope
 
 
@@ -228,9 +228,8 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
     import maxtext
 
     sizes = maxtext_sizes(model) if weights else model.sizes
-    tokenizer_path = model_directory(model) if weights else model.path
     settings = {
-        **maxtext_overrides(model, sizes=sizes, tokenizer_path=tokenizer_path),
+        **maxtext_overrides(model, sizes=sizes, tokenizer_path=model_directory(model) if weights else model.path),
         "run_name": "grpo",
         "skip_jax_distributed_system": True,
         "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),

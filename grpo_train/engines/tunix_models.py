@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tunix.models import safetensors_loader
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen2 import params as qwen2_params
 from tunix.models.qwen3 import model as qwen3
@@ -59,13 +58,6 @@ class Qwen2(_ShardedCache, qwen2.Qwen2):
     pass
 
 
-class NoBias:
-    """In the place of a bias: nothing is added."""
-
-    def astype(self, dtype: Any) -> float:
-        return 0.0
-
-
 class LlamaConfig(qwen2.ModelConfig):
     pass
 
@@ -74,13 +66,13 @@ class Llama(Qwen2):
     """Llama with plain rotary embeddings: Qwen2 without the biases of queries, keys and values.
 
     Tunix 0.1.7 has a Llama 3 of its own, whose attention does not look at the config's rope_theta
-    (test_tunix_still_ignores_the_rope_theta_of_llama3).
+    (test_tunix_still_ignores_rope_theta).
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         for layer in self.layers:
-            layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(NoBias())
+            layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(np.float32(0))
 
 
 class Qwen3(_ShardedCache, qwen3.Qwen3):
@@ -163,14 +155,6 @@ def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
     return module
 
 
-def load_weights(directory: str, config: Any) -> Any:
-    """A Hugging Face directory as the model of this config, by Tunix's loader."""
-    family = next(family for family in FAMILIES if type(config) is family.config)
-    return safetensors_loader.load_and_create_model(
-        directory, family.model, config, key_mapping=family.loader._get_key_and_transform_mapping
-    )
-
-
 def sampler_mesh(devices: Any, tensor: int) -> Mesh:
     """`tensor` neighbouring devices hold the model together; the rows of a batch are spread over such groups."""
     return Mesh(np.array(devices).reshape(-1, tensor), ("fsdp", "tp"))
@@ -178,8 +162,10 @@ def sampler_mesh(devices: Any, tensor: int) -> Mesh:
 
 def weight_shardings(module: nnx.Module, mesh: Mesh) -> dict[tuple, NamedSharding]:
     """Path of a weight -> its sharding, as Tunix's ShardingConfig says for sampling."""
-    specs = nnx.get_partition_spec(nnx.state(module, nnx.Param))
-    return {path: NamedSharding(mesh, variable.get_value()) for path, variable in specs.flat_state()}
+    return {
+        path: NamedSharding(mesh, variable.get_value())
+        for path, variable in nnx.get_partition_spec(nnx.state(module, nnx.Param)).flat_state()
+    }
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:

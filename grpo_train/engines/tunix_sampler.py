@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from tunix.generate import sampler as tunix_sampler
+from tunix.models import safetensors_loader
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
@@ -155,8 +156,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]), **kwargs)
         if multihost.is_distributed():
             output = _gathered(output)
-        limit = rollout_config.max_tokens_to_generate
-        self.last, self.truncated = compat.keep_end_tokens(output, limit, self.eos_id())
+        self.last, self.truncated = compat.keep_end_tokens(output, rollout_config.max_tokens_to_generate, self.eos_id())
         self.lengths = [len(ids) for ids in self.last.tokens]
         self.seconds.add("generating", started)
         return self.last
@@ -212,10 +212,9 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def greedy_generate(self, *, max_completion_length: int, batch_size: int) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, from the weights of the last sync."""
-        tokenizer = self._sampler.tokenizer.tokenizer
         return greedy_generate(
-            self.module_and_state, tokenizer, max_completion_length=max_completion_length, batch_size=batch_size,
-            mesh=self._sampler.mesh,
+            self.module_and_state, self._sampler.tokenizer.tokenizer, max_completion_length=max_completion_length,
+            batch_size=batch_size, mesh=self._sampler.mesh,
         )  # fmt: skip
 
 
@@ -308,8 +307,11 @@ def load_hugging_face(directory: str | Path) -> Any:
     settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
     converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
+    family = tunix_models.require_family(kind)
     try:
-        return tunix_models.load_weights(str(directory), converted)
+        return safetensors_loader.load_and_create_model(
+            str(directory), family.model, converted, key_mapping=family.loader._get_key_and_transform_mapping
+        )
     except Exception as error:  # safetensors and Tunix raise types of their own
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(

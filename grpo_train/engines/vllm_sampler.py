@@ -130,8 +130,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
 
     def scored(self, prompts, rollout_config) -> tuple[base_rollout.RolloutOutput, list[np.ndarray]]:
         """Completions, and the engine's log-probability of each of their tokens, at temperature 1."""
-        output = self.generate(prompts, rollout_config, scored=len(prompts))
-        return output, self.logps
+        return self.generate(prompts, rollout_config, scored=len(prompts)), self.logps
 
     def greedy_generate(self, *, max_completion_length: int, **_: Any) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, with the weights of the last sync."""
@@ -219,8 +218,7 @@ def _generate_with(
         prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
     ) -> list[Generation]:
         sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0, top_p=top_p)
-        key = jax.random.key(seed)
-        _, completions = _complete(engine(), tokenizer, prompts, [sampling] * len(prompts), key)
+        _, completions = _complete(engine(), tokenizer, prompts, [sampling] * len(prompts), jax.random.key(seed))
         return [_generation(completion, tokenizer) for completion in completions]
 
     return generate

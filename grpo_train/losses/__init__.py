@@ -363,8 +363,9 @@ def per_token_logps(
     implementation: str = "jax",
 ) -> jax.Array:
     """log π(token) of completion tokens, [B, C], without a gradient: what Tunix's compute_per_token_logps gives."""
-    model = nnx.merge(graphdef, state)
-    logps, _ = model_statistics(model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
+    logps, _ = model_statistics(
+        nnx.merge(graphdef, state), prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation
+    )
     return jax.lax.stop_gradient(logps)
 
 

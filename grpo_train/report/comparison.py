@@ -51,8 +51,7 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
         _check_same(before, after)
     if not (run_dir / "recipe.yaml").exists():
         return Comparison(before, after)
-    recipe = load_recipe(run_dir / "recipe.yaml")
-    return Comparison(before, after, rewards.get_rewards(recipe.rewards))
+    return Comparison(before, after, rewards.get_rewards(load_recipe(run_dir / "recipe.yaml").rewards))
 
 
 def read_json(path: Path) -> dict[str, Any]:

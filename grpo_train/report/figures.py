@@ -168,8 +168,7 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
     changed = counts["right_wrong"], counts["wrong_right"]
     figure = _figure(4.6, 2.1)
     axes = figure.add_subplot()
-    bars = axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN])
-    axes.bar_label(bars, fmt="{:,.0f}", padding=4, color=INK)
+    axes.bar_label(axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN]), fmt="{:,.0f}", padding=4, color=INK)
     _name_rows(axes, ["right, then wrong", "wrong, then right"])
     axes.set_xlim(0, max(1, *changed) * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

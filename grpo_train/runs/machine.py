@@ -30,8 +30,7 @@ def describe(devices: bool = True) -> dict[str, Any]:
     """
     import psutil
 
-    found = importlib.metadata.distributions()
-    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in found}
+    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in importlib.metadata.distributions()}
     description = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

@@ -78,8 +78,7 @@ class TensorBoard:
         self.summaries: Any = summary_pb2
         self.writer = EventFileWriter(str(folder))
         if finished is not None:
-            restarted = self.events.SessionLog(status=self.events.SessionLog.START)
-            self._write(step=finished + 1, session_log=restarted)
+            self._write(step=finished + 1, session_log=self.events.SessionLog(status=self.events.SessionLog.START))
 
     def log(self, row: Row, group: str = "train") -> None:
         values = [

@@ -28,6 +28,18 @@ def published(name: str, **sizes) -> ModelRecipe:
     return ModelRecipe(path="nobody/nothing", maxtext_name=name, sizes=sizes)
 
 
+def smollm2(folder: Path) -> ModelRecipe:
+    """SmolLM2-135M's config.json, without weights: Llama with plain rotary embeddings, tied."""
+    folder.mkdir()
+    config = json.loads((ROOT / "assets/tiny-base/config.json").read_text()) | {
+        "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e5, "mlp_bias": False, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    return ModelRecipe(path=str(folder), maxtext_name="llama3-8b")
+
+
 # --- files ----------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +127,8 @@ class Model:
     """A random model and its actor, whose weights a test may change."""
 
     def __init__(self, name: str, folder: Path):
-        self.folder = random_model.write_random_model(published(name), folder / "model")
+        source = smollm2(folder / "published") if name == "llama3-8b" else published(name)
+        self.folder = random_model.write_random_model(source, folder / "model")
         self.recipe = ModelRecipe(path=str(self.folder), maxtext_name=name)
         self.checkpoint = conversion.convert_to_maxtext(self.recipe, folder / "maxtext")
         self.actor = self.load(self.recipe)
@@ -144,8 +157,8 @@ class Model:
         )
 
 
-# Untied with biases; tied.
-FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-7b", "qwen3-1.7b")]
+# Untied with biases; tied; tied without norms of queries and keys, and with another rotary base.
+FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-7b", "qwen3-1.7b", "llama3-8b")]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -190,7 +203,9 @@ def test_parity_finds(model, fault):
     if not model.recipe.maxtext_name.startswith(families):
         pytest.skip("this family has no such weights")
     model.change(names, change)
-    with pytest.raises(CourseError, match=r"disagree on this qwen\d model: .* differ by [0-9.e-]+ nats on average"):
+    with pytest.raises(
+        CourseError, match=r"disagree on this (qwen\d|llama) model: .* differ by [0-9.e-]+ nats on average"
+    ):
         random_model.check_parity(model.actor, model.folder)
 
 
@@ -200,7 +215,7 @@ def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
     config = json.loads((wrong / "config.json").read_text())
     (wrong / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000.0}))
     actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
-    with pytest.raises(CourseError, match="qwen"):
+    with pytest.raises(CourseError, match="disagree"):
         random_model.check_parity(actor, model.folder)
 
 
@@ -229,10 +244,13 @@ def check(model, rollout_config):
 
 @pytest.mark.slow
 def test_every_weight_is_synced_and_one_that_is_not_is_named(model, check, monkeypatch):
-    untied = model.recipe.maxtext_name == "qwen2.5-7b"
-    assert check().weights == (15 if untied else 13)
-    lost = [("OTHER_WEIGHTS", "lm_head.w"), ("LAYER_WEIGHTS", "attn.q_bias")]
-    for table, name in lost if untied else [("LAYER_WEIGHTS", "attn.k_norm.w")]:
+    weights, *lost = {
+        "qwen2.5-7b": (15, ("OTHER_WEIGHTS", "lm_head.w"), ("LAYER_WEIGHTS", "attn.q_bias")),
+        "qwen3-1.7b": (13, ("LAYER_WEIGHTS", "attn.k_norm.w")),
+        "llama3-8b": (11, ("LAYER_WEIGHTS", "attn.k_proj.w")),
+    }[model.recipe.maxtext_name]
+    assert check().weights == weights
+    for table, name in lost:
         given = getattr(weight_sync, table)
         with monkeypatch.context() as patch:
             patch.setattr(weight_sync, table, {key: value for key, value in given.items() if key != name})

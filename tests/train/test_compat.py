@@ -1,5 +1,6 @@
 """Faults of upstream that grpo_train/engines/compat.py works around: a test here fails when upstream has fixed one."""
 
+import importlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,20 +39,23 @@ def test_tunix_still_forgets_the_temperature_of_old_logps():
     assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
 
 
-def test_tunix_still_ignores_rope_theta():
-    """Tunix 0.1.7.  When this fails, compat.require_rope_theta can go."""
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_tunix_still_ignores_rope_theta(family):
+    """Tunix 0.1.7.  When this fails, compat.require_rope_theta or tunix_models.Llama can go."""
     import jax.numpy as jnp
     from flax import nnx
-    from tunix.models.qwen3 import model as qwen3
 
+    definition = importlib.import_module(f"tunix.models.{family}.model")
+    tied = {"llama3": "weight_tying", "qwen3": "use_tied_embedding"}[family]
+    model = {"llama3": "Llama3", "qwen3": "Qwen3"}[family]
     sizes = dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), 1)
     sizes |= dict.fromkeys(("embed_dim", "hidden_dim", "head_dim"), 8)
 
     def logits(theta):
-        config = qwen3.ModelConfig(**sizes, vocab_size=16, rope_theta=theta, norm_eps=1e-6, use_tied_embedding=True)
+        config = definition.ModelConfig(**sizes, vocab_size=16, rope_theta=theta, norm_eps=1e-6, **{tied: True})
         tokens = jnp.arange(8)[None]
         mask = jnp.tril(jnp.ones((1, 8, 8), bool))
-        return qwen3.Qwen3(config, rngs=nnx.Rngs(0))(tokens, jnp.arange(8)[None], None, mask)[0]
+        return getattr(definition, model)(config, rngs=nnx.Rngs(0))(tokens, jnp.arange(8)[None], None, mask)[0]
 
     assert jnp.array_equal(logits(10_000), logits(1_000_000))
 
@@ -101,6 +105,13 @@ def test_maxtext_still_lacks_qwen3_1_7b():
     lists = {module: '"qwen3-1.7b"' in Path(module.__file__).read_text(encoding="utf-8")
              for module in (hf_model_configs, hf_shape, maxtext_globals)}  # fmt: skip
     assert list(lists.values()) == [True, False, False]
+
+
+def test_maxtext_still_lacks_llama3():
+    """MaxText 0.2.5.  When this fails, compat.complete_converter_tables need not enter it as a Qwen2.5."""
+    from maxtext.checkpoint_conversion.utils import param_mapping
+
+    assert '"llama3-8b"' not in Path(param_mapping.__file__).read_text(encoding="utf-8")
 
 
 def test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not():

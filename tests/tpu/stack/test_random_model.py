@@ -50,6 +50,15 @@ def test_llama_in_maxtext_is_llama_in_transformers(llama):
     assert found.reference == "transformers" and found.mean_gap < 1e-5
 
 
+def test_llama_without_scaled_rotary_embeddings_is_that_of_transformers_too(llama, tmp_path):
+    folder = Path(shutil.copytree(llama[0], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": None, "rope_theta": 100_000.0}))
+    recipe = ModelRecipe(path=str(folder), maxtext_name="llama3-8b")
+    actor = maxtext_model.load_actor(recipe, conversion.convert_to_maxtext(recipe, tmp_path / "maxtext"), LENGTH)
+    assert random_model.check_parity(actor, folder).mean_gap < 1e-5
+
+
 @pytest.mark.parametrize(
     "name, change",
     [
