@@ -38,8 +38,9 @@ def a_short_course(monkeypatch):
 
 
 def test_all_are_executed_with_the_parameters(tmp_path):
-    folder = write_all(tmp_path / "notebooks", "print('hello')")
-    run_dir = run_notebooks.run_course("recipes/other.yaml", "trial", folder, tmp_path / "runs")
+    run_dir = run_notebooks.run_course(
+        "recipes/other.yaml", "trial", write_all(tmp_path / "notebooks", "print('hello')"), tmp_path / "runs"
+    )
     assert run_dir == tmp_path / "runs" / "trial"
     for name in run_notebooks.NOTEBOOKS:
         executed = nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4)
@@ -53,9 +54,10 @@ def test_all_are_executed_with_the_parameters(tmp_path):
     [("{}['reward']", r"00_setup\.ipynb, cell 3: KeyError: 'reward'"), ("import os; os._exit(9)", r"00_setup\.ipynb")],
 )
 def test_first_error_stops_and_names_cell_and_exception(tmp_path, code, words):
-    folder = write_all(tmp_path / "notebooks", code)
     with pytest.raises(run_notebooks.NotebookFailed, match=words) as failure:
-        run_notebooks.run_course("recipes/tiny-cpu.yaml", "course", folder, tmp_path / "runs")
+        run_notebooks.run_course(
+            "recipes/tiny-cpu.yaml", "course", write_all(tmp_path / "notebooks", code), tmp_path / "runs"
+        )
     assert "\n" not in str(failure.value)
     kernels = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
     assert not [p for p in kernels if "ipykernel" in " ".join(p.cmdline())]  # nor the one that was waiting

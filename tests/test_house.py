@@ -27,8 +27,9 @@ def find_python(root: Path, tmp_path: Path):
             path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
             path.chmod(0o755)
         environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), **variables}
-        finder = str(root / "tools" / "find-python.sh")
-        return subprocess.run([finder], env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [str(root / "tools" / "find-python.sh")], env=environment, capture_output=True, text=True, timeout=60
+        )
 
     return run
 

@@ -179,8 +179,8 @@ def complete_converter_tables(name: str, config: Any) -> None:
     ("Unsupported model name").  Whether Qwen2.5 has biases is read from attention_bias, which its published config.json
     has not: the export ends with "q_proj.bias not found in hf_shape_map".  Llama without scaled rotary embeddings is in
     no table; its weights have the names and shapes of Qwen2.5's (maxtext_model.maxtext_sizes).
-    Tests: test_maxtext_still_lacks_qwen3_1_7b, test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not,
-    test_maxtext_still_lacks_llama3.
+    Tests: test_maxtext_still_lacks_qwen3_1_7b_and_llama3,
+    test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not.
     """
     from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
     from maxtext.checkpoint_conversion.utils.param_mapping import HOOK_FNS, PARAM_MAPPING

@@ -185,7 +185,9 @@ class RolloutRecipe(_Section):
     """How completions are sampled. Lengths are in tokens."""
 
     engine: Literal["tunix", "vllm"] = Field(
-        default="tunix", description="tunix: Qwen2.5 and Qwen3, any machine, several hosts; vllm: one TPU host"
+        default="tunix",
+        description="tunix: Qwen2.5, Qwen3, and Llama without scaled rotary embeddings, any machine, several hosts; "
+        "vllm: one TPU host",
     )
     vllm: VllmRecipe = VllmRecipe()
     micro_batch_size: Positive | None = Field(

@@ -94,8 +94,9 @@ def test_off_policy_the_loss_is_the_librarys():
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     """A Qwen3 with random weights and an output matrix of its own, in Hugging Face layout."""
-    model = ModelRecipe(path="nobody/nothing", maxtext_name="qwen3-8b")
-    return random_model.write_random_model(model, tmp_path_factory.mktemp("model"))
+    return random_model.write_random_model(
+        ModelRecipe(path="nobody/nothing", maxtext_name="qwen3-8b"), tmp_path_factory.mktemp("model")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +183,10 @@ def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
     rows = np.array([[50, 60, EOS, PAD], [50, 60, 50, 60]])
     monkeypatch.setattr(plain_grpo, "sample", lambda *_: rows)
     texts = policy.tokenizer.batch_decode([[50, 60], [50, 60, 50, 60]])
-    found = plain_grpo.generate(policy, ["2+3", "a longer one"], 4)
-    assert found == [Generation(texts[0], 3, False), Generation(texts[1], 4, True)]
+    assert plain_grpo.generate(policy, ["2+3", "a longer one"], 4) == [
+        Generation(texts[0], 3, False),
+        Generation(texts[1], 4, True),
+    ]
 
 
 # --- one batch, two implementations ---------------------------------------------------------------------------
@@ -327,8 +330,9 @@ def test_same_rewards_and_advantages(both):
     rewards = np.sum([reward(None, completions, answer=golds) for reward in get_rewards(recipe.rewards)], 0)
     np.testing.assert_allclose(rewards, both.theirs.rewards, rtol=1e-12)
     assert np.any(example.advantages)
-    ours = group_advantages(rewards, 8, recipe.grpo.advantage)
-    np.testing.assert_allclose(ours, example.advantages, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        group_advantages(rewards, 8, recipe.grpo.advantage), example.advantages, rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.slow

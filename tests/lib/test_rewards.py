@@ -150,8 +150,9 @@ def test_explanations(completion: str, whys: list[str]) -> None:
 
 
 def test_explanations_are_of_the_reference_reward_by_default() -> None:
-    parts = rewards.explain(PERFECT, "18")
-    assert [part.name for part in parts] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
+    assert [part.name for part in rewards.explain(PERFECT, "18")] == [
+        function.__name__ for function in rewards.REFERENCE_REWARDS
+    ]
 
 
 TAGGED = st.lists(

@@ -28,14 +28,13 @@ def published(name: str, **sizes) -> ModelRecipe:
     return ModelRecipe(path="nobody/nothing", maxtext_name=name, sizes=sizes)
 
 
-def smollm2(folder: Path) -> ModelRecipe:
-    """SmolLM2-135M's config.json, without weights: Llama with plain rotary embeddings, tied."""
+def plain_llama(folder: Path) -> ModelRecipe:
+    """A config.json without weights: Llama with plain rotary embeddings, tied."""
     folder.mkdir()
-    config = json.loads((ROOT / "assets/tiny-base/config.json").read_text()) | {
-        "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e5, "mlp_bias": False, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(json.loads((ROOT / "assets/tiny-base/config.json").read_text()) | {
+        "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e5, "mlp_bias": False, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+    }))  # fmt: skip
     (folder / "tokenizer.json").write_text("{}")
     return ModelRecipe(path=str(folder), maxtext_name="llama3-8b")
 
@@ -127,7 +126,7 @@ class Model:
     """A random model and its actor, whose weights a test may change."""
 
     def __init__(self, name: str, folder: Path):
-        source = smollm2(folder / "published") if name == "llama3-8b" else published(name)
+        source = plain_llama(folder / "published") if name == "llama3-8b" else published(name)
         self.folder = random_model.write_random_model(source, folder / "model")
         self.recipe = ModelRecipe(path=str(self.folder), maxtext_name=name)
         self.checkpoint = conversion.convert_to_maxtext(self.recipe, folder / "maxtext")

@@ -96,21 +96,15 @@ def test_maxtext_still_cannot_save_lazy_tensors():
         ocp.handlers.PyTreeHandler().validate_leaves_handleable({"weight": lazy})
 
 
-def test_maxtext_still_lacks_qwen3_1_7b():
+def test_maxtext_still_lacks_qwen3_1_7b_and_llama3():
     """MaxText 0.2.5.  When this fails, compat.complete_converter_tables need not enter names."""
-    from maxtext.checkpoint_conversion.utils import hf_model_configs, hf_shape
+    from maxtext.checkpoint_conversion.utils import hf_model_configs, hf_shape, param_mapping
     from maxtext.utils import globals as maxtext_globals
 
     # The files: a conversion in this process may have completed the tables.
     lists = {module: '"qwen3-1.7b"' in Path(module.__file__).read_text(encoding="utf-8")
              for module in (hf_model_configs, hf_shape, maxtext_globals)}  # fmt: skip
     assert list(lists.values()) == [True, False, False]
-
-
-def test_maxtext_still_lacks_llama3():
-    """MaxText 0.2.5.  When this fails, compat.complete_converter_tables need not enter it as a Qwen2.5."""
-    from maxtext.checkpoint_conversion.utils import param_mapping
-
     assert '"llama3-8b"' not in Path(param_mapping.__file__).read_text(encoding="utf-8")
 
 

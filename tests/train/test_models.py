@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -280,3 +282,26 @@ def test_a_run_of_ones_own_comes_first(root, tiny_recipe, tmp_path):
     assert run_directory.finished_run(run, tiny_recipe) == run
     with pytest.raises(CourseError, match="recipe"):
         run_directory.finished_run(run, other)
+
+
+# --- tools/real_model.py ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj"])
+def test_the_rows_of_a_head_go_back_where_llama_cpp_found_them(root, monkeypatch, name):
+    monkeypatch.syspath_prepend(root / "tools")
+    import real_model
+
+    weight = np.random.default_rng(0).normal(size=(24, 5))
+    stored = weight.reshape(3, 2, -1, 5).swapaxes(1, 2).reshape(weight.shape)  # what llama.cpp's converter does
+    heads = dict.fromkeys(("llama.attention.head_count", "llama.attention.head_count_kv"), 3)
+    assert np.array_equal(real_model.unpermuted(f"model.layers.0.self_attn.{name}.weight", stored, heads), weight)
+
+
+def test_without_an_index_it_ends_in_one_line_and_leaves_nothing(root, tmp_path):
+    program = Path(shutil.copytree(root / "tools", tmp_path / "tools")) / "real_model.py"
+    (tmp_path / "requirements").symlink_to(root / "requirements")
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run make real-model again" in done.stderr
+    assert not list((tmp_path / ".cache").glob("*/*"))
