@@ -170,7 +170,7 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
 
 def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
-    rope = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
+    rope: dict[str, Any] = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
     return rope.get("rope_type", rope.get("type", "default")), rope
 

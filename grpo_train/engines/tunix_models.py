@@ -72,7 +72,7 @@ class Llama(Qwen2):
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         for layer in self.layers:
-            layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(np.float32(0))
+            layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(np.float32(0))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Qwen3(_ShardedCache, qwen3.Qwen3):
