@@ -160,10 +160,10 @@ def passes(session: training.Session) -> Run:
 
 def wrong_lengths(session: training.Session) -> Run:
     """Mean tokens of the wrong ones among 8 samples of each validation problem, end token left out."""
-    prompts = [problem.prompt(session.render) for problem in load_problems(session.recipe.problems, "validation")] * 8
-    golds = [problem.answer for problem in load_problems(session.recipe.problems, "validation")] * 8
-    sampled = session.sample(prompts, seed=session.recipe.seed)
-    texts = [each.text for each, gold in zip(sampled, golds, strict=True) if not grade(each.text, gold)["strict"]]
+    problems = load_problems(session.recipe.problems, "validation") * 8
+    sampled = session.sample([problem.prompt(session.render) for problem in problems], seed=session.recipe.seed)
+    graded = [(each.text, grade(each.text, p.answer)) for each, p in zip(sampled, problems, strict=True)]
+    texts = [text for text, verdicts in graded if not verdicts["strict"]]
     return {"wrong_length": float(np.mean([len(ids) for ids in session.tokenizer(texts)["input_ids"]]))}
 
 
