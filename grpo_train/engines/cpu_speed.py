@@ -1,6 +1,6 @@
 """What makes the course faster on one CPU, and nothing else: the numbers and the texts are the same without it.
 
-- `Sampler` and `Qwen3`: the completions of a group share their prompt.
+- `Sampler` and `share_prompts`: the completions of a group share their prompt.
 - `multiply_in_two_dimensions`, `unroll_layers`: the trainer's products and layers in a form that XLA's CPU compiler
   handles better.
 
@@ -12,9 +12,9 @@ which XLA's CPU compiler copies several times a token.  Here a prompt is compute
 apart from those of its completions (`split_cache`): decoding does not change them, and all queries of a group meet them
 in one product.  Only the order differs in which a sum is added up, so the last bits of a logit.
 
-For Qwen3 in float32 on one CPU (tunix_models.abstract_model).  Everything else is Tunix's: Qwen2.5; bfloat16, whose
-texts depend on the number of rows that are computed together; rows spread over several devices; and a TPU, where
-preflight compiles what runs.
+For float32 on one CPU (tunix_models.abstract_model).  Everything else is Tunix's: bfloat16, whose texts depend on the
+number of rows that are computed together; rows spread over several devices; and a TPU, where preflight compiles what
+runs.
 """
 
 from __future__ import annotations
@@ -56,49 +56,69 @@ def split_cache(layer: dict[str, jax.Array], group: int, places: int) -> dict[st
     }
 
 
-class Attention(qwen3.Attention):
-    """Tunix's; with a cache of `split_cache` it decodes one token a row."""
+def _decode(attention: Any, queries: jax.Array, key: jax.Array, value: jax.Array, cache: Any, attn_mask: Any):
+    """Attention of one token in each of N G rows to what a cache of `split_cache` holds; returns (cache, output).
+
+    Args:
+      queries, key, value: [N G, 1, heads, H], the first two rotated.
+    """
+    prompts, group, heads, size, _ = cache["keys"].shape
+    rows, at = (prompts, group, heads), cache["end_index"]
+    queries = queries.reshape(*rows, -1, size)
+    keys = jax.lax.dynamic_update_slice(cache["keys"], key.reshape(*rows, size, 1), (0, 0, 0, 0, at))
+    values = jax.lax.dynamic_update_slice(cache["values"], value.reshape(*rows, 1, size), (0, 0, 0, at, 0))
+
+    # G completions with Q queries a head, and S = P + C tokens.
+    of_prompt = jnp.einsum("ngkqh,nkph->ngkqp", queries, cache["prompt_keys"])
+    of_completion = (queries[..., None] * keys[:, :, :, None]).sum(-2)
+    scores = jnp.concatenate([of_prompt, of_completion], axis=-1) * attention.scale  # [N, G, K, Q, S]
+    mask = attn_mask[:, 0, : scores.shape[-1]].reshape(prompts, group, 1, 1, -1)
+    weights = jax.nn.softmax(jnp.where(mask, scores, qwen3.K_MASK), axis=-1)
+    of_prompt, of_completion = jnp.split(weights, [of_prompt.shape[-1]], axis=-1)
+    mixed = jnp.einsum("ngkqp,nkph->ngkqh", of_prompt, cache["prompt_values"])
+    mixed += (of_completion[..., None] * values[:, :, :, None]).sum(-2)
+    output = attention.o_proj(mixed.reshape(prompts * group, 1, -1, size))
+    return cache | {"keys": keys, "values": values, "end_index": at + 1}, output
+
+
+class Attention2(qwen2.Attention):
+    """That of Qwen2.5 and of Llama; with a cache of `split_cache` it decodes one token a row."""
+
+    def block(self, x, cache, attn_mask: Any, sin, cos, segment_ids=None):
+        if cache is None or "prompt_keys" not in cache:
+            return super().block(x, cache, attn_mask, sin, cos, segment_ids)
+
+        def projected(layer, bias):  # [N G, 1, heads, H]
+            return (heads := layer(x)) + jnp.broadcast_to(bias[...], math.prod(heads.shape[2:])).reshape(
+                heads.shape[2:]
+            )
+
+        queries, key = projected(self.q_proj, self.q_bias), projected(self.k_proj, self.k_bias)
+        queries, key = (qwen2.apply_rotary_embedding(heads, sin, cos) for heads in (queries, key))
+        return _decode(self, queries, key, projected(self.v_proj, self.v_bias), cache, attn_mask)
+
+
+class Attention3(qwen3.Attention):
+    """That of Qwen3; with a cache of `split_cache` it decodes one token a row."""
 
     def block(self, x, segment_pos, cache, attn_mask: Any, segment_ids=None):
         if cache is None or "prompt_keys" not in cache:
             return super().block(x, segment_pos, cache, attn_mask, segment_ids)
-        prompts, group, heads, size, _ = cache["keys"].shape
-        rows, at = (prompts, group, heads), cache["end_index"]
         cos, sin = jnp.split(cache["rope"][segment_pos], 2, axis=-1)
-        queries = qwen2.apply_rotary_embedding(self.q_norm(self.q_proj(x)), sin, cos).reshape(*rows, -1, size)
-        key = qwen2.apply_rotary_embedding(self.k_norm(self.k_proj(x)), sin, cos).reshape(*rows, size, 1)
-        value = self.v_proj(x).reshape(*rows, 1, size)
-        keys = jax.lax.dynamic_update_slice(cache["keys"], key, (0, 0, 0, 0, at))
-        values = jax.lax.dynamic_update_slice(cache["values"], value, (0, 0, 0, at, 0))
-
-        # G completions with Q queries a head, and S = P + C tokens.
-        of_prompt = jnp.einsum("ngkqh,nkph->ngkqp", queries, cache["prompt_keys"])
-        of_completion = (queries[..., None] * keys[:, :, :, None]).sum(-2)
-        scores = jnp.concatenate([of_prompt, of_completion], axis=-1) * self.scale  # [N, G, K, Q, S]
-        mask = attn_mask[:, 0, : scores.shape[-1]].reshape(prompts, group, 1, 1, -1)
-        weights = jax.nn.softmax(jnp.where(mask, scores, qwen3.K_MASK), axis=-1)
-        of_prompt, of_completion = jnp.split(weights, [of_prompt.shape[-1]], axis=-1)
-        mixed = jnp.einsum("ngkqp,nkph->ngkqh", of_prompt, cache["prompt_values"])
-        mixed += (of_completion[..., None] * values[:, :, :, None]).sum(-2)
-        output = self.o_proj(mixed.reshape(len(x), 1, -1, size))
-        return cache | {"keys": keys, "values": values, "end_index": at + 1}, output
+        queries = qwen2.apply_rotary_embedding(self.q_norm(self.q_proj(x)), sin, cos)
+        key = qwen2.apply_rotary_embedding(self.k_norm(self.k_proj(x)), sin, cos)
+        return _decode(self, queries, key, self.v_proj(x), cache, attn_mask)
 
 
-class Qwen3(qwen3.Qwen3):
-    """Tunix's, with the attention above."""
-
-    def __init__(self, config, *, rngs):
-        super().__init__(config, rngs=rngs)
-        for layer in self.layers:
-            layer.attn = Attention(config, rngs=rngs)
-
-    def init_cache(self, batch_size, cache_size, dtype):
-        """Empty: the sampler makes one when it computes the prompts."""
-        return {}
+def share_prompts(model: Any) -> None:
+    """Let a model of Tunix's compute a group's prompt once, with `Sampler`."""
+    model.init_cache = lambda *_: {}  # the sampler makes one when it computes the prompts
+    for layer in model.layers:
+        layer.attn.__class__ = Attention3 if isinstance(layer.attn, qwen3.Attention) else Attention2
 
 
 class Sampler(tunix_sampler.Sampler):
-    """Tunix's sampler; with this module's Qwen3 it computes a prompt once for `group` neighbouring rows that have it.
+    """Tunix's sampler; with `share_prompts` it computes a prompt once for `group` neighbouring rows that have it.
 
     A batch that does not consist of such groups has groups of one: other prompts, or a process's slice that cuts a
     group.  There is no beam search with it.
@@ -108,7 +128,7 @@ class Sampler(tunix_sampler.Sampler):
 
     def init_sample_state(self, all_input_ids, *arguments, **more):
         state = super().init_sample_state(all_input_ids, *arguments, **more)
-        if state.cache:  # another model
+        if state.cache:  # a model without `share_prompts`
             return state
         ids = np.asarray(all_input_ids)
         equal = np.array_equal(np.repeat(ids[:: self.group], self.group, axis=0), ids)

@@ -144,14 +144,13 @@ def model_config(
 def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
     """The model with shapes in place of weights; with a mesh, its KV cache is made on it.
 
-    Qwen3 in float32 on one CPU is that of `cpu_speed`.
+    In float32 on one CPU it computes a group's prompt once.
     """
     kind = next(family.model for family in FAMILIES if type(config) is family.config)
-    on_one_cpu = mesh is None and jax.default_backend() == "cpu"
-    if kind is Qwen3 and on_one_cpu and config.dtype == jnp.float32:
-        kind = cpu_speed.Qwen3
     module: Any = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
     module.mesh = mesh
+    if mesh is None and jax.default_backend() == "cpu" and config.dtype == jnp.float32:
+        cpu_speed.share_prompts(module)
     return module
 
 

@@ -112,7 +112,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     """Tunix's vanilla rollout, with what the released 0.1.7 lacks for a MaxText actor.
 
     - Weights are translated at every sync (`update_params`), layer by layer and on the devices.
-    - On one CPU a group's prompt is computed once (`cpu_speed` says for which models).  With rows spread over
+    - In float32 on one CPU a group's prompt is computed once (`cpu_speed`).  With rows spread over
       several devices, and on a TPU, each row computes its own.
     - With `tensor` above 1 so many devices hold the model and its KV cache together; more devices are more rows.
     - Every completion draws noise of its own, which the seed, the step and its place in the step decide
