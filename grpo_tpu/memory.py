@@ -165,9 +165,6 @@ def _trainer(
         if grpo.iterations > 1:
             how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
             lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
-        if grpo.watch_kl and not adapters:
-            how = "the base, which otherwise waits in the host's memory; grpo.watch_kl"
-            lines.append(_line("log-probabilities: base weights", weights, "arithmetic", how, "log-probabilities"))
         how, size = "the same program for reference and old policy", logps.outputs - logps.aliased + logps.temporaries
         lines.append(_temporaries("log-probabilities", logps, size, how))
     return lines

@@ -148,7 +148,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
     rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
     programs = {"update": Program(kind="update", reference=reference, old=old, lora=recipe.lora, **common, **rows)}
-    if reference or old or recipe.grpo.watch_kl:
+    if reference or old:
         programs["logps"] = Program(kind="logps", **common)
     if rollout.engine == "tunix":
         programs |= _sampler_programs(recipe, common)
@@ -284,12 +284,6 @@ def _notes(
             f"the lower bound is of a step that samples once; dynamic sampling does it up to "
             f"{recipe.grpo.dynamic_sampling} times"
         )
-    if recipe.grpo.watch_kl and not recipe.lora.rank:
-        hosts = recipe.plan.processes
-        yield (
-            f"grpo.watch_kl keeps the base model in the hosts' memory: {compilation.parameter_bytes / hosts / GIB:.1f} "
-            "GiB on each"
-        )
     updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
     missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
     if updates > 1 and trainer.margin >= 0 and missing > 0:
@@ -417,7 +411,7 @@ def digest(recipe: Recipe) -> str:
         "processes": plan.processes,
         "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",
         "step": [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size],
-        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0, grpo.watch_kl],
+        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

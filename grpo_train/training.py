@@ -45,7 +45,6 @@ environment.prepare()
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from etils import epath  # noqa: E402
-from flax import nnx  # noqa: E402
 from tunix.rl import rl_cluster as rl  # noqa: E402
 from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
 
@@ -199,8 +198,7 @@ def build_session(
         checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
 
     with maxtext_model.quiet():
-        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
-        #    `kl_base`, the base model of grpo.watch_kl.
+        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint.
         trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
@@ -225,7 +223,6 @@ def build_session(
         )
         shared = recipe.lora.rank is not None  # the actor's base is the reference
         reference = load().module if recipe.grpo.beta and not shared else None
-        kl_base = learners.in_host_memory(load()) if recipe.grpo.watch_kl and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load()
@@ -249,8 +246,6 @@ def build_session(
             return actor, cluster
 
         actor, cluster = checkpoints.restore(build, saved, log)
-        if recipe.grpo.watch_kl and shared:
-            kl_base = dataclasses.replace(actor, module=nnx.split(actor.base))
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
@@ -261,7 +256,6 @@ def build_session(
             plan,
             actor,
             cluster,
-            kl_base,
             batch_of_step=batches,
             kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
         )
@@ -310,14 +304,9 @@ def _adapt_cluster(
 
 
 def _make_learner(
-    recipe: Recipe,
-    plan: BatchPlan,
-    actor: maxtext_model.Actor,
-    cluster: rl.RLCluster,
-    kl_base: maxtext_model.Actor | None,
-    **more: Any,
+    recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, **more: Any
 ) -> learners.Learner:
-    """`kl_base`: the base model of grpo.watch_kl; `more`: further arguments of the learner."""
+    """`more`: further arguments of the learner."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -328,13 +317,6 @@ def _make_learner(
     )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
-    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
-    if kl_base and grpo.watch_kl:
-        # As many rows as the update already uses, so memory suffices.
-        rows = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
-        config = cluster.get_rollout_config(mode=rl.Mode.TRAIN)
-        kl = functools.partial(learners.kl_from_base, sampler, actor, kl_base, rows, config)
-        metrics.append(learners.measure_every(grpo.watch_kl, cluster, kl))
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -342,7 +324,7 @@ def _make_learner(
         rl_cluster=cluster,
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation, plan.layout),
         reward_fns=rewards,
-        metric_fns=metrics,
+        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
         **more,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices

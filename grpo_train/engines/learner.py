@@ -10,28 +10,23 @@ goes on after a kill does the same.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from tunix.rl import common, function_registry, utils
+from tunix.rl import common, function_registry
 from tunix.rl import rl_cluster as rl
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.queue import data_queue as queues
-from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import grade
 from grpo_train import losses
-from grpo_train.engines import maxtext_model
 from grpo_train.engines.weight_sync import padded
 from grpo_train.losses.packing import Example
 from grpo_train.recipes.schema import GRPORecipe
-from grpo_train.runs import multihost
 
 ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo", "maxrl": "maxrl"}
 AGGREGATIONS = {
@@ -269,56 +264,3 @@ def _to_example(example: common.TrainExample, **more: Any) -> Example:
     """As grpo_lib's own example, with more fields."""
     given = {field.name: getattr(example, field.name) for field in dataclasses.fields(example)}
     return Example(**given | more)
-
-
-# The KL from the base model in a recipe without a KL penalty, measured now and then (grpo.watch_kl).  The base model's
-# weights wait in host memory and are on the devices only while they are used.
-
-
-def in_host_memory(model: maxtext_model.Actor) -> maxtext_model.Actor:
-    """The model with its weights in host memory, each process's part of them."""
-    graphdef, state = nnx.split(model.module)
-    return dataclasses.replace(model, module=(graphdef, utils.put_params_on_memory_kind(state, "pinned_host")))
-
-
-def kl_from_base(
-    sampler: Any, actor: maxtext_model.Actor, base: maxtext_model.Actor, rows: int, config: RolloutConfig
-) -> float:
-    """Mean of k3 over the tokens of the first `rows` completions just sampled, nats per token.
-
-    `base`: of `in_host_memory`; `config`: by which they were sampled: both models are taken at its temperature.  In a
-    multi-process run all processes call it together.
-    """
-    tokens = sampler.last.tokens[:rows]
-    ids = padded(tokens, config.max_tokens_to_generate, sampler.pad_id())
-    graphdef, state = base.module
-    placed = nnx.merge(graphdef, utils.put_params_on_memory_kind(state, "device"))
-    models = (actor, dataclasses.replace(base, module=placed))
-    policy, reference = (
-        multihost.to_numpy(
-            maxtext_model.per_token_logps(
-                model,
-                sampler.last.left_padded_prompt_tokens[:rows],
-                ids,
-                sampler.pad_id(),
-                sampler.eos_id(),
-                config.temperature,
-            )
-        )
-        for model in models
-    )
-    difference = (reference - policy)[np.arange(ids.shape[1]) < np.array([len(row) for row in tokens])[:, None]]
-    return float(np.mean(np.exp(difference) - difference - 1))
-
-
-def measure_every(
-    steps: int, cluster: Any, kl: Callable[[], float]
-) -> Callable[..., dict[str, tuple[float, Callable]]]:
-    """As a metric function of Tunix's learner: once in the first step, and in every `steps`-th after it."""
-    of_step = functools.cache(lambda step: kl())  # once: a step samples in several calls
-
-    def measured(**_: Any) -> dict[str, tuple[float, Callable]]:
-        step = cluster.global_steps
-        return {} if step % steps else {"step/kl_from_base": (of_step(step), np.mean)}
-
-    return measured

@@ -25,7 +25,6 @@ LOST = {
     "grpo.dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
     "grpo.correction": "upstream has importance sampling for its agentic learner alone",
     "grpo.target_kl": "upstream reads beta once, when the update is compiled",
-    "grpo.watch_kl": "upstream logs no KL without a penalty",
 }
 # What upstream does otherwise in every run.
 ALWAYS = [

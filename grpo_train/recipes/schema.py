@@ -249,19 +249,13 @@ class GRPORecipe(_Section):
         description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
         "target_kl / 1.5, between a hundredth of the recipe's beta and 100 times it; null: beta stays",
     )
-    watch_kl: Positive | None = Field(
-        default=None,
-        description="steps between measurements of the KL from the base model, where beta is 0; null: never",
-    )
 
     @model_validator(mode="after")
-    def _kl_has_a_penalty_or_not(self) -> Self:
+    def _target_kl_has_a_penalty(self) -> Self:
         if self.target_kl and not self.beta:
             raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
         if self.target_kl and self.kl == "k1":
             raise ValueError(f"target_kl={self.target_kl} needs a penalty that lowers the KL: set kl to k2 or k3")
-        if self.watch_kl and self.beta:
-            raise ValueError(f"watch_kl={self.watch_kl}: with beta above 0 every step has its KL; set watch_kl to null")
         return self
 
     @model_validator(mode="after")

@@ -213,7 +213,6 @@ def test_a_recipe_s_names_are_tunix_s(root, changes, layout, named):
             "grpo.correction=ratio rollout.engine=vllm rollout.temperature=0.9",
             r"=ratio needs .*rollout.temperature=0.9",
         ),
-        ("grpo.watch_kl=5 grpo.beta=0.1", r"watch_kl=5: with beta above 0 every step has its KL"),
         ("lora.rank=0", r"lora.rank=0: "),
     ],
 )

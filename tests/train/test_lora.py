@@ -1,6 +1,5 @@
 """Adapters: the policy has them, the sampler and the export have their products, the reference has none of it."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from tunix.rl import rl_cluster
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_train import training
-from grpo_train.engines import cluster, conversion, learner, lora, maxtext_model, tunix_sampler, weight_sync
+from grpo_train.engines import cluster, conversion, lora, maxtext_model, tunix_sampler, weight_sync
 from grpo_train.recipes import load_recipe
 from grpo_train.recipes.schema import LoRARecipe
 
@@ -106,33 +105,6 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
     exported = tunix_sampler.load_hugging_face(directory)
     theirs = common.compute_per_token_logps(*nnx.split(exported), PROMPTS, COMPLETIONS, pad_id=0, eos_id=1)
     assert np.abs(np.asarray(theirs) - logps(actor)).mean() < weight_sync.MAX_MEAN_GAP["float32"]
-
-
-@pytest.mark.long
-def test_the_kl_from_the_base_in_host_memory_or_shared(load, tiny_actor, sampler, rollout_config):
-    sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
-    actor, kept = load(LAYERS), learner.in_host_memory(tiny_actor)
-    assert learner.kl_from_base(sampler, tiny_actor, kept, 8, rollout_config) == pytest.approx(0, abs=1e-9)
-    scored = sampler.last_scored(8, 12)
-    policy, base = (
-        np.asarray(maxtext_model.per_token_logps(model, scored.prompt_ids, scored.completion_ids, 0, 1))
-        for model in (actor, tiny_actor)
-    )
-    d = np.concatenate([(b - a)[: len(ids)] for a, b, ids in zip(policy, base, scored.logps, strict=True)])
-    shared = dataclasses.replace(actor, module=nnx.split(actor.base))
-    for reference in (kept, shared):
-        found = learner.kl_from_base(sampler, actor, reference, 8, rollout_config)
-        assert found == pytest.approx(np.mean(np.exp(d) - d - 1), rel=1e-4) and found > 0.01
-    hot = dataclasses.replace(rollout_config, temperature=2.0)  # flatter, so nearer to each other
-    assert 0.01 < learner.kl_from_base(sampler, actor, kept, 8, hot) < 0.9 * found
-
-
-def test_the_kl_is_watched_once_in_a_step():
-    cluster, measured = SimpleNamespace(global_steps=0), iter((0.5, 0.6, 0.7))
-    watch, found = learner.measure_every(3, cluster, lambda: next(measured)), []
-    for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6):
-        found += [value for value, _ in watch(prompts=[]).values()]
-    assert found == [0.5, 0.5, 0.6, 0.6, 0.7]  # a step that samples twice has the same value twice
 
 
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):

@@ -89,11 +89,9 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 
 @pytest.mark.long
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
-    changes = ["grpo.correction=tis", "grpo.watch_kl=2", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
+    changes = ["grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
     changes += ["rollout.temperature=0.8", "training.learning_rate=1e-3"]
     rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
-    assert ["kl_from_base" in row for row in rows] == [True, False, True, False]
-    assert abs(rows[0]["kl_from_base"]) < 1e-6 < rows[2]["kl_from_base"]
     for row in rows:
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
@@ -342,7 +340,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
     # From the learner, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
-    written |= {"beta", "dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "kl_from_base"}
+    written |= {"beta", "dynamic_sampling/passes", "dynamic_sampling/uniform_groups"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
