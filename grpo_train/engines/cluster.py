@@ -158,7 +158,7 @@ def make_cluster(
                 eval_every_n_steps=training.steps * iterations + 1,
                 # Of all processes together: each sees the whole batch.
                 mini_batch_size=plan.prompts_per_step,
-                train_micro_batch_size=plan.micro_batch_prompts,
+                train_micro_batch_size=plan.micro_batch_prompts * plan.micro_batches_in_loss,
                 rollout_micro_batch_size=plan.rollout_micro_batch_size,
                 compute_logps_micro_batch_size=plan.micro_batch_prompts,
                 # Tunix's default is 2; several processes run one program at a time (see multihost).
@@ -187,7 +187,8 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
 
     def packed(input_data: Any) -> Any:
         rows = {"layout": plan.layout, "shapes": shapes, "group_size": plan.group_size}
-        return prepare(packing.pack(input_data, **rows, aggregation=aggregation))
+        parts = plan.micro_batches_in_loss
+        return prepare(packing.pack(input_data, **rows, aggregation=aggregation, micro_batches=parts))
 
     trainer._prepare_inputs = packed
 

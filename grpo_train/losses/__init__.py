@@ -28,6 +28,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 from tunix.rl import common, function_registry  # noqa: E402
+from tunix.sft import utils  # noqa: E402
 
 from grpo_train.losses import pallas_kernel  # noqa: E402
 from grpo_train.losses.pallas_kernel import Partition  # noqa: E402
@@ -384,8 +385,44 @@ def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array
 # For Tunix.
 
 
+def in_micro_batches(loss: Callable[[Any, Any], tuple[jax.Array, Any]], model: Any, examples: Any):
+    """The means of (loss, aux) over the micro-batches [M, ...] of `examples`, one after another.
+
+    The gradient of each is taken together with its loss, so the activations of one are in memory at a time.
+
+    Args:
+      loss: of (model, example); what is trained are the adapters, or all weights.
+    """
+    trained = nnx.LoRAParam if utils.is_lora_enabled(model) else nnx.Param
+    graphdef, weights, rest = nnx.split(model, trained, ...)
+
+    def forward(weights, rest, examples):
+        def of_one(weights, example):
+            return loss(nnx.merge(graphdef, weights, rest), example)
+
+        def add(gradients, example):
+            found, more = jax.value_and_grad(of_one, has_aux=True)(weights, example)
+            return jax.tree.map(jnp.add, gradients, more), found
+
+        gradients, found = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), examples)
+        return jax.tree.map(lambda values: values.mean(0), found), gradients
+
+    def backward(gradients, cotangents):
+        scale = cotangents[0] / len(examples.completion_ids)
+        return jax.tree.map(lambda gradient: gradient * scale, gradients), None, None
+
+    mean = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
+    mean.defvjp(forward, backward)
+    return mean(weights, rest, examples)
+
+
 def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementation: str, **_: Any):
-    """A policy loss as Tunix's GRPOLearner calls it: (loss, aux) of a micro-batch."""
+    """A policy loss as Tunix's GRPOLearner calls it: (loss, aux) of a micro-batch, or of packed ones [M, R, W]."""
+    if train_example.completion_ids.ndim == 3:
+        of_one = functools.partial(
+            grpo_loss, algo_config=algo_config, pad_id=pad_id, eos_id=eos_id, implementation=implementation
+        )
+        return in_micro_batches(of_one, model, train_example)
     logps, entropy = model_statistics(
         model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
         algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,

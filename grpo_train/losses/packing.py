@@ -77,12 +77,14 @@ def pack(
     shapes: Sequence[tuple[int, int]],
     group_size: int,
     aggregation: str = "sequence-mean-token-mean",
+    micro_batches: int = 1,
 ) -> Example:
     """The completions of `example` [B, C] and their prompts [B, P] in rows of the first shape that they fit.
 
     Args:
       example: completions of a group are neighbours.  If it has weights, they stay; else `aggregation` makes them.
       shapes: [rows, tokens], smallest first; of recipes.layouts.row_shapes.
+      micro_batches: above 1, the example is cut into so many (M), each with rows of its own: fields are [M, R, W].
 
     Raises ValueError when they fit none.
     """
@@ -95,21 +97,25 @@ def pack(
     shared = int(layout == "groups")  # tokens of the prompt that each completion repeats
     firsts = range(0, len(prompts), together)
     sizes = [len(prompts[i]) - shared + int((shared + lengths[i : i + together]).sum()) for i in firsts]
-    for shape in shapes:
-        if (places := first_fit(sizes, *shape)) is not None:
+    for rows, width in shapes:
+        found = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
+        if None not in found:
             break
     else:
         raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
+    shape = micro_batches * rows, width
+    places = [(part * rows + row, at) for part, units in enumerate(found) for row, at in units]
 
     given = {name: getattr(host, name, None) for name in PER_TOKEN}
     source = {name: values for name, values in given.items() if values is not None}  # [B, C] each
     weights = getattr(host, "weights", None)
-    source["weights"] = np.asarray(token_weights(example.completion_mask, aggregation) if weights is None else weights)
+    weights = token_weights(example.completion_mask, aggregation) if weights is None else weights
+    source["weights"] = np.asarray(weights) * np.float32(micro_batches)  # so that the mean over them is the loss
     source["completion_mask"] = mask
     source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
     if getattr(host, "beta", None) is not None:
         source["beta"] = np.broadcast_to(host.beta[:, None], mask.shape)
-    rows = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
+    filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):
         prompt = prompts[first]
@@ -124,14 +130,15 @@ def pack(
             ids[row, whole], segments[row, whole] = tokens, SEGMENTS_PER_GROUP * unit + member
             positions[row, whole] = len(prompt) - len(begin) + np.arange(len(tokens))
             for name, values in source.items():
-                rows[name][row, own] = values[index, : lengths[index]]
+                filled[name][row, own] = values[index, : lengths[index]]
             at = whole.stop
     empty = np.zeros((shape[0], 0), np.int32)
-    packed: Any = Example  # flax.struct hides its fields
-    return packed(
+    make: Any = Example  # flax.struct hides its fields
+    packed = make(
         prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
-        **(dict.fromkeys(PER_TOKEN) | rows),
+        **(dict.fromkeys(PER_TOKEN) | filled),
     )  # fmt: skip
+    return packed if micro_batches == 1 else jax.tree.map(lambda each: np.stack(np.split(each, micro_batches)), packed)
 
 
 class SharedPrompt(AttentionOp):
