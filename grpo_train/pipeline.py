@@ -9,17 +9,17 @@ all processes take every step together, and process 0 gets what a step returns.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import describe_filtering, load_problems
+from grpo_lib.problems import Problem, describe_filtering, load_problems
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
-from grpo_train import training
+from grpo_train import cold_start, training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.cluster import require_engine
 from grpo_train.engines.prompt_lengths import render_with
@@ -45,17 +45,36 @@ def convert(recipe: Recipe, directory: Path) -> Path:
     return conversion.convert_to_maxtext(recipe.model, base_of(directory))
 
 
+def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Callable[[str], None] = print) -> Path:
+    """The MaxText checkpoint that GRPO starts from: the base, or with `training.cold_start` the base after it.
+
+    Then the base itself is evaluated, too, into evals/base.jsonl.  Args: problems that the cold start trains on.
+    """
+    base, started = convert(recipe, directory), directory / "checkpoints" / "start"
+    if not problems or (started / "0" / "items").exists():
+        return started / "0" / "items" if problems else base
+    generate, render = standalone_generate(recipe)
+    tested = evaluation.evaluate(
+        generate, load_problems(recipe.problems, "test"), render=render, path=directory / "evals" / "base.jsonl",
+        batch_size=recipe.evaluation.batch_size, label="base", model="base",
+    )  # fmt: skip
+    log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(problems)} worked solutions")
+    pairs = [(problem.prompt(render), cold_start.worked_solution(problem)) for problem in problems]
+    return cold_start.fine_tune(recipe, pairs, base, started)
+
+
 def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:
-    """A training session on the run's converted base, with the training problems of the recipe.
+    """A training session on the run's converted base, or after a cold start, with the recipe's training problems.
 
     `log` is called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
     checkpoint.
     """
     training.require_supported(recipe)
-    problems = load_problems(recipe.problems, "train")
+    taught, problems = cold_start.split(load_problems(recipe.problems, "train"), recipe.training.cold_start)
     if rows := describe_filtering(recipe.problems):
         log(rows)
-    session = training.build_session(recipe, directory, problems, convert(recipe, directory), log)
+    checkpoint = start(recipe, directory, taught, log)
+    session = training.build_session(recipe, directory, problems, checkpoint, log)
     if session.num_filtered:
         log(
             f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "

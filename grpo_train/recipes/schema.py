@@ -280,6 +280,10 @@ class TrainingRecipe(_Section):
     """Batch sizes, optimizer, checkpoints."""
 
     steps: Positive = Field(default=60, description="batches of completions, each used for grpo.iterations updates")
+    cold_start: NonNegative = Field(
+        default=0,
+        description="problems whose worked solutions the base is fine-tuned on before step 1; 0: none",
+    )
     prompts_per_step: Positive = Field(default=16, description="prompts of a step, over all processes")
     micro_batch_size: Positive | None = Field(
         default=None, description="completions per gradient computation, over all processes, in whole groups; null: all"

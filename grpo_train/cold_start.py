@@ -1,0 +1,110 @@
+"""The cold start: supervised fine-tuning on a few worked solutions, before GRPO (DeepSeek-R1, arXiv:2501.12948, 2.3.1).
+
+A model that never writes the answer in tags earns no reward, and GRPO has nothing to tell apart.  After some dozens of
+examples it writes them, and a part of its answers is right.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from tqdm.auto import tqdm
+from tunix.sft import peft_trainer
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import Problem
+from grpo_lib.prompts import template_completion
+from grpo_train import losses, training
+from grpo_train.engines import maxtext_model
+from grpo_train.engines.weight_sync import padded
+from grpo_train.recipes import Recipe
+from grpo_train.runs import multihost
+
+BATCH_SIZE = 16  # examples per update
+LEARNING_RATE = 3e-5
+SAVED_EVERY = 16  # updates
+
+
+def split(problems: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
+    """(the first `count` different problems, the rest without them): no problem is in both."""
+    questions = list(dict.fromkeys(problem.question for problem in problems))[:count]
+    first = {problem.question: problem for problem in reversed(problems) if problem.question in set(questions)}
+    return [first[question] for question in questions], [each for each in problems if each.question not in first]
+
+
+def worked_solution(problem: Problem) -> str:
+    """The completion that is taught: the worked solution and its answer, in tags."""
+    return template_completion(problem.solution, problem.answer)
+
+
+def fine_tune(
+    recipe: Recipe,
+    pairs: Sequence[tuple[str, str]],
+    checkpoint: str | Path,
+    output: Path,
+    *,
+    epochs: int = 2,
+    progress: bool = True,
+) -> Path:
+    """Train a MaxText checkpoint on (prompt, completion) pairs; returns the new one, the folder `output`/0/items.
+
+    AdamW, the mean cross entropy over the completions' tokens, their end among them.  One that was interrupted goes on
+    with the update after its last checkpoint; a finished one is returned as it is.
+
+    Raises CourseError in a run of several processes.
+    """
+    if (output / "0" / "items").exists():
+        return output / "0" / "items"
+    if multihost.is_distributed():
+        raise CourseError("training.cold_start: fine-tune in one process, then start all with --base and cold_start=0")
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    pad, eos, partial = tokenizer.pad_token_id, tokenizer.eos_token_id, output.with_name(output.name + ".partial")
+    prompts, completions = (
+        [np.array(ids, np.int32) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+        for texts in zip(*pairs, strict=True)
+    )
+    width = max(map(len, prompts))
+    prompt_ids = padded([ids[::-1] for ids in prompts], width, pad)[:, ::-1]  # padded on the left
+    completion_ids = padded([np.append(ids, eos) for ids in completions], max(map(len, completions)) + 1, pad)
+    orders = [np.random.default_rng([recipe.seed, epoch]).permutation(len(pairs)) for epoch in range(epochs)]
+    updates = -(-len(pairs) * epochs // BATCH_SIZE)
+    batches = np.resize(np.concatenate(orders), (updates, BATCH_SIZE))
+
+    def loss(model: Any, prompt_ids: Any, completion_ids: Any) -> Any:
+        how = pad, eos, 1.0, recipe.loss.implementation
+        logps, _ = losses.model_statistics(model, prompt_ids, completion_ids, *how)  # [B, C]
+        mask = completion_ids != pad
+        return -jnp.sum(logps * mask) / jnp.sum(mask)
+
+    with maxtext_model.quiet():
+        actor = maxtext_model.load_actor(
+            recipe.model, checkpoint, width + completion_ids.shape[1], pad, devices=training.assign_devices(recipe)[0],
+            tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
+        )  # fmt: skip
+        config = peft_trainer.TrainingConfig(
+            eval_every_n_steps=updates + 1,
+            checkpoint_root_directory=str(partial / "updates"),
+            checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=SAVED_EVERY, max_to_keep=1),
+        )
+        with actor.scope():
+            optimizer = optax.chain(
+                optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0)
+            )
+            trainer = peft_trainer.PeftTrainer(actor.module, optimizer, config)
+            trainer.with_loss_fn(loss)
+            shown = tqdm(batches, desc="cold start", unit="update", disable=not progress)
+            trainer.train({"prompt_ids": prompt_ids[rows], "completion_ids": completion_ids[rows]} for rows in shown)
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            weights = {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}}
+            checkpointer.save(partial / "0" / "items", weights, force=True)
+    shutil.rmtree(partial / "updates")
+    partial.rename(output)
+    return output / "0" / "items"
