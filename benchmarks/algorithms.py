@@ -252,19 +252,19 @@ def toss_anew(session: training.Session, arm: str) -> None:
 def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3) -> None:
     """Let the sampling temperature fall to `last` in stages of equally many steps."""
     learner, cluster, steps = session.learner, session.cluster, session.recipe.training.steps
-    config, begin = cluster.get_rollout_config(mode="train"), session.learner._begin_step
+    config, generate = cluster.get_rollout_config(mode="train"), learner._generate_and_compute_advantage
     first = config.temperature
 
-    def begin_step(step: int) -> None:
-        begin(step)
-        part = step * stages // steps / (stages - 1)
+    def cooler(*arguments: Any) -> Any:
+        part = cluster.global_steps * stages // steps / (stages - 1)
         temperature = first + part * (last - first)
         if temperature != config.temperature:  # a constant of compiled programs
             config.temperature = learner.algo_config.temperature = temperature
             cluster.actor_trainer.clear_jit_cache()
+        return generate(*arguments)
 
     if arm == "falling":
-        learner._begin_step = begin_step
+        learner._generate_and_compute_advantage = cooler
 
 
 def only_evaluate(session: training.Session, arm: str) -> None:

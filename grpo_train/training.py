@@ -251,14 +251,7 @@ def build_session(
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         render = functools.partial(render_with, recipe.prompts, tokenizer)
         batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe.tasks))
-        learner = _make_learner(
-            recipe,
-            plan,
-            actor,
-            cluster,
-            batch_of_step=batches,
-            kl_by_step=lambda: multihost.broadcast([row.get("kl") for row in recorder.rows]),  # process 0 has the rows
-        )
+        learner = _make_learner(recipe, plan, actor, cluster, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -304,9 +297,12 @@ def _adapt_cluster(
 
 
 def _make_learner(
-    recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, **more: Any
+    recipe: Recipe,
+    plan: BatchPlan,
+    actor: maxtext_model.Actor,
+    cluster: rl.RLCluster,
+    batches: Callable[[int], dict[str, np.ndarray]],
 ) -> learners.Learner:
-    """`more`: further arguments of the learner."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -325,7 +321,7 @@ def _make_learner(
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation, plan.layout),
         reward_fns=rewards,
         metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
-        **more,
+        batch_of_step=batches,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False

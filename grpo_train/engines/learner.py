@@ -3,14 +3,14 @@
 Upstream's names for the values of a recipe are here, too: ADVANTAGES are in Tunix's registry (maxrl from here),
 AGGREGATIONS are modes of its aggregate_loss, which it takes of a micro-batch.
 
-The learner keeps no state of its own: what a step does follows from its number and from metrics.jsonl, so a run that
-goes on after a kill does the same.
+The learner keeps no state of its own: what a step does follows from its number, so a run that goes on after a kill
+does the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,11 +35,6 @@ AGGREGATIONS = {
 
 # The field of an example in which a correction takes the sampler's log-probabilities.
 CORRECTIONS = {"ratio": "old_per_token_logps", "tis": "sampler_per_token_logps"}
-
-# By how much beta changes in a step, and how far the KL may be from its target before it does; and its range, times and
-# divided by that of the recipe.
-BETA_STEP = 1.5
-BETA_RANGE = 100
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -84,27 +79,12 @@ def maxrl_advantages(rewards: np.ndarray, num_generations: int) -> np.ndarray:
 
 def is_plain(grpo: GRPORecipe) -> bool:
     """Whether the loss is that of the GRPO paper: no switch of it was changed."""
-    switches = ("kl", "aggregation", "epsilon_high", "ratio", "correction", "target_kl")
+    switches = ("kl", "aggregation", "epsilon_high", "ratio", "correction")
     return all(getattr(grpo, name) == GRPORecipe.model_fields[name].default for name in switches)
 
 
 def _key_of(names: dict[str, str], value: str) -> str:
     return next(key for key, name in names.items() if name == value)
-
-
-# What changes from step to step.
-
-
-def adapted_beta(grpo: GRPORecipe, measured: Iterable[float | None]) -> float:
-    """β after steps with these KLs, nats per token (as in PPO, arXiv:1707.06347, section 4, with other constants)."""
-    beta = grpo.beta
-    for kl in measured:
-        if grpo.target_kl and kl is not None and kl > BETA_STEP * grpo.target_kl:
-            beta *= BETA_STEP
-        elif grpo.target_kl and kl is not None and kl < grpo.target_kl / BETA_STEP:
-            beta /= BETA_STEP
-        beta = min(max(beta, grpo.beta / BETA_RANGE), grpo.beta * BETA_RANGE)
-    return beta
 
 
 class Learner(GRPOLearner):
@@ -124,7 +104,7 @@ class Learner(GRPOLearner):
       optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
     - Dynamic sampling: see `_resample_uniform_groups`.
-    - The sampler's log-probabilities, for a correction; β as an array, so that it can change.
+    - The sampler's log-probabilities, for a correction.
     """
 
     def __init__(
@@ -134,7 +114,6 @@ class Learner(GRPOLearner):
         steps: int,
         calls_per_step: int,
         batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
-        kl_by_step: Callable[[], Sequence[float | None]],
         **arguments: Any,
     ):
         """
@@ -142,13 +121,10 @@ class Learner(GRPOLearner):
           steps: of the whole run.
           calls_per_step: rollout micro-batches of a step.
           batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
-          kl_by_step: KLs of the steps that have been logged; of all but the last one before it is trained.
         """
         super().__init__(**arguments)
         self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
-        self._kl_by_step = kl_by_step
-        self._beta: float | None = None
 
     @property
     def _sampler(self) -> Any:
@@ -157,11 +133,6 @@ class Learner(GRPOLearner):
 
     def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
         """Tunix calls it for each step, after the updates of the one before."""
-        try:
-            self._begin_step(self.rl_cluster.global_steps)
-        except BaseException:
-            data_queue.put(None)  # wake the consumer, so that the error reaches it
-            raise
         if self._grpo.aggregation != "step":
             return super()._prepare_data(data_queue=data_queue, mode=mode, **arguments)
         whole = queues.SimpleDataQueue(maxsize=0)  # of a step: its tokens are counted before the first update
@@ -172,16 +143,6 @@ class Learner(GRPOLearner):
         finally:
             data_queue.put(None)
 
-    def _begin_step(self, step: int) -> None:
-        grpo = self._grpo
-        if grpo.target_kl:
-            # Tunix logs a step once the next one has begun, so this uses the KLs of all steps but the last.
-            measured = self._kl_by_step()[: max(step - 1, 0)]
-            if len(measured) < step - 1:
-                raise CourseError(f"grpo.target_kl: step {len(measured) + 1} of {step - 1} is not in metrics.jsonl")
-            self._beta = adapted_beta(grpo, measured)
-            self.rl_cluster.buffer_metrics({"step/beta": (self._beta, np.mean)})
-
     def _generate_and_compute_advantage(
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
     ) -> common.TrainExample:
@@ -189,8 +150,6 @@ class Learner(GRPOLearner):
         example = self._sampled_once(training_input, mode)  # stages 1 to 4
         if self._grpo.dynamic_sampling:
             example = self._resample_uniform_groups(example, training_input, call, mode)
-        if self._beta is not None:
-            example = _to_example(example, beta=jnp.full(len(example.advantages), self._beta, jnp.float32))
         return example
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:

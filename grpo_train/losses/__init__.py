@@ -157,7 +157,7 @@ def policy_loss(
     completion_mask: jax.Array,
     epsilon_low: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float | jax.Array = 0.0,
+    beta: float = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
@@ -206,7 +206,6 @@ def policy_loss(
       kl: in the place of k3 also k1 = log(π / π_ref) or k2 = k1² / 2.
       ratio: "sequence" takes the geometric mean of a completion's ratios as the ratio of each of its tokens.
       completions: int [B, T], a number below B T that tells the completions of a row apart; None: one to a row.
-      beta: a number; or [B] or [B, T] as the advantages.
       sampler_per_token_logps: [B, T], of the engine that sampled, where that is not the old policy: the first term of a
         token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling).
 
@@ -274,9 +273,7 @@ def policy_loss(
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
-        if not isinstance(beta, float | int):
-            loss = loss + aggregate(penalty * (beta[:, None] if beta.ndim == 1 else beta))
-        elif beta:
+        if beta:
             loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
@@ -435,7 +432,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.completion_mask,
         epsilon_low=algo_config.epsilon,
         epsilon_high=getattr(algo_config, "epsilon_high", None),
-        beta=algo_config.beta if (beta := getattr(train_example, "beta", None)) is None else beta,
+        beta=algo_config.beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),

@@ -47,7 +47,6 @@ class Example(common.TrainExample):
 
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
-    beta: Any = None  # [B], in place of that of the configuration, which a compiled update does not read again
 
 
 @functools.partial(jax.jit, static_argnames="aggregation")
@@ -113,8 +112,6 @@ def pack(
     source["weights"] = np.asarray(weights) * np.float32(micro_batches)  # so that the mean over them is the loss
     source["completion_mask"] = mask
     source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
-    if getattr(host, "beta", None) is not None:
-        source["beta"] = np.broadcast_to(host.beta[:, None], mask.shape)
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):

@@ -24,7 +24,6 @@ LOST = {
     "grpo.overlong_penalty": "see grpo.overlong_buffer",
     "grpo.dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
     "grpo.correction": "upstream has importance sampling for its agentic learner alone",
-    "grpo.target_kl": "upstream reads beta once, when the update is compiled",
 }
 # What upstream does otherwise in every run.
 ALWAYS = [

@@ -244,19 +244,6 @@ class GRPORecipe(_Section):
         description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
         "token's loss times π_old / π_sampler, at most 2; ratio: π_sampler takes the place of π_old",
     )
-    target_kl: PositiveFloat | None = Field(
-        default=None,
-        description="KL that beta is adapted to, nats per token: times 1.5 above 1.5 target_kl, divided by 1.5 below "
-        "target_kl / 1.5, between a hundredth of the recipe's beta and 100 times it; null: beta stays",
-    )
-
-    @model_validator(mode="after")
-    def _target_kl_has_a_penalty(self) -> Self:
-        if self.target_kl and not self.beta:
-            raise ValueError(f"target_kl={self.target_kl} adapts beta: start with one above 0, like 0.05")
-        if self.target_kl and self.kl == "k1":
-            raise ValueError(f"target_kl={self.target_kl} needs a penalty that lowers the KL: set kl to k2 or k3")
-        return self
 
     @model_validator(mode="after")
     def _clip_range(self) -> Self:

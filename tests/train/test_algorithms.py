@@ -204,8 +204,6 @@ def test_a_recipe_s_names_are_tunix_s(root, changes, layout, named):
         ("grpo.kl=k4", r"grpo.kl='k4'.*k3"),
         ("grpo.overlong_buffer=24", r"grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"),
         ("grpo.overlong_penalty=0", r"grpo.overlong_penalty=0: "),
-        ("grpo.target_kl=0.1", r"target_kl=0.1 adapts beta"),
-        ("grpo.target_kl=0.1 grpo.beta=0.1 grpo.kl=k1", r"target_kl=0.1 needs .* kl to k2 or k3"),
         ("grpo.dynamic_sampling=0", r"grpo.dynamic_sampling=0: .*1"),
         ("grpo.dynamic_sampling=2 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*dynamic_sampling"),
         ("grpo.overlong_buffer=4 rollout.micro_batch_size=4", r"=4 must be a multiple of the 16 .*overlong_buffer"),
@@ -235,28 +233,20 @@ def test_truncated_importance_sampling_by_hand():
 
 
 @pytest.mark.parametrize("layout", ["packed", "groups"])
-def test_beta_and_the_sampler_s_probabilities_of_rows_of_several(layout):
+def test_the_sampler_s_probabilities_of_rows_of_several(layout):
     padded = batch([5, 1, 3, 2, 4, 5], [3, 4])
-    padded = learner._to_example(padded, beta=jnp.linspace(0.1, 0.6, B), sampler_per_token_logps=drawn(3))
+    padded = learner._to_example(padded, sampler_per_token_logps=drawn(3))
     packed = pack(padded, layout)
 
     def loss(example, logps, **more):
         return losses.policy_loss(
             logps, example.old_per_token_logps, example.ref_per_token_logps, example.advantages,
-            example.completion_mask, beta=example.beta, sampler_per_token_logps=example.sampler_per_token_logps, **more,
+            example.completion_mask, beta=0.1, sampler_per_token_logps=example.sampler_per_token_logps, **more,
         )[0]  # fmt: skip
 
     # The policy's: those of the old one, carried into the rows with it.
     rows = loss(packed, packed.old_per_token_logps, weights=packed.weights)
     assert float(rows) == pytest.approx(float(loss(padded, padded.old_per_token_logps)), rel=1e-5)
-
-
-@settings(max_examples=10)
-@given(st.sampled_from([0.01, 0.3, 2.0]), st.integers(0, 99))
-def test_a_beta_of_each_completion_is_the_beta_where_all_are_equal(beta, seed):
-    padded = batch([4] * B, [3, 4], seed, old=False)
-    one, each = (gradient(drawn(seed), padded, beta=value) for value in (beta, jnp.full(B, beta)))
-    np.testing.assert_allclose(one, each, rtol=1e-5, atol=1e-8)
 
 
 def test_packing_keeps_the_weights_of_a_step():
@@ -267,16 +257,7 @@ def test_packing_keeps_the_weights_of_a_step():
     assert weights == pytest.approx(3 / 20)  # of 20 tokens
 
 
-# --- from step to step --------------------------------------------------------------------------------------------
-
-
-def test_beta_by_hand(root):
-    grpo = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["grpo.beta=0.1", "grpo.target_kl=0.02"]).grpo
-    kls = [0.1, 0.1, 0.02, None, 0.03, 0.0301, 0.013]  # far above twice; in between; far below
-    assert learner.adapted_beta(grpo, kls) == pytest.approx(0.1 * 1.5**3 / 1.5)
-    assert learner.adapted_beta(grpo, []) == 0.1
-    assert learner.adapted_beta(grpo, [9.0] * 50) == pytest.approx(10)
-    assert learner.adapted_beta(grpo, [0.0] * 50) == pytest.approx(0.001)
+# --- dynamic sampling ---------------------------------------------------------------------------------------------
 
 
 class Sampled(learner.Learner):
@@ -284,7 +265,7 @@ class Sampled(learner.Learner):
 
     def __init__(self, recipe, table):
         self._grpo, self._steps, self._calls_per_step = recipe.grpo, recipe.training.steps, 1
-        self._beta, self.table = None, table
+        self.table = table
         self.algo_config = SimpleNamespace(num_generations=2)
         self.logged = {}
         self.rl_cluster = SimpleNamespace(

@@ -34,10 +34,8 @@ RECIPE = [
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
 ]
-# All that changes from step to step, or adds weights; each follows from the step and from metrics.jsonl.
-SWITCHED = [
-    "lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05", "grpo.target_kl=0.01",
-]  # fmt: skip
+# All that changes from step to step, or adds weights; each follows from the step.
+SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05"]
 # Clocks differ between two runs of the same steps; nothing else may.
 CLOCKS = ("seconds", "tokens_per_second")
 
@@ -179,7 +177,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, 
     assert set(killed) == set(MOMENTS)
 
 
-def test_killed_with_adapters_spare_prompts_and_a_changing_beta(server, job, tmp_path):
+def test_killed_with_adapters_and_spare_prompts(server, job, tmp_path):
     whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
     server.start(job(whole, SWITCHED))
     assert server.wait() == 0, said(whole)
@@ -189,9 +187,7 @@ def test_killed_with_adapters_spare_prompts_and_a_changing_beta(server, job, tmp
     server.start(job(directory, SWITCHED))
     assert server.wait() == 0, said(directory)
     assert_same(directory, whole)
-    found = rows(whole)
-    assert len({row["beta"] for row in found}) > 1
-    assert max(row["dynamic_sampling/passes"] for row in found) > 1
+    assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
 
 
 # --- stopped, without room, damaged ---

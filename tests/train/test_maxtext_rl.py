@@ -59,7 +59,6 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
-    "grpo.target_kl": ["grpo.beta=0.1"],
 }
 
 

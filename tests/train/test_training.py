@@ -340,7 +340,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
     # From the learner, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
-    written |= {"beta", "dynamic_sampling/passes", "dynamic_sampling/uniform_groups"}
+    written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
