@@ -15,34 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from flax import nnx
 from tqdm.auto import tqdm
 from tunix.sft import peft_trainer
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem
-from grpo_lib.prompts import template_completion
 from grpo_train import losses, training
-from grpo_train.engines import maxtext_model
-from grpo_train.engines.weight_sync import padded
+from grpo_train.engines import conversion, maxtext_model
 from grpo_train.recipes import Recipe
 from grpo_train.runs import multihost
 
 BATCH_SIZE = 16  # examples per update
-LEARNING_RATE = 3e-5
+LEARNING_RATE = 1e-4
 SAVED_EVERY = 16  # updates
-
-
-def split(problems: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """(the first `count` different problems, the rest without them): no problem is in both."""
-    questions = list(dict.fromkeys(problem.question for problem in problems))[:count]
-    first = {problem.question: problem for problem in reversed(problems) if problem.question in set(questions)}
-    return [first[question] for question in questions], [each for each in problems if each.question not in first]
-
-
-def worked_solution(problem: Problem) -> str:
-    """The completion that is taught: the worked solution and its answer, in tags."""
-    return template_completion(problem.solution, problem.answer)
 
 
 def fine_tune(
@@ -65,32 +49,31 @@ def fine_tune(
         return output / "0" / "items"
     if multihost.is_distributed():
         raise CourseError("training.cold_start: fine-tune in one process, then start all with --base and cold_start=0")
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    pad, eos, partial = tokenizer.pad_token_id, tokenizer.eos_token_id, output.with_name(output.name + ".partial")
-    prompts, completions = (
-        [np.array(ids, np.int32) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-        for texts in zip(*pairs, strict=True)
+    tokenizer: Any = maxtext_model.load_tokenizer(recipe.model)
+    pad, partial = tokenizer.pad_token_id, output.with_name(output.name + ".partial")
+    texts = {"left": [prompt for prompt, _ in pairs], "right": [text + tokenizer.eos_token for _, text in pairs]}
+    prompt_ids, completion_ids = (  # [N, P], [N, C]
+        tokenizer(part, add_special_tokens=False, padding=True, padding_side=side, return_tensors="np")["input_ids"]
+        for side, part in texts.items()
     )
-    width = max(map(len, prompts))
-    prompt_ids = padded([ids[::-1] for ids in prompts], width, pad)[:, ::-1]  # padded on the left
-    completion_ids = padded([np.append(ids, eos) for ids in completions], max(map(len, completions)) + 1, pad)
     orders = [np.random.default_rng([recipe.seed, epoch]).permutation(len(pairs)) for epoch in range(epochs)]
-    updates = -(-len(pairs) * epochs // BATCH_SIZE)
-    batches = np.resize(np.concatenate(orders), (updates, BATCH_SIZE))
+    batches = np.resize(np.concatenate(orders), (-(-len(pairs) * epochs // BATCH_SIZE), BATCH_SIZE))
 
     def loss(model: Any, prompt_ids: Any, completion_ids: Any) -> Any:
-        how = pad, eos, 1.0, recipe.loss.implementation
-        logps, _ = losses.model_statistics(model, prompt_ids, completion_ids, *how)  # [B, C]
+        logps, _ = losses.model_statistics(
+            model, prompt_ids, completion_ids, pad, tokenizer.eos_token_id, 1.0, recipe.loss.implementation
+        )  # [B, C]
         mask = completion_ids != pad
         return -jnp.sum(logps * mask) / jnp.sum(mask)
 
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
-            recipe.model, checkpoint, width + completion_ids.shape[1], pad, devices=training.assign_devices(recipe)[0],
-            tensor=recipe.hardware.trainer_tensor, loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
+            recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
+            devices=training.assign_devices(recipe)[0], tensor=recipe.hardware.trainer_tensor,
+            loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         config = peft_trainer.TrainingConfig(
-            eval_every_n_steps=updates + 1,
+            eval_every_n_steps=1,
             checkpoint_root_directory=str(partial / "updates"),
             checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=SAVED_EVERY, max_to_keep=1),
         )
@@ -102,9 +85,7 @@ def fine_tune(
             trainer.with_loss_fn(loss)
             shown = tqdm(batches, desc="cold start", unit="update", disable=not progress)
             trainer.train({"prompt_ids": prompt_ids[rows], "completion_ids": completion_ids[rows]} for rows in shown)
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            weights = {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}}
-            checkpointer.save(partial / "0" / "items", weights, force=True)
+        conversion.save_weights(actor, partial / "0" / "items")
     shutil.rmtree(partial / "updates")
     partial.rename(output)
     return output / "0" / "items"

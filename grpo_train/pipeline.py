@@ -16,7 +16,8 @@ from typing import Any
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import Problem, describe_filtering, load_problems
+from grpo_lib.problems import Problem, describe_filtering, load_problems, take_different
+from grpo_lib.prompts import template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training
@@ -59,7 +60,7 @@ def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Cal
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(problems)} worked solutions")
-    pairs = [(problem.prompt(render), cold_start.worked_solution(problem)) for problem in problems]
+    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
     return cold_start.fine_tune(recipe, pairs, base, started)
 
 
@@ -70,7 +71,7 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     checkpoint.
     """
     training.require_supported(recipe)
-    taught, problems = cold_start.split(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    taught, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
     if rows := describe_filtering(recipe.problems):
         log(rows)
     checkpoint = start(recipe, directory, taught, log)

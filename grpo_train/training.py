@@ -318,7 +318,7 @@ def _make_learner(
         steps=recipe.training.steps,
         calls_per_step=plan.num_rollout_micro_batches,
         rl_cluster=cluster,
-        algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation, plan.layout),
+        algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation),
         reward_fns=rewards,
         metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
         batch_of_step=batches,

@@ -1,7 +1,7 @@
 """Problems: GSM8K and generated word problems, as one kind of record."""
 
 from .batches import batch_of_step, training_batches
-from .loading import describe_filtering, load_problems
+from .loading import describe_filtering, load_problems, take_different
 from .types import Problem
 
-__all__ = ["Problem", "batch_of_step", "describe_filtering", "load_problems", "training_batches"]
+__all__ = ["Problem", "batch_of_step", "describe_filtering", "load_problems", "take_different", "training_batches"]

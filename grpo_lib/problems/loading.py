@@ -53,6 +53,14 @@ def describe_filtering(problems: ProblemSettings | list[TaskSettings]) -> str | 
     return f"{problems.source}: {counts}{left_out}"
 
 
+def take_different(problems: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
+    """(the first `count` problems with different questions, all problems with other questions)."""
+    first = {problem.question: problem for problem in reversed(problems)}
+    questions = list(dict.fromkeys(problem.question for problem in problems))[:count]
+    taken = set(questions)
+    return [first[question] for question in questions], [each for each in problems if each.question not in taken]
+
+
 def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
     """(train, validation): the last 500 questions of a shuffle, but at most a tenth of all, are held out.
 

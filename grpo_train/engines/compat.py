@@ -65,10 +65,7 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
 
     pad, eos = cluster.rollout.pad_id(), cluster.rollout.eos_id()
 
-    def with_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
-        return cluster.get_actor_per_token_logps(prompt_tokens, completion_tokens, pad, eos, micro_batch_size)
-
-    def without_logits(prompt_tokens, completion_tokens, micro_batch_size=None):
+    def of_snapshot(prompt_tokens, completion_tokens, micro_batch_size=None):
         snapshot = utils.put_params_on_memory_kind(cluster._anchor_policy_state, cluster._default_memory_kind)
         graphdef, _ = nnx.split(actor.module)
         temperature = cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
@@ -79,7 +76,7 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
                 parts.append(losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss))
         return jnp.concatenate(parts)  # [B, C]
 
-    cluster.get_old_per_token_logps = with_logits if actor.loss == "jax" else without_logits
+    cluster.get_old_per_token_logps = of_snapshot
 
 
 def shard_whole_batches(cluster: Any, mesh: Any) -> None:

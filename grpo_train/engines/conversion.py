@@ -69,8 +69,6 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
     MaxText's converter reads a checkpoint, so all processes write one first, and process 0 converts it.
     An existing directory is replaced only when the new one is complete.
     """
-    import orbax.checkpoint as ocp
-
     output = Path(output).resolve()
     partial = output.with_name(output.name + ".partial")
     if multihost.is_main_process():
@@ -78,8 +76,7 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
         partial.mkdir(parents=True)
     multihost.barrier("the folder of the export")
     weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
-    with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(weights, {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}})
+    save_weights(actor, weights)
     if multihost.is_main_process():
         export_checkpoint(model, weights, result, log)
         shutil.rmtree(output, ignore_errors=True)
@@ -87,6 +84,14 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
         shutil.rmtree(partial)
     multihost.barrier("the export")
     return output
+
+
+def save_weights(actor: Actor, folder: Path) -> None:
+    """Write the actor's weights as a MaxText checkpoint, `folder` being its `0/items`; all processes together."""
+    import orbax.checkpoint as ocp
+
+    with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(folder, {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}}, force=True)
 
 
 def export_checkpoint(model: ModelRecipe, weights: Path, output: Path, log: Path) -> None:

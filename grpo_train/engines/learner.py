@@ -44,10 +44,8 @@ class PolicyLossConfig(GRPOConfig):
     epsilon_high: float = 0.2
 
 
-def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> PolicyLossConfig:
-    """The algorithm in Tunix's terms, for rows of that layout; `implementation`: the recipe's loss.implementation."""
-    # Tunix's own loss is for padded rows, and its metrics are those of the reference run.
-    own = implementation == "jax" and layout == "padded" and is_plain(grpo)
+def policy_loss_config(grpo: GRPORecipe, implementation: str) -> PolicyLossConfig:
+    """The algorithm in Tunix's terms; `implementation`: the recipe's loss.implementation."""
     return PolicyLossConfig(
         num_generations=grpo.group_size,
         num_iterations=grpo.iterations,
@@ -56,7 +54,7 @@ def policy_loss_config(grpo: GRPORecipe, implementation: str, layout: str) -> Po
         epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
         advantage_estimator=ADVANTAGES[grpo.advantage],
         loss_agg_mode=AGGREGATIONS[grpo.aggregation],
-        policy_loss_fn="grpo" if own else losses.policy_loss_name(implementation),
+        policy_loss_fn=losses.policy_loss_name(implementation),
         kl_loss_mode=_key_of(losses.KL_ESTIMATORS_OF_TUNIX, grpo.kl),  # Tunix's default is k1
         loss_algo=_key_of(losses.RATIOS_OF_TUNIX, grpo.ratio),
     )
@@ -77,12 +75,6 @@ def maxrl_advantages(rewards: np.ndarray, num_generations: int) -> np.ndarray:
     return (rewards - means) / (means + 1e-6)
 
 
-def is_plain(grpo: GRPORecipe) -> bool:
-    """Whether the loss is that of the GRPO paper: no switch of it was changed."""
-    switches = ("kl", "aggregation", "epsilon_high", "ratio", "correction")
-    return all(getattr(grpo, name) == GRPORecipe.model_fields[name].default for name in switches)
-
-
 def _key_of(names: dict[str, str], value: str) -> str:
     return next(key for key, name in names.items() if name == value)
 
@@ -96,8 +88,9 @@ class Learner(GRPOLearner):
         2 reward      RLLearner._compute_rewards: the recipe's functions, added up                      [B]
         3 advantages  algo_core.compute_advantages, by GRPOLearner._generate_and_compute_advantage      [B]
         4 log-probs   RLCluster.get_ref_per_token_logps, .get_old_per_token_logps; * of the sampler     [B, C]
-        5 loss        algo_core.grpo_loss_fn, or * losses.grpo_loss                                     scalar
-        6 update      PeftTrainer._train_step, per micro-batch; optax.MultiSteps takes the mean of the gradients
+        5 loss        * losses.grpo_loss, in the place of algo_core.grpo_loss_fn                        scalar
+        6 update      PeftTrainer._train_step, per micro-batch; optax.MultiSteps takes the mean of the gradients, or
+                      * losses.in_micro_batches (rows of groups on one device: one call for all of them)
         7 sync        RLCluster.sync_weights -> sampler.update_params
 
     - The mean over all tokens of a step.  google-tunix 0.1.7 takes "token-mean" of each micro-batch, and

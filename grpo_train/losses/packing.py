@@ -97,7 +97,7 @@ def pack(
     firsts = range(0, len(prompts), together)
     sizes = [len(prompts[i]) - shared + int((shared + lengths[i : i + together]).sum()) for i in firsts]
     for rows, width in shapes:
-        found = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
+        found: Any = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
         if None not in found:
             break
     else:

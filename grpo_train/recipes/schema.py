@@ -259,7 +259,7 @@ class LossRecipe(_Section):
 
     implementation: Literal["jax", "chunked", "pallas"] = Field(
         default="jax",
-        description="jax: Tunix's own, from all logits; chunked: a few tokens at a time; pallas: a TPU kernel",
+        description="jax: from all logits; chunked: a few tokens at a time; pallas: a TPU kernel",
     )
 
 

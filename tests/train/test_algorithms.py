@@ -176,22 +176,21 @@ def test_tunix_s_dapo_still_counts_characters_and_still_wants_a_reference():
 
 
 @pytest.mark.parametrize(
-    ("changes", "layout", "named"),
+    ("changes", "named"),
     [
-        ([], "padded", {"policy_loss_fn": "grpo", "epsilon": 0.2, "epsilon_high": 0.2}),
-        ([], "groups", {"policy_loss_fn": "grpo-jax"}),
-        (["grpo.advantage=mean"], "padded", {"advantage_estimator": "drgrpo"}),
-        (["grpo.aggregation=constant"], "padded", {"loss_agg_mode": "sequence-mean-token-scale"}),
-        (["grpo.epsilon_high=0.28"], "padded", {"epsilon_high": 0.28, "policy_loss_fn": "grpo-jax"}),
-        (["grpo.ratio=sequence"], "padded", {"loss_algo": "gspo-token", "policy_loss_fn": "grpo-jax"}),
-        (["grpo.kl=k1"], "padded", {"kl_loss_mode": "kl"}),
-        (["grpo.kl=k2"], "padded", {"kl_loss_mode": "mse_kl"}),
-        (["grpo.kl=k3"], "padded", {"kl_loss_mode": "low_var_kl"}),
+        ([], {"policy_loss_fn": "grpo-jax", "epsilon": 0.2, "epsilon_high": 0.2}),
+        (["grpo.advantage=mean"], {"advantage_estimator": "drgrpo"}),
+        (["grpo.aggregation=constant"], {"loss_agg_mode": "sequence-mean-token-scale"}),
+        (["grpo.epsilon_high=0.28"], {"epsilon_high": 0.28}),
+        (["grpo.ratio=sequence"], {"loss_algo": "gspo-token"}),
+        (["grpo.kl=k1"], {"kl_loss_mode": "kl"}),
+        (["grpo.kl=k2"], {"kl_loss_mode": "mse_kl"}),
+        (["grpo.kl=k3"], {"kl_loss_mode": "low_var_kl"}),
     ],
 )
-def test_a_recipe_s_names_are_tunix_s(root, changes, layout, named):
+def test_a_recipe_s_names_are_tunix_s(root, changes, named):
     grpo = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes).grpo
-    config = learner.policy_loss_config(grpo, "jax", layout)
+    config = learner.policy_loss_config(grpo, "jax")
     assert {key: getattr(config, key) for key in named} == named
 
 

@@ -123,6 +123,15 @@ def test_the_last_shape_holds_any_batch(layout, groups, group_size, prompt, comp
     assert all(one[0] < other[0] or one[2] <= other[1] for one, other in itertools.pairwise(taken))
 
 
+def test_micro_batches_have_rows_of_their_own_and_their_mean_is_the_loss():
+    padded = batch([5, 3, 1, 0, 2, 4], [3, 6])
+    shapes = {"layout": "groups", "shapes": [(1, 12), (1, 24)], "group_size": G}
+    packed = packing.pack(padded, micro_batches=2, **shapes)
+    halves = [packing.pack(jax.tree.map(lambda x: x[i : i + G], padded), **shapes) for i in (0, G)]  # noqa: B023
+    assert np.array_equal(packed.completion_ids, np.stack([half.completion_ids for half in halves]))
+    assert packed.completion_ids.shape == (2, 1, 24) and packed.weights.sum() / 2 == pytest.approx(1)
+
+
 def test_groups_need_whole_groups_in_each_replica():
     assert choose_layout("auto", accelerator=False, groups=4, replicas=2) == "groups"
     assert choose_layout("auto", accelerator=False, groups=1, replicas=2) == "packed"
