@@ -113,8 +113,8 @@ class Attention3(qwen3.Attention):
 def share_prompts(model: Any) -> None:
     """Let a model of Tunix's compute a group's prompt once, with `Sampler`."""
     model.init_cache = lambda *_: {}  # the sampler makes one when it computes the prompts
-    for attention in (layer.attn for layer in model.layers):
-        attention.__class__ = Attention3 if isinstance(attention, qwen3.Attention) else Attention2
+    for layer in model.layers:
+        layer.attn.__class__ = {qwen2.Attention: Attention2, qwen3.Attention: Attention3}[type(layer.attn)]
 
 
 class Sampler(tunix_sampler.Sampler):
