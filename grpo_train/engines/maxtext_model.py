@@ -102,7 +102,10 @@ def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
 def _download(name: str, weights: bool) -> Path:
     """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-        raise CourseError(f"model.path={name} is not a folder; give a Hugging Face model directory, or a hub name")
+        raise CourseError(
+            f"model.path={name} is not a folder; give a Hugging Face model directory, or a hub name"
+            + "; make real-model brings this one" * name.startswith(".cache/")
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError
 

@@ -100,7 +100,8 @@ def test_every_field_changes_the_arguments_or_is_named(field):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_maxtext_accepts_the_list_and_reads_the_recipe_in_it(path):
     """By MaxText's own loader and config class: types, bounds, cross-checks, and no unknown key."""
-    recipe = load_recipe(path)
+    # Without the tokenizer of a model that may not be here, the longest prompt is not known.
+    recipe = load_recipe(path, ["rollout.max_prompt_length=64"] * ("smollm2" in path.name))
     arguments = listed(recipe)
     assert len(mapping(arguments)) == len(arguments) - 1 and "\n" not in "".join(arguments)  # no key comes twice
     config = pyconfig.initialize_pydantic(["train_rl", *arguments], config_class=types.RLConfig)

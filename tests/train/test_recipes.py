@@ -125,7 +125,7 @@ def test_the_page_of_all_keys_is_the_schema():
 
 # --- the recipes of the TPU tier ------------------------------------------------------------------------------
 
-TPU = [path for path in RECIPES if not path.stem.startswith("tiny")]
+TPU = [path for path in RECIPES if load_recipe(path).hardware.accelerator]
 EVERY = [f"{path}{suffix}" for path in TPU for suffix in ("", *(f"@{name}" for name in profiles_of(path)))]
 
 
