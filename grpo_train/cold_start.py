@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -25,6 +24,7 @@ from grpo_train.recipes import Recipe
 from grpo_train.runs import multihost
 
 BATCH_SIZE = 16  # examples per update
+ROWS = 4  # of them at a time, for memory; on several devices all
 LEARNING_RATE = 1e-4
 SAVED_EVERY = 16  # updates
 
@@ -56,15 +56,23 @@ def fine_tune(
         tokenizer(part, add_special_tokens=False, padding=True, padding_side=side, return_tensors="np")["input_ids"]
         for side, part in texts.items()
     )
-    orders = [np.random.default_rng([recipe.seed, epoch]).permutation(len(pairs)) for epoch in range(epochs)]
-    batches = np.resize(np.concatenate(orders), (-(-len(pairs) * epochs // BATCH_SIZE), BATCH_SIZE))
+    epoch = np.tile(np.arange(len(pairs)), (epochs, 1))
+    batches = np.resize(  # every epoch in an order of its own
+        np.random.default_rng(recipe.seed).permuted(epoch, axis=1), (-(-epoch.size // BATCH_SIZE), BATCH_SIZE)
+    )
 
-    def loss(model: Any, prompt_ids: Any, completion_ids: Any) -> Any:
+    def of_rows(model: Any, batch: dict[str, Any]) -> tuple[Any, dict]:
         logps, _ = losses.model_statistics(
-            model, prompt_ids, completion_ids, pad, tokenizer.eos_token_id, 1.0, recipe.loss.implementation
-        )  # [B, C]
-        mask = completion_ids != pad
-        return -jnp.sum(logps * mask) / jnp.sum(mask)
+            model, batch["prompt_ids"], batch["completion_ids"], pad, tokenizer.eos_token_id, 1.0,
+            recipe.loss.implementation,
+        )  # fmt: skip
+        return -(logps * batch["weights"]).sum(), {}
+
+    def batch_of(rows: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+        batch = {"prompt_ids": prompt_ids[rows], "completion_ids": completion_ids[rows]}
+        tokens = batch["completion_ids"] != pad
+        batch["weights"] = tokens * np.float32(parts / tokens.sum())  # the mean over the parts is the loss
+        return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
 
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
@@ -72,19 +80,23 @@ def fine_tune(
             devices=training.assign_devices(recipe)[0], tensor=recipe.hardware.trainer_tensor,
             loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
+        parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
         config = peft_trainer.TrainingConfig(
+            data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
             eval_every_n_steps=1,
             checkpoint_root_directory=str(partial / "updates"),
-            checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=SAVED_EVERY, max_to_keep=1),
+            checkpointing_options=ocp.CheckpointManagerOptions(
+                should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
+            ),
         )
         with actor.scope():
             optimizer = optax.chain(
                 optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0)
             )
             trainer = peft_trainer.PeftTrainer(actor.module, optimizer, config)
-            trainer.with_loss_fn(loss)
+            trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
             shown = tqdm(batches, desc="cold start", unit="update", disable=not progress)
-            trainer.train({"prompt_ids": prompt_ids[rows], "completion_ids": completion_ids[rows]} for rows in shown)
+            trainer.train(map(batch_of, shown))
         conversion.save_weights(actor, partial / "0" / "items")
     shutil.rmtree(partial / "updates")
     partial.rename(output)

@@ -405,7 +405,7 @@ def in_micro_batches(loss: Callable[[Any, Any], tuple[jax.Array, Any]], model: A
         return jax.tree.map(lambda values: values.mean(0), found), gradients
 
     def backward(gradients, cotangents):
-        scale = cotangents[0] / len(examples.completion_ids)
+        scale = cotangents[0] / len(jax.tree.leaves(examples)[0])
         return jax.tree.map(lambda gradient: gradient * scale, gradients), None, None
 
     mean = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
