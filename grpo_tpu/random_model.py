@@ -137,9 +137,15 @@ def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
         return json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
     except CourseError:
-        if model.maxtext_name not in HF_MODEL_CONFIGS:
+        # Its table has no Llama without scaled rotary embeddings: that of Llama 3.1, without them.
+        name = model.maxtext_name.replace("llama3-", "llama3.1-")
+        if name not in HF_MODEL_CONFIGS:
             raise CourseError(f"MaxText has no {model.maxtext_name} in its table of Hugging Face models") from None
-        listed = HF_MODEL_CONFIGS[model.maxtext_name].to_dict()
+        listed = (
+            {"rope_theta": 500_000.0}
+            | HF_MODEL_CONFIGS[name].to_dict()
+            | ({"rope_scaling": None, "rope_parameters": None} if name != model.maxtext_name else {})
+        )
         return listed | {key: model.sizes[name] for key, name in maxtext_keys.items() if name in model.sizes}
 
 
