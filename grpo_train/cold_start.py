@@ -83,20 +83,20 @@ def fine_tune(
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
         config = peft_trainer.TrainingConfig(
             data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
-            eval_every_n_steps=1,
+            eval_every_n_steps=1,  # Tunix asks for it
             checkpoint_root_directory=str(partial / "updates"),
             checkpointing_options=ocp.CheckpointManagerOptions(
                 should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
             ),
         )
         with actor.scope():
-            optimizer = optax.chain(
-                optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0)
+            trainer = peft_trainer.PeftTrainer(
+                actor.module,
+                optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0)),
+                config,
             )
-            trainer = peft_trainer.PeftTrainer(actor.module, optimizer, config)
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
-            shown = tqdm(batches, desc="cold start", unit="update", disable=not progress)
-            trainer.train(map(batch_of, shown))
+            trainer.train(map(batch_of, tqdm(batches, desc="cold start", unit="update", disable=not progress)))
         conversion.save_weights(actor, partial / "0" / "items")
     shutil.rmtree(partial / "updates")
     partial.rename(output)

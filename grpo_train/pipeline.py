@@ -74,8 +74,7 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     taught, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
     if rows := describe_filtering(recipe.problems):
         log(rows)
-    checkpoint = start(recipe, directory, taught, log)
-    session = training.build_session(recipe, directory, problems, checkpoint, log)
+    session = training.build_session(recipe, directory, problems, start(recipe, directory, taught, log), log)
     if session.num_filtered:
         log(
             f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "

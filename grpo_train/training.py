@@ -292,8 +292,6 @@ def _adapt_cluster(
         compat.shard_whole_batches(cluster, actor.mesh)
     if plan.layout != "padded":
         clusters.pack_micro_batches(cluster, plan, rollout_config, learners.AGGREGATIONS[recipe.grpo.aggregation])
-    if recipe.grpo.beta:
-        clusters.time_the_reference(cluster)
 
 
 def _make_learner(

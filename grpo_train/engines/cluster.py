@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,16 +200,3 @@ def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> Non
         update(actor.weights(), (nnx.Param,))
 
     cluster.rollout.update_params = update_params
-
-
-def time_the_reference(cluster: rl.RLCluster) -> None:
-    """Log the seconds that the reference model's log-probabilities take."""
-    reference_logps = cluster.get_ref_per_token_logps
-
-    def timed(*args, **kwargs):
-        started = time.perf_counter()
-        logps = jax.block_until_ready(reference_logps(*args, **kwargs))
-        cluster.buffer_metrics({"step/seconds_reference": (time.perf_counter() - started, np.sum)})
-        return logps
-
-    cluster.get_ref_per_token_logps = timed

@@ -89,9 +89,7 @@ class Attention2(qwen2.Attention):
             return super().block(x, cache, attn_mask, sin, cos, segment_ids)
 
         def projected(layer, bias):  # [N G, 1, heads, H]
-            return (heads := layer(x)) + jnp.broadcast_to(bias[...], math.prod(heads.shape[2:])).reshape(
-                heads.shape[2:]
-            )
+            return (layer(x).reshape(len(x), 1, -1) + bias[...]).reshape(len(x), 1, -1, self.head_dim)
 
         queries, key = projected(self.q_proj, self.q_bias), projected(self.k_proj, self.k_bias)
         queries, key = (qwen2.apply_rotary_embedding(heads, sin, cos) for heads in (queries, key))

@@ -75,8 +75,12 @@ class BatchPlan:
     def micro_batches_in_loss(self) -> int:
         """Micro-batches that the loss takes one after another (losses.in_micro_batches); 1: Tunix takes them, each for
         itself.  On one device it is faster: between two of Tunix's, gradients, weights and moments are written."""
-        one = self.layout == "groups" and self.trainer_replicas == self.processes == self.num_rollout_micro_batches == 1
-        return self.accumulation_steps if one else 1
+        return (
+            self.accumulation_steps
+            if self.layout == "groups"
+            and self.trainer_replicas == self.processes == self.num_rollout_micro_batches == 1
+            else 1
+        )
 
 
 def make_plan(

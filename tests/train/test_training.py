@@ -337,7 +337,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     }
     written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
     # From the timer, the reference model's, the recorder and pipeline.validation.
-    written |= {"seconds", "seconds_update", "seconds_reference", "tokens_per_second", "step", "learning_rate"}
+    written |= {"seconds", "seconds_update", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
     # From the learner, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
     written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups"}
