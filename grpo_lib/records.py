@@ -191,13 +191,15 @@ def summarize(
     wall_seconds: float | None = None,
     train_seconds: float | None = None,
     steps: int | None = None,
+    base: EvalRun | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json: both summaries, and the paired difference of strict accuracy.
 
     `difference` is after - before, a fraction; its interval is a 95 % paired bootstrap over problems, whose samples
     stay together.  `mcnemar_p` is exact and `mcnemar_mid_p` its mid-p variant; both are None when a problem has several
     samples, for which the test is not defined.  maj_at_k may be compared only for equal numbers of samples.
-    Of several tasks `tasks` has the same for each: its name -> both summaries and the difference.
+    Of several tasks `tasks` has the same for each: its name -> both summaries and the difference.  Of a run with a
+    cold start, which is between `base` and `before`, `cold_start` has the same for these two.
 
     Raises CourseError when the two were not run on the same problems, or one is greedy and the other sampled.
     """
@@ -205,7 +207,8 @@ def summarize(
     parts = after.by_task()
     tasks = {"tasks": {task: _compare(part, parts[task]) for task, part in before.by_task().items()}} if parts else {}
     times = {"wall_seconds": wall_seconds, "train_seconds": train_seconds, "steps": steps}
-    return _compare(before, after) | times | tasks
+    cold_start = {"cold_start": _compare(base, before)} if base else {}
+    return _compare(before, after) | times | tasks | cold_start
 
 
 def _compare(before: EvalRun, after: EvalRun) -> dict[str, Any]:

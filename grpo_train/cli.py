@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shlex
+import statistics
 import sys
 import traceback
 from pathlib import Path
@@ -53,7 +54,7 @@ def config(
     recipe: RecipePath,
     overrides: Overrides = None,
     form: Annotated[
-        str, typer.Option("--as", help="yaml; plan: the batch plan alone; maxtext: arguments for MaxText's train_rl.")
+        str, typer.Option("--as", help="yaml, with the batch plan; maxtext: arguments for MaxText's train_rl.")
     ] = "yaml",
     problems: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
@@ -69,17 +70,14 @@ def config(
     goes to stderr.  To run it:
     grpo config RECIPE --as maxtext --problems FOLDER | xargs python -m grpo_train.maxtext_rl
     """
-    if form not in ("yaml", "plan", "maxtext"):
-        raise CourseError(f"--as {form}: choose yaml, plan or maxtext")
+    if form not in ("yaml", "maxtext"):
+        raise CourseError(f"--as {form}: choose yaml or maxtext")
     if problems and form != "maxtext":
         raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
     resolved = load_recipe(recipe, overrides or ())
     if form == "maxtext":
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
-    elif form == "plan":
-        result = {"given": resolved.batch_given, "derived": dataclasses.asdict(resolved.plan)}
-        finish(result, as_json, plan_table(resolved))
     elif as_json:
         print(json.dumps(resolved.model_dump(mode="json")))
     else:
@@ -185,6 +183,7 @@ def _train(
 
     from grpo_train import pipeline, report, training
     from grpo_train.engines import maxtext_model
+    from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
     maxtext_model.model_directory(recipe.model)
@@ -195,10 +194,15 @@ def _train(
     if base:
         link_base(directory, base)
 
+    seconds: list[float] = []
+
     def on_step(row: dict[str, Any]) -> None:
+        seconds.append(row["seconds"])
+        # The first steps compile, and a step after a validation has its time, so the usual one counts.
+        left = duration(statistics.median(seconds) * (recipe.training.steps - row["step"]))
         log(
             f"step {row['step']}/{recipe.training.steps}  reward {row['reward']:.3f}  accuracy {row['accuracy']:.1%}  "
-            f"length {row['completions/mean_length']:.1f}  {row['seconds']:.2f} s"
+            f"length {row['completions/mean_length']:.1f}  {row['seconds']:.2f} s  ({left} of steps left)"
         )
 
     summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
@@ -341,14 +345,13 @@ def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str,
     tests = written.test if written else None
     arguments = maxtext_rl.arguments(recipe, folder, checkpoint, run / "upstream", tests)
     lost = maxtext_rl.not_expressible(recipe, tests)
-    for sentence in written.filtered if written else []:
-        print(f"problems: {sentence}", file=sys.stderr)
-    for sentence in lost:
-        print(f"not expressible: {sentence}", file=sys.stderr)
-    if not problems:
-        print(f"to be written before it runs: {folder} (--problems {folder})", file=sys.stderr)
-    if not checkpoint.is_dir():
-        print(f"to be made before it runs: {checkpoint} (grpo convert)", file=sys.stderr)
+    for note in (
+        *(f"problems: {sentence}" for sentence in (written.filtered if written else [])),
+        *(f"not expressible: {sentence}" for sentence in lost),
+        *[f"to be written before it runs: {folder} (--problems {folder})"] * (not problems),
+        *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
+    ):
+        print(note, file=sys.stderr)
     return {"arguments": arguments, "not_expressible": lost}
 
 

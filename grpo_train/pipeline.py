@@ -8,6 +8,7 @@ all processes take every step together, and process 0 gets what a step returns.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from grpo_train import cold_start, training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.cluster import require_engine
 from grpo_train.engines.prompt_lengths import render_with
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes import Recipe
 from grpo_train.report.comparison import read_json
 from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
@@ -133,8 +134,9 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
         summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
         row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
         before = _saved_log(directory, "before").get("logged", {})
-        config = recipe.model_dump(mode="json")
-        tracking.log_evaluation(recipe.tracking, directory, {"before": before, which: row}, config)
+        tracking.log_evaluation(
+            recipe.tracking, directory, {"before": before, which: row}, recipe.model_dump(mode="json")
+        )
         write_json_atomic(file, kept | {"logged": row})
 
 
@@ -175,19 +177,18 @@ def export(session: training.Session) -> Path:
 
 
 def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
-    """summary.json from the two evaluations and metrics.jsonl."""
-    before = evaluation.EvalRun.load(directory / "evals" / "before.jsonl")
-    after = evaluation.EvalRun.load(directory / "evals" / "after.jsonl")
+    """summary.json from the evaluations and metrics.jsonl."""
+    phases = ("base", "before", "after") if recipe.training.cold_start else ("before", "after")
+    runs = {phase: evaluation.EvalRun.load(directory / "evals" / f"{phase}.jsonl") for phase in phases}
     rows = read_metrics(directory / "metrics.jsonl")
     summary = evaluation.summarize(
-        before,
-        after,
+        **runs,
         wall_seconds=wall_seconds,
         train_seconds=sum(row["seconds"] for row in rows),
         steps=int(rows[-1]["step"]),
     )
-    for which, run in (("before", before), ("after", after)):
-        summary[which] |= _reward_and_seconds(recipe, directory, which, run)
+    for which in ("before", "after"):
+        summary[which] |= _reward_and_seconds(recipe, directory, which, runs[which])
     write_json_atomic(directory / "summary.json", summary)
     return summary
 
@@ -195,7 +196,7 @@ def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = 
 def run(
     recipe: Recipe,
     directory: Path,
-    on_step: Callable[[dict], None] | None = None,
+    on_step: Callable[[dict], None] = lambda _: None,
     log: Callable[[str], None] = lambda _: None,
     progress: bool = True,
     preemption: PreemptionHandler | None = None,
@@ -220,8 +221,7 @@ def run(
     logged: set[tuple[int, str]] = set()
 
     def each_step(row: dict) -> None:
-        if on_step:
-            on_step(row)
+        on_step(row)
         for alert in health_checks.new_alerts(session.recorder.rows):
             if (alert.step, alert.kind) not in logged:  # a row comes again when its validation joins it
                 logged.add((alert.step, alert.kind))
@@ -268,10 +268,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     require_engine(recipe.rollout.engine)
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
-
-    def render(question: str, prompts: PromptsRecipe | None = None) -> str:
-        return render_with(recipe.prompts, tokenizer, question, prompts)
-
+    render = functools.partial(render_with, recipe.prompts, tokenizer)
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 

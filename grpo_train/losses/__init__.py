@@ -382,13 +382,19 @@ def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array
 # For Tunix.
 
 
-def in_micro_batches(loss: Callable[[Any, Any], tuple[jax.Array, Any]], model: Any, examples: Any):
+def in_micro_batches(
+    loss: Callable[[Any, Any], tuple[jax.Array, Any]],
+    model: Any,
+    examples: Any,
+    teaches: Callable[[Any], jax.Array] | None = None,
+):
     """The means of (loss, aux) over the micro-batches [M, ...] of `examples`, one after another.
 
     The gradient of each is taken together with its loss, so the activations of one are in memory at a time.
 
     Args:
       loss: of (model, example); what is trained are the adapters, or all weights.
+      teaches: of an example, []: False where its gradient is known to be 0, and not computed.
     """
     trained = nnx.LoRAParam if utils.is_lora_enabled(model) else nnx.Param
     graphdef, weights, rest = nnx.split(model, trained, ...)
@@ -397,9 +403,16 @@ def in_micro_batches(loss: Callable[[Any, Any], tuple[jax.Array, Any]], model: A
         def of_one(weights, example):
             return loss(nnx.merge(graphdef, weights, rest), example)
 
-        def add(gradients, example):
+        def learn(gradients, example):
             found, more = jax.value_and_grad(of_one, has_aux=True)(weights, example)
             return jax.tree.map(jnp.add, gradients, more), found
+
+        def add(gradients, example):
+            if teaches is None:
+                return learn(gradients, example)
+            return jax.lax.cond(
+                teaches(example), learn, lambda *_: (gradients, of_one(weights, example)), gradients, example
+            )
 
         gradients, found = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), examples)
         return jax.tree.map(lambda values: values.mean(0), found), gradients
@@ -419,7 +432,9 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         of_one = functools.partial(
             grpo_loss, algo_config=algo_config, pad_id=pad_id, eos_id=eos_id, implementation=implementation
         )
-        return in_micro_batches(of_one, model, train_example)
+        # Completions of a group that all have one reward teach nothing, where there is no KL penalty either.
+        teaches = None if algo_config.beta else lambda example: jnp.any(example.advantages)
+        return in_micro_batches(of_one, model, train_example, teaches)
     logps, entropy = model_statistics(
         model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
         algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,

@@ -21,10 +21,12 @@ def headline(summary: dict[str, Any]) -> str:
             f"({rate_range(before['interval'])}). There is no evaluation after training yet."
         )
     change = summary["difference"], summary["difference_interval"], summary.get("mcnemar_p")
-    rates = f"{percent(before['accuracy'])} before, {percent(after['accuracy'])} after, on {after['n']:,} problems"
+    phases = {"base": summary.get("cold_start", {}).get("before"), "before": before, "after": after}
+    answered = ", ".join(f"{percent(part['accuracy'])} {phase}" for phase, part in phases.items() if part)
+    verdict = f"{answered}, on {after['n']:,} problems. {evidence(*change)}."
     if not is_clear(*change[1:]):
-        return f"No clear change: {rates}. {evidence(*change)}. {CHANCE}"
-    return f"Accuracy {'rose' if change[0] > 0 else 'fell'}: {rates}. {evidence(*change)}."
+        return f"No clear change: {verdict} {CHANCE}"
+    return f"Accuracy {'rose' if change[0] > 0 else 'fell'}: {verdict}"
 
 
 def is_clear(interval: Sequence[float], p: float | None) -> bool:

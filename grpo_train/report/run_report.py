@@ -51,8 +51,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
     if before and after:
         result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
     if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
-        label = "pass@k before and after, with 95 % intervals over problems"
-        result.append(figures.svg(figures.pass_at_k(summary), label))
+        result.append(figures.svg(figures.pass_at_k(summary), "pass@k before and after, with 95 % intervals"))
     kinds, parts = figures.categories(before, after), figures.reward_parts(compared)
     page = html_page.render(
         "report.html.j2",
@@ -84,7 +83,9 @@ def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> di
     """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
     saved = read_json(run_dir / "summary.json")
     if before and after:
-        return summarize(before, after, **{key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")})
+        return saved | summarize(
+            before, after, **{key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
+        )
     return {"before": before.summary()} if before else saved
 
 

@@ -1,6 +1,5 @@
 """The batch plan: known answers, and refusals whose proposed values are accepted."""
 
-import json
 import re
 from pathlib import Path
 
@@ -156,8 +155,6 @@ def test_config_shows_given_and_derived_sizes(grpo):
     assert "prompts per step" in printed and "accumulation steps" in printed
     # The plan is in comments: what is printed is still the recipe.
     assert parse_recipe(yaml.safe_load(printed)) == load_recipe(TWO_HOSTS)
-    plan = json.loads(grpo("config", TWO_HOSTS, "--as", "plan", "--json").stdout)
-    assert plan["given"]["training.prompts_per_step"] == 16 and plan["derived"]["accumulation_steps"] == 4
 
 
 def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():
