@@ -1,8 +1,9 @@
-"""Which parts of the algorithm make a difference: experiments on the tiny model whose predictions were written first.
+"""Which parts of the algorithm make a difference: experiments on small models whose predictions were written first.
 
     python benchmarks/algorithms.py                     # what there is, with the predictions
     python benchmarks/algorithms.py kl                  # five seeds of each arm; `seconds` of its record says how long
     python benchmarks/algorithms.py kl --json           # and write assets/experiments/kl.json
+    python benchmarks/algorithms.py real --seeds 3      # SmolLM2-135M (make real-model), an hour for each seed
 
 Each arm trains from the same base with the same seeds: seed s of every arm takes its problems from the same sequence.
 The arms of a seed follow each other, so a machine that slows down slows all of them.  A claim is about differences of
@@ -39,16 +40,18 @@ from tunix.rl import function_registry
 
 from grpo_lib import evaluation, rewards
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import load_problems
+from grpo_lib.problems import Problem, batch_of_step, load_problems, take_different
+from grpo_lib.prompts import template_completion
 from grpo_lib.records import grade
 from grpo_lib.statistics import pass_at_k
-from grpo_train import losses, training
+from grpo_train import cold_start, losses, training
 from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.engines.weight_sync import padded
-from grpo_train.recipes import load_recipe
+from grpo_train.recipes import Recipe, load_recipe
 from grpo_train.report import taxonomy
 
-RECIPE = ROOT / "recipes/tiny-cpu.yaml"
+RECIPE, REAL = ROOT / "recipes/tiny-cpu.yaml", ROOT / "recipes/smollm2-135m-cpu.yaml"
 FOLDER = ROOT / "assets/experiments"
 COMMON = ["training.checkpoint_every=1000", "training.validate_every=0", "problems.test=500", "problems.validation=200"]
 CURVES = (
@@ -56,6 +59,7 @@ CURVES = (
     "sampler_trainer_gap",
 )  # fmt: skip
 PASSES = "dynamic_sampling/passes"  # in metrics.jsonl; `sampling_passes` in the records
+UNTRAINED = ("base", "start", "solutions")  # arms of which GRPO takes no step
 UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is no share
 SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
 
@@ -88,6 +92,7 @@ class Experiment:
     before: Callable[[training.Session, str], None] = lambda session, arm: None
     after: Callable[[training.Session], Run] = lambda session: {}
     validate_every: int = 0
+    recipe: Path = RECIPE
 
 
 @rewards.reward_function
@@ -249,6 +254,12 @@ def toss_anew(session: training.Session, arm: str) -> None:
     only_evaluate(session, arm)
 
 
+def compare_real(session: training.Session, arm: str) -> None:
+    toss_anew(session, arm)
+    if arm == "expert":  # arXiv:1705.08439, a round being a step
+        use_baseline(session, "none")
+
+
 def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3) -> None:
     """Let the sampling temperature fall to `last` in stages of equally many steps."""
     learner, cluster, steps = session.learner, session.cluster, session.recipe.training.steps
@@ -268,8 +279,8 @@ def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3
 
 
 def only_evaluate(session: training.Session, arm: str) -> None:
-    """The base as an arm: no step is taken."""
-    if arm == "base":
+    """What was not trained by GRPO as an arm: no step is taken."""
+    if arm in UNTRAINED:
         session.cluster.actor_trainer._train_steps = session.recipe.training.steps
 
 
@@ -489,6 +500,29 @@ EXPERIMENTS = {
         ["rewards=[coin]"],
         before=toss_anew,
     ),
+    "real": Experiment(
+        "A pretrained model after a cold start: what does GRPO add, and what do other ways with the same problems?",
+        {
+            "start": [],  # after the cold start, which all arms of a seed have in common
+            "grpo": [],
+            "solutions": [],  # supervised fine-tuning on the problems that the others see, with their solutions
+            "expert": [],  # the right ones of the completions are imitated
+            "coin": ["rewards=[coin]"],
+            "tiny": ["rewards=[correct_answer, tidy_format]", "grpo.advantage=std"],  # as tiny-cpu
+        },
+        [
+            Claim("GRPO adds 8 points to the cold start", "grpo", "start", "accuracy", "above", 0.08),
+            Claim("who has the solutions, too, is 5 points ahead of GRPO", "solutions", "grpo", "accuracy", "above",
+                  0.05),
+            Claim("imitating what is right is 3 points behind GRPO", "grpo", "expert", "accuracy", "above", 0.03),
+            Claim("a coin adds nothing", "coin", "start", "accuracy", "at most", 0.02),
+            Claim("a tenth for form, divided by the standard deviation, costs 5 points", "grpo", "tiny", "accuracy",
+                  "above", 0.05),
+        ],
+        ["training.steps=20"],
+        before=compare_real,
+        recipe=REAL,
+    ),
 }  # fmt: skip
 
 
@@ -543,21 +577,52 @@ def main() -> None:
 
 
 @functools.cache
-def base_checkpoint() -> Path:
-    """The tiny model in MaxText's format."""
+def base_checkpoint(recipe: Path = RECIPE) -> Path:
+    """The model of a recipe in MaxText's format."""
     folder = tempfile.mkdtemp(prefix="experiments-base-")
-    return conversion.convert_to_maxtext(load_recipe(RECIPE).model, Path(folder) / "base")
+    return conversion.convert_to_maxtext(load_recipe(recipe).model, Path(folder) / "base")
+
+
+@functools.cache
+def taught_checkpoint(path: Path, seed: int) -> Path:
+    """It after the recipe's cold start."""
+    recipe = load_recipe(path, [f"seed={seed}"])
+    taught, _ = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    return fine_tuned(recipe, taught, base_checkpoint(path))
+
+
+def fine_tuned(recipe: Recipe, problems: Sequence[Problem], checkpoint: Path) -> Path:
+    """A checkpoint after two epochs on the solutions of problems."""
+    render = functools.partial(render_with, recipe.prompts, maxtext_model.load_tokenizer(recipe.model))
+    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
+    folder = Path(tempfile.mkdtemp(prefix="experiments-start-"))
+    return cold_start.fine_tune(recipe, pairs, checkpoint, folder / "start", progress=False)
+
+
+def seen(recipe: Recipe, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of all steps of a training."""
+    by_question = {problem.question: problem for problem in problems}
+    batch = batch_of_step(problems, str, recipe.plan.prompts_per_step, recipe.seed)
+    return [by_question[str(text)] for step in range(recipe.training.steps) for text in batch(step)["prompts"]]
+
+
+def start_of(experiment: Experiment, arm: str, recipe: Recipe) -> tuple[Path, list[Problem]]:
+    """The checkpoint that an arm starts from, and its problems."""
+    _, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    if not recipe.training.cold_start:
+        return base_checkpoint(experiment.recipe), problems
+    start = taught_checkpoint(experiment.recipe, recipe.seed)
+    return fine_tuned(recipe, seen(recipe, problems), start) if arm == "solutions" else start, problems
 
 
 def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> Run:
     """Train one arm with one seed, and measure."""
     started = time.perf_counter()
     changes = [*COMMON, *experiment.changes, *experiment.arms[arm], f"seed={seed}"]
-    recipe = load_recipe(RECIPE, changes + ([f"training.steps={steps}"] if steps else []))
+    recipe = load_recipe(experiment.recipe, changes + ([f"training.steps={steps}"] if steps else []))
     with tempfile.TemporaryDirectory(prefix="experiments-") as folder:
-        session = training.build_session(
-            recipe, folder, load_problems(recipe.problems, "train"), base_checkpoint(), log=lambda text: None
-        )
+        start, problems = start_of(experiment, arm, recipe)
+        session = training.build_session(recipe, folder, problems, start, log=lambda text: None)
         experiment.before(session, arm)
         validate = functools.partial(validated, session)
         rows = training.train(session, validate=validate, validate_every=experiment.validate_every)

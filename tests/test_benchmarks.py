@@ -69,11 +69,11 @@ def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
         names = ("text", "one", "other", "measure", "kind", "bar")
         assert [tuple(claim[name] for name in names) for claim in kept["claims"]] == expected
         assert sorted((run["arm"], run["seed"]) for run in kept["runs"]) == sorted(
-            (arm, seed) for arm in kept["arms"] for seed in range(5)
+            (arm, seed) for arm in kept["arms"] for seed in range(3 if path.stem == "real" else 5)
         )
         for run in kept["runs"]:
-            recipe = load_recipe(experiments.RECIPE, [*kept["changes"], *kept["arms"][run["arm"]]])
-            assert len(run["validation"]) == (recipe.training.steps if run["arm"] != "base" else 0)  # it is not trained
+            recipe = load_recipe(experiment.recipe, [*kept["changes"], *kept["arms"][run["arm"]]])
+            assert len(run["validation"]) == (recipe.training.steps if run["arm"] not in experiments.UNTRAINED else 0)
         for claim, again in zip(kept["claims"], experiments.judged(experiment, kept["runs"]), strict=True):
             assert claim["held"] == again["held"] and claim["mean"] == pytest.approx(again["mean"])
 
