@@ -4,7 +4,9 @@
 
 The run's export/ (Hugging Face layout) is loaded by transformers on torch, in the environment .venv-trl, and decodes
 greedily the prompts that evals/after.jsonl holds.  The same grader then reads both.  Exit status 1 if the accuracies
-differ by more than --tolerance: the two implementations round differently, and a few near-ties fall the other way.
+differ by more than --tolerance.  The two implementations round differently, so where two tokens are equally likely
+either may be chosen: a completion that differs is called a tie if, for transformers, the logits of the first two tokens
+that differ are within TIE of each other.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from grpo_lib.answers import is_correct
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 
+TIE = 1e-3  # nats
 
-def decode(directory: Path, prompts: list[str], length: int, batch_size: int) -> list[str]:
-    """Greedy completions from transformers, without the end token."""
+
+def decode(directory: Path, records: list[dict[str, Any]], length: int, batch_size: int) -> tuple[list[str], int]:
+    """Greedy completions from transformers, without the end token, and how many of those that differ are ties."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -37,6 +41,7 @@ def decode(directory: Path, prompts: list[str], length: int, batch_size: int) ->
         pad_token_id=tokenizer.pad_token_id,
     )
     completions: list[str] = []
+    prompts = [record["prompt"] for record in records]
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         inputs = tokenizer(batch, return_tensors="pt", padding=True, add_special_tokens=False)
@@ -46,7 +51,17 @@ def decode(directory: Path, prompts: list[str], length: int, batch_size: int) ->
         for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
             end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
             completions.append(tokenizer.decode(ids[:end]))
-    return completions
+
+    def gap(prompt: str, one: str, other: str) -> float:
+        texts = (f"{prompt}{text}{tokenizer.eos_token}" for text in (one, other))
+        a, b = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+        at = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+        with torch.inference_mode():
+            logits = model(torch.tensor([a[:at]])).logits[0, -1]
+        return abs(float(logits[a[at]] - logits[b[at]]))
+
+    pairs = [(r["prompt"], r["completion"], text) for r, text in zip(records, completions, strict=True)]
+    return completions, sum(gap(*pair) <= TIE for pair in pairs if pair[1] != pair[2])
 
 
 def compare(records: list[dict[str, Any]], completions: list[str]) -> dict[str, Any]:
@@ -96,24 +111,23 @@ def main() -> None:
             raise CourseError(f"{export} is not a Hugging Face directory; export the model first (notebook 04)")
         if not path.is_file():
             raise CourseError(f"{path} does not exist; evaluate the trained model first (notebook 05)")
-        records = [record for record in read_jsonl(path) if record.get("sample", 0) == 0][: arguments.limit]
+        records = [record for record in read_jsonl(path) if record["greedy"]][: arguments.limit]
         if not records:
             raise CourseError(f"{path} holds no records; evaluate the trained model again")
         _continue_in_trl_environment()
-        prompts, length = [record["prompt"] for record in records], completion_length(arguments.run)
-        completions = decode(export, prompts, length, arguments.batch_size)
+        completions, ties = decode(export, records, completion_length(arguments.run), arguments.batch_size)
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     import torch
     import transformers
 
-    found = compare(records, completions)
+    found = compare(records, completions) | {"ties": ties}
     found["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     print(f"{found['n']} problems, greedy; transformers {transformers.__version__} on torch {torch.__version__}")
     print(f"the actor's accuracy      {found['actor_accuracy']:.1%}")
     print(f"the exported model's      {found['export_accuracy']:.1%}   (difference {found['difference']:+.2%})")
-    print(f"identical completions     {found['identical_completions']:.1%}")
+    print(f"identical completions     {found['identical_completions']:.1%}   (of the others {ties} are ties)")
     agrees = abs(found["difference"]) <= arguments.tolerance
     if not agrees:
         print(f"error: the accuracies differ by more than {arguments.tolerance:.1%}", file=sys.stderr)

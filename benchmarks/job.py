@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,12 +56,20 @@ class Job:
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
 
+def coin(completion: str, gold: str = "") -> tuple[float, str]:
+    """A reward of 1 or 0 by the letters of the text: hardly a group is without both, so each is trained on."""
+    return float(zlib.crc32(completion.encode()) % 2), "by chance"
+
+
 def worker_main(train: Callable[[Job], dict[str, Any]], doc: str) -> None:
     """The main program of a worker: read the job, train, print the result."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("job", help="file made by step_time.py --write-job")
     arguments = parser.parse_args()
     with only_result_on_stdout() as stdout:
+        from grpo_lib import rewards
+
+        rewards.REWARDS["coin"] = rewards.reward_function(coin)
         print(json.dumps(train(Job.load(arguments.job))), file=stdout)
 
 

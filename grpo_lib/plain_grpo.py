@@ -1,8 +1,9 @@
 """GRPO in one file of plain JAX: sample, reward, advantages, loss, update.  Read it from top to bottom.
 
 GRPO is equation 3 of DeepSeekMath (arXiv:2402.03300).  Left out: the KL penalty with its reference model (β = 0) and
-several updates per batch (μ = 1).  The policy is a dense Qwen3 (arXiv:2505.09388) in float32, on one device.  MaxText
-and Tunix take the same step in `training.train`: tests/lib/test_plain_grpo.py compares the two.
+several updates per batch (μ = 1).  The policy is a dense Qwen3 (arXiv:2505.09388) or a Llama without scaled rotary
+embeddings, in float32, on one device.  MaxText and Tunix take the same step in `training.train`:
+tests/lib/test_plain_grpo.py compares the two.
 
 Shapes: G group_size, B = prompts x G completions, P tokens of a prompt (padded on the left), C of a completion (padded
 on the right), V vocabulary, D hidden size, H heads.  Log-probabilities are in nats.
@@ -57,6 +58,7 @@ class Settings:
 
 class Config(NamedTuple):  # model settings that the shapes of the weights do not show
     layers: int
+    head_dim: int
     rope_theta: float
     rms_norm_eps: float
     pad: int  # token id
@@ -71,10 +73,13 @@ class Policy:
 
 
 def load_policy(directory: str | Path) -> Policy:
-    """Read a Hugging Face directory.  Raises ValueError for another architecture than Qwen3."""
+    """Read a Hugging Face directory.  Raises ValueError for another architecture than Qwen3 and Llama."""
     config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] != "qwen3":
-        raise ValueError(f"{directory} holds a {config['model_type']} model; plain_grpo reads qwen3")
+    rope = config.get("rope_parameters") or config
+    if config["model_type"] not in ("qwen3", "llama") or rope.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"{directory}: a {config['model_type']} model; plain_grpo reads qwen3, llama without scaled rope"
+        )
     weights = {}
     for name, x in (item for file in Path(directory).glob("*.safetensors") for item in load_file(file).items()):
         x = jnp.asarray(x.T if name.endswith("_proj.weight") else x, jnp.float32)  # matrices: [out, in] -> [in, out]
@@ -82,9 +87,9 @@ def load_policy(directory: str | Path) -> Policy:
     if config["tie_word_embeddings"]:  # then the embedding is the output matrix as well
         weights.pop("lm_head", None)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    rope = config.get("rope_parameters") or config
     model = Config(
         layers=config["num_hidden_layers"],
+        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         rope_theta=float(rope["rope_theta"]),
         rms_norm_eps=config["rms_norm_eps"],
         pad=tokenizer.pad_token_id,
@@ -119,16 +124,18 @@ def forward(weights, config: Config, tokens, valid, last: int, cache=None, start
     x = weights["embed_tokens"][tokens]  # [B, T, D]
     for i in range(config.layers):
         w = {name.removeprefix(f"layers.{i}."): weights[name] for name in weights if name.startswith(f"layers.{i}.")}
-        dim = w["self_attn.q_norm"].size  # head_dim
         h = rms_norm(x, w["input_layernorm"], eps)  # [B, T, D]
-        q, k, v = ((h @ w[f"self_attn.{name}_proj"]).reshape(B, T, -1, dim) for name in "qkv")
-        q = rope(rms_norm(q, w["self_attn.q_norm"], eps), positions, config.rope_theta)  # [B, T, H, head_dim]
-        k = rope(rms_norm(k, w["self_attn.k_norm"], eps), positions, config.rope_theta)  # [B, T, KV heads, head_dim]
+        q, k, v = ((h @ w[f"self_attn.{name}_proj"]).reshape(B, T, -1, config.head_dim) for name in "qkv")
+        if "self_attn.q_norm" in w:  # Qwen3's; Llama has none
+            q, k = rms_norm(q, w["self_attn.q_norm"], eps), rms_norm(k, w["self_attn.k_norm"], eps)
+        q, k = (rope(heads, positions, config.rope_theta) for heads in (q, k))  # [B, T, H or KV heads, head_dim]
         if cache is not None:  # [B, S, KV heads, head_dim]: those of the tokens before are not computed again
             k, v = (jax.lax.dynamic_update_slice_in_dim(cache[i][n], new, start, 1) for n, new in enumerate((k, v)))
         new_cache.append((k, v))
-        q = q.reshape(B, T, k.shape[2], -1, dim)  # grouped-query attention: several queries share a key and value
-        scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * dim**-0.5
+        q = q.reshape(
+            B, T, k.shape[2], -1, config.head_dim
+        )  # grouped-query attention: several queries share a key and value
+        scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * config.head_dim**-0.5
         scores = jnp.where(mask[:, None, None], scores, -1e30)  # not -inf: padding sees no key, which would give NaN
         x = x + jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores), v).reshape(B, T, -1) @ w["self_attn.o_proj"]
         h = rms_norm(x, w["post_attention_layernorm"], eps)

@@ -69,14 +69,18 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     evaluated = Path("evals") / "after.jsonl"
     if check_run(directory, recipe) and (directory / evaluated).exists():
         return directory
-    shipped = environment.repo_root() / "assets" / "reference" / "course"
+    same = [
+        file.parents[1]
+        for file in (environment.repo_root() / "assets" / "reference").glob(f"*/{evaluated}")
+        if not differences(load_recipe(file.parents[1] / "recipe.yaml"), recipe)
+    ]
     copy = directory.with_name(f"{directory.name}-shipped")
-    if differences(load_recipe(shipped / "recipe.yaml"), recipe):
+    if not same:
         raise CourseError(f"run {directory.name} has no evaluation after training; train it first (notebook 04)")
     print(f"{directory.name} is not trained yet: this is the shipped run of the same recipe, in {copy.name}")
     if not copy.exists():
         unfinished = copy.with_name(f".{copy.name}.partial")
-        shutil.copytree(shipped, unfinished, dirs_exist_ok=True)
+        shutil.copytree(same[0], unfinished, dirs_exist_ok=True)
         unfinished.rename(copy)
     return copy
 

@@ -88,14 +88,14 @@ def test_off_policy_the_loss_is_the_librarys():
     assert float(policy_loss(logps, old, advantages, mask, Settings())) == pytest.approx(float(wanted), rel=1e-6)
 
 
-# --- the model, against Tunix's own Qwen3 ---------------------------------------------------------------------
+# --- the model, against Tunix's own -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    """A Qwen3 with random weights and an output matrix of its own, in Hugging Face layout."""
+@pytest.fixture(scope="module", params=["qwen3-8b", "llama3.1-8b"])
+def directory(tmp_path_factory, request) -> Path:
+    """A model with random weights and an output matrix of its own, in Hugging Face layout."""
     return random_model.write_random_model(
-        ModelRecipe(path="nobody/nothing", maxtext_name="qwen3-8b"), tmp_path_factory.mktemp("model")
+        ModelRecipe(path="nobody/nothing", maxtext_name=request.param), tmp_path_factory.mktemp("model")
     )
 
 
@@ -107,7 +107,7 @@ def policy(directory):
 
 @pytest.fixture(scope="module")
 def tunix_logits(directory):
-    """Tunix's own Qwen3 with the same weights, read by Tunix's own loader: tokens [B, T] -> logits [B, T, V]."""
+    """Tunix's own model with the same weights, read by Tunix's own loader: tokens [B, T] -> logits [B, T, V]."""
     from grpo_train.engines import tunix_sampler
 
     graph, state = nnx.split(tunix_sampler.load_hugging_face(directory))
@@ -414,6 +414,6 @@ def test_a_switch_that_the_plain_loop_has_not_is_refused(root, change):
 
 
 def test_another_architecture_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ValueError, match="llama"):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
+    with pytest.raises(ValueError, match="gemma"):
         plain_grpo.load_policy(tmp_path)
