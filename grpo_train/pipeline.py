@@ -241,7 +241,7 @@ def run(
 
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
-        log(f"before: {before.summary()['accuracy']:.1%} of {len(before.records)} problems")
+        log(f"before: {before.summary()['accuracy']:.1%} of {before.summary()['n']} problems")
 
     # 5. Train: metrics.jsonl and checkpoints.
     if session.step:
@@ -251,7 +251,7 @@ def run(
 
     # 6. Evaluate after: evals/after.jsonl.
     if after := evaluate(session, "after", progress):
-        log(f"after: {after.summary()['accuracy']:.1%} of {len(after.records)} problems")
+        log(f"after: {after.summary()['accuracy']:.1%} of {after.summary()['n']} problems")
 
     # 7. Compare and export: summary.json, export/.
     wall_seconds = time.perf_counter() - started

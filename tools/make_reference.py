@@ -1,9 +1,9 @@
-"""Keep finished runs as reference results, and draw the figure of the README from runs/course.
+"""Keep finished runs as reference results, and draw the figure of the README from runs/course and runs/smollm2.
 
-    python tools/make_reference.py runs/course runs/seed1 runs/seed2 runs/hacked* runs/repaired*
+    python tools/make_reference.py runs/course runs/seed1 runs/seed2 runs/hacked* runs/repaired* runs/smollm2*
 
 Writes assets/reference/NAME/ (recipe, environment, metrics, summary; of those in SHIPPED also what notebook 05 reads),
-assets/reference/results.md and hacking.md, tables of all of them, and assets/figures/result.png.
+assets/reference/results.md, smollm2.md and hacking.md, tables of all of them, and assets/figures/result.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from grpo_train.runs.metric_glossary import Row, read_metrics
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 KEPT = ("recipe.yaml", "environment.json", "metrics.jsonl", "summary.json")
 ANSWERS = ("evals/before.jsonl", "evals/after.jsonl")
-SHIPPED = {"course": (*ANSWERS, "evals/sampled.jsonl", "sync.json", "export"), "hacked": ANSWERS, "repaired": ANSWERS}
+SHIPPED = {
+    "course": (*ANSWERS, "evals/sampled.jsonl", "sync.json", "export"), "hacked": ANSWERS, "repaired": ANSWERS,
+    "smollm2": ("evals/base.jsonl", *ANSWERS, "sync.json"),
+}  # fmt: skip
 
 
 def keep(directory: Path) -> Path:
@@ -80,26 +83,50 @@ def hacking_row(directory: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(directory: Path) -> Figure:
-    """Accuracy before and after with its intervals, and the accuracy during training."""
-    _, summary, rows = read(directory)
-    figure = Figure(figsize=(9, 3.2), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-    for position, (name, colour) in enumerate((("before", palette.BEFORE), ("after", palette.AFTER))):
-        rate, (low, high) = summary[name]["accuracy"], summary[name]["interval"]
-        left.bar(position, rate, 0.7, color=colour)
-        left.errorbar(position, rate, [[rate - low], [high - rate]], color=palette.INK, capsize=4)
-        left.annotate(report.percent(rate), (position, high), (0, 4), textcoords="offset points", ha="center")
-    left.set_xticks([0, 1], ["before", "after"])
-    left.set_title(f"{summary['after']['n']:,} held-out problems, greedy", loc="left", fontsize=10)
-    steps = [row["step"] for row in rows]
-    right.plot(steps, [row["accuracy"] for row in rows], color=palette.BLUE, label="training problems, sampled")
-    measured = [(row["step"], row["validation_accuracy"]) for row in rows if "validation_accuracy" in row]
-    right.plot(*zip(*measured, strict=True), "o", color=palette.GREEN, label="validation problems, greedy")
+def real_row(directory: Path) -> str:
+    """One line of the table of the runs with a cold start: greedy, and one answer sampled at temperature 1."""
+    recipe, summary, rows = read(directory)
+    before, after, base = summary["before"], summary["after"], summary["cold_start"]["before"]
+    low, high = summary["difference_interval"]
+    cells = (
+        f"{recipe.seed}",
+        f"{base['accuracy']:.1%} ({base['lenient_accuracy']:.1%})",
+        f"{before['accuracy']:.1%}",
+        f"{after['accuracy']:.1%}",
+        f"{100 * low:+.1f} to {100 * high:+.1f} points",
+        f"{before['sampled_accuracy']:.1%} → {after['sampled_accuracy']:.1%}",
+        f"{rows[0]['entropy']:.2f} → {rows[-1]['entropy']:.2f}",
+        f"{summary['wall_seconds'] / 60:.0f} min",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def draw_bars(axes: Any, summaries: dict[str, dict[str, Any]], title: str) -> None:
+    """Accuracies with their intervals; the last bar is what training gave."""
+    for position, summary in enumerate(summaries.values()):
+        rate, (low, high) = summary["accuracy"], summary["interval"]
+        axes.bar(position, rate, 0.7, color=palette.AFTER if position == len(summaries) - 1 else palette.BEFORE)
+        axes.errorbar(position, rate, [[rate - low], [high - rate]], color=palette.INK, capsize=4)
+        axes.annotate(report.percent(rate), (position, high), (0, 4), textcoords="offset points", ha="center")
+    axes.set_xticks(range(len(summaries)), summaries)
+    axes.set_title(title, loc="left", fontsize=10)
+
+
+def draw(tiny: Path, real: Path) -> Figure:
+    """Both models: greedy accuracy on test problems with intervals, and on validation problems during training."""
+    figure = Figure(figsize=(10, 3.2), dpi=150, layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(2, 3, 4))
+    summary, other = read(tiny)[1], read(real)[1]
+    draw_bars(left, {name: summary[name] for name in ("before", "after")}, "tiny model")
+    stages = {"base": other["cold_start"]["before"], "cold start": other["before"], "GRPO": other["after"]}
+    draw_bars(middle, stages, "SmolLM2-135M")
+    for directory, label, colour in ((tiny, "tiny model", palette.GREEN), (real, "SmolLM2-135M", palette.BLUE)):
+        rows = [row for row in read(directory)[2] if "validation_accuracy" in row]
+        right.plot([r["step"] for r in rows], [r["validation_accuracy"] for r in rows], "o-", color=colour, label=label)
     right.set(xlabel="training step")
-    right.set_title(f"{len(rows)} steps of GRPO", loc="left", fontsize=10)
+    right.set_title("validation problems, greedy", loc="left", fontsize=10)
     right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
+    for axes in (left, middle, right):
         axes.set_ylim(0, 1.1)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -112,11 +139,18 @@ def main(directories: list[str]) -> None:
         sys.exit(f"usage: {__doc__.splitlines()[2].strip()}")
     kept = [keep(Path(name).resolve()) for name in directories]
     hard = [directory for directory in kept if read(directory)[0].name.startswith("tiny-hard")]
+    real = [directory for directory in kept if read(directory)[0].training.cold_start]
     tables = {
+        "smollm2.md": [
+            "| seed | base (last number) | after the cold start | after GRPO | 95 % interval of GRPO's difference "
+            "| sampled | entropy, nats | in all |",
+            "|---|---|---|---|---|---|---|---|",
+            *map(real_row, real),
+        ],
         "results.md": [
             "| run | strict | lenient | 95 % interval of the difference | McNemar p | training |",
             "|---|---|---|---|---|---|",
-            *(result_row(directory) for directory in kept if directory not in hard),
+            *(result_row(directory) for directory in kept if directory not in hard + real),
         ],
         "hacking.md": [
             "| reward | seed | mean reward | `?` in perfect tags | greedy accuracy | 95 % interval of the difference |",
@@ -129,7 +163,7 @@ def main(directories: list[str]) -> None:
             write_text_atomic(ASSETS / "reference" / name, "\n".join(lines) + "\n")
             print("\n".join(lines))
     (ASSETS / "figures").mkdir(exist_ok=True)
-    draw(ASSETS / "reference" / "course").savefig(ASSETS / "figures" / "result.png")
+    draw(ASSETS / "reference" / "course", ASSETS / "reference" / "smollm2").savefig(ASSETS / "figures" / "result.png")
 
 
 if __name__ == "__main__":
