@@ -271,7 +271,7 @@ def evaluate(
 @app.command()
 def report(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")],
-    tables: Annotated[bool, typer.Option("--tables", help="Write evals/answers.csv and answers.parquet, too.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Write evals/answers.csv, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html of a run: headline, curves, and every answer before and after training."""
@@ -281,7 +281,7 @@ def report(
     directory, _ = load_run(run_directory)
     written = {"report": str(report.write_report(directory))}
     if tables:
-        written |= dict(zip(("csv", "parquet"), map(str, report.export_table(directory)), strict=True))
+        written["csv"] = str(report.export_table(directory))
     finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
 
 

@@ -146,10 +146,12 @@ class Sampler(tunix_sampler.Sampler):
         model = nnx.merge(graph, params)
         cache = qwen3.Qwen3.init_cache(model, len(tokens), length, model.config.dtype)
         mask = utils.make_causal_attn_mask(tokens != self.tokenizer.pad_id(), length)
+        norm = model.final_norm
+        model.final_norm = lambda x: norm(x[:, -1:])  # a vocabulary is wide, and only the last logits are needed
         logits, cache = model(tokens, positions, cache, mask)
         places = state.token_buffer.shape[1] - length
         cache = {name: split_cache(layer, group, places) for name, layer in cache.items()}
-        logits = jnp.repeat(logits[:, -1:], group, axis=0)
+        logits = jnp.repeat(logits, group, axis=0)
         return self._sample(logits=logits, cache=cache, eos=self.eos_ids, sampler_state=state)
 
 

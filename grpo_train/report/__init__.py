@@ -2,7 +2,7 @@
 
 report.write_report("runs/course")        # runs/course/report.html, one file, works offline
 report.inspector("runs/course")           # its table of all answers, inside a notebook
-report.export_table("runs/course")        # the same answers as CSV and Parquet
+report.export_table("runs/course")        # the same answers as CSV
 report.training_curves(rows)              # figures; a notebook shows what a cell returns
 live = report.LivePlot(total_steps)       # live(row) after each training step
 print(report.headline(summary))           # the result in a sentence, from the dict of summary.json

@@ -1,8 +1,8 @@
 """The answers as tables, for a spreadsheet and for pandas: one row per problem and sample, with before and after.
 
-    export_table("runs/course")      # evals/answers.csv and evals/answers.parquet
+    export_table("runs/course")      # evals/answers.csv
 
-Parquet has every value unchanged. CSV is for spreadsheets, which evaluate any cell that begins like a formula ("CSV
+Every value unchanged is in the records (evals/*.jsonl). Spreadsheets evaluate any cell that begins like a formula ("CSV
 injection": =, +, -, @, their full-width forms, or a tab or line break), and a completion may begin in any way: such a
 cell gets an apostrophe in front, unless it is a plain number. The file begins with a byte order mark, without which
 Excel does not read it as UTF-8.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import rewards
-from grpo_lib.common.files import write_bytes_atomic, write_text_atomic
+from grpo_lib.common.files import write_text_atomic
 from grpo_lib.records import kind_of
 from grpo_train.report import comparison, taxonomy
 from grpo_train.report.comparison import Comparison
@@ -25,8 +25,8 @@ TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", 
 _FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
 
 
-def export_table(run_dir: str | os.PathLike) -> tuple[Path, Path]:
-    """Write evals/answers.csv and evals/answers.parquet of a run, and return their paths.
+def export_table(run_dir: str | os.PathLike) -> Path:
+    """Write evals/answers.csv of a run, and return its path.
 
     Columns: id, sample, question, gold, solution; then for each evaluation, with before_ or after_ in front:
     completion, extracted, the verdicts strict, lenient, partial, format and truncated, tokens, category (see
@@ -38,14 +38,9 @@ def export_table(run_dir: str | os.PathLike) -> tuple[Path, Path]:
     """
     import pandas
 
-    compared, folder = comparison.load(run_dir, need_evaluation=True), Path(run_dir) / "evals"
-    frame = pandas.DataFrame(table(compared), dtype=object).map(_storable)
-    text = frame.map(_for_spreadsheet).to_csv(index=False)
-    binary = frame.infer_objects().to_parquet(index=False, compression="zstd")
-    return (
-        write_text_atomic(folder / "answers.csv", f"\ufeff{text}"),
-        write_bytes_atomic(folder / "answers.parquet", binary),
-    )
+    frame = pandas.DataFrame(table(comparison.load(run_dir, need_evaluation=True)), dtype=object)
+    text = frame.map(_storable).map(_for_spreadsheet).to_csv(index=False)
+    return write_text_atomic(Path(run_dir) / "evals" / "answers.csv", f"\ufeff{text}")
 
 
 def table(compared: Comparison) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
             evals/before.jsonl  evals/before.json  evals/after.jsonl  evals/after.json
-            evals/answers.csv  evals/answers.parquet
+            evals/base.jsonl  evals/answers.csv
             sync.json  export/  summary.json  report.html
 """
 
