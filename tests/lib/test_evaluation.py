@@ -423,7 +423,9 @@ def test_summarize_has_exactly_the_keys_of_summary_json():
     def worse(prompts):
         return [Generation("no idea", 3, True) if int(p.split()[2]) < 12 else double([p])[0] for p in prompts]
 
-    summary = summarize(quiet(worse), quiet(double), wall_seconds=12.5, train_seconds=10.0, steps=3)
+    times = {"wall_seconds": 12.5, "train_seconds": 10.0, "steps": 3}
+    summary = summarize(quiet(worse), quiet(double), **times, base=quiet(worse))
+    assert summary.pop("cold_start")["difference"] == 0
     low, high = summary.pop("difference_interval")
     assert 0.3 < low < 0.6 < high < 0.9
     before = {
@@ -436,7 +438,7 @@ def test_summarize_has_exactly_the_keys_of_summary_json():
         "difference": pytest.approx(0.6),
         "mcnemar_p": pytest.approx(2 / 2**12),
         "mcnemar_mid_p": pytest.approx(1 / 2**12),
-        **{"wall_seconds": 12.5, "train_seconds": 10.0, "steps": 3},
+        **times,
     }
 
 
