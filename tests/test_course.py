@@ -17,7 +17,8 @@ def notebook(*sources: str) -> nbformat.NotebookNode:
         'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
         metadata={"tags": ["parameters"]},
     )
-    cells = [new_markdown_cell("# title"), parameters, *map(new_code_cell, sources)]
+    about_tiny = new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]})
+    cells = [new_markdown_cell("# title"), about_tiny, parameters, *map(new_code_cell, sources)]
     kernel = {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
@@ -47,6 +48,13 @@ def test_all_are_executed_with_the_parameters(tmp_path):
         cells = run_notebooks.code_cells(executed)
         assert cells[1].source == '# Parameters\nRECIPE = "recipes/other.yaml"\nRUN = "trial"\n'
         assert [cell.outputs[0].text for cell in cells[2:]] == ["TRIAL\n", "hello\n"]
+
+
+def test_text_about_the_tiny_model_is_removed_for_another_one(tmp_path):
+    folder = write_all(tmp_path / "notebooks")
+    run_dir = run_notebooks.run_course("recipes/other.yaml", "trial", folder, tmp_path / "runs", tiny=False)
+    executed = nbformat.read(run_dir / "notebooks" / "00_setup.ipynb", as_version=4)
+    assert [cell.source for cell in executed.cells if cell.cell_type == "markdown"] == ["# title"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_in_place_writes_outputs_and_hash(tmp_path):
         assert published.metadata["grpo"]["source_sha256"] == run_notebooks.source_sha256(published)
         assert run_notebooks.code_cells(published)[1].outputs[0].text == "COURSE\n"
         assert not any("papermill" in cell.metadata for cell in [published, *published.cells])
-        assert len(published.cells) == 3  # no injected parameters
+        assert len(published.cells) == 4  # no injected parameters, and nothing is left out
 
 
 def test_in_place_publishes_all_or_nothing(tmp_path):

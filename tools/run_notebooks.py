@@ -3,8 +3,9 @@
     python tools/run_notebooks.py --recipe recipes/tiny-cpu.yaml --run course      (`make course`)
     python tools/run_notebooks.py --in-place                                       (`make notebooks`, for authors)
 
-Executed copies go to runs/RUN/notebooks/. With --in-place the outputs are written into notebooks/ itself, with
-the hash of the code that produced them, and only if they contain nothing specific to this machine.
+Executed copies go to runs/RUN/notebooks/. Where the recipe has another model than the tiny one, text that is true of
+the tiny one only (cells tagged `tiny-model`) is left out. With --in-place the outputs are written into notebooks/
+itself, with the hash of the code that produced them, and only if they contain nothing specific to this machine.
 """
 
 import argparse
@@ -54,6 +55,7 @@ IMPORTED_LATER = (
 WARM_KERNELS = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
 # What the cell tagged `parameters` of every notebook sets, unless GRPO_RECIPE and GRPO_RUN are in the environment.
 PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}
+TINY_MODEL, ABOUT_IT = "assets/tiny-base", "tiny-model"  # its path; the tag of cells that are true of its runs only
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -61,10 +63,12 @@ class NotebookFailed(Exception):
     """A cell raised an exception, or its kernel died. The message is one line."""
 
 
-def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_place: bool = False) -> Path:
+def run_course(
+    recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_place: bool = False, tiny: bool = True
+) -> Path:
     """Execute the notebooks in order and return the run directory.
 
-    An existing run directory is moved aside first, never overwritten.
+    An existing run directory is moved aside first, never overwritten.  `tiny`: the recipe's model is TINY_MODEL.
 
     Raises:
       CourseError: with in_place, other parameters than the notebooks' own, or outputs that cannot be published.
@@ -78,7 +82,7 @@ def run_course(recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_pl
     move_aside(run_dir)
     print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {machine.usable_cores()} cores", flush=True)
     started = time.monotonic()
-    executed = _execute_all(notebooks_dir, run_dir, changed)
+    executed = _execute_all(notebooks_dir, run_dir, changed, tiny)
     print(f"all {len(NOTEBOOKS)} in {time.monotonic() - started:.0f} s", flush=True)
     if in_place:
         publish(executed, notebooks_dir)
@@ -108,7 +112,7 @@ def move_aside(run_dir: Path) -> None:
         print(f"course: {_shown(run_dir)} was there already; it is now {_shown(aside)}", flush=True)
 
 
-def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str]) -> dict[str, NotebookNode]:
+def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str], tiny: bool) -> dict[str, NotebookNode]:
     """Execute each notebook in a kernel of its own; the next ones start while those before them work."""
     copies = run_dir / "notebooks"
     copies.mkdir(parents=True)
@@ -133,7 +137,11 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str])
             if later:
                 kernels.append(start_kernel(later))
             kernel = kernels.pop(0)
-            executed[name] = _execute(notebooks_dir / f"{name}.ipynb", copies, parameters, kernel)
+            notebook = nbformat.read(notebooks_dir / f"{name}.ipynb", as_version=4)
+            if not tiny:
+                notebook.cells = [cell for cell in notebook.cells if ABOUT_IT not in cell.metadata.get("tags", ())]
+            nbformat.write(notebook, copies / f"{name}.ipynb")
+            executed[name] = _execute(copies / f"{name}.ipynb", parameters, kernel)
             _stop(kernel)
     return executed
 
@@ -143,16 +151,15 @@ def _stop(kernel: AsyncKernelManager) -> None:
         run_sync(kernel.shutdown_kernel)(now=True)
 
 
-def _execute(path: Path, copies: Path, parameters: dict[str, str], kernel: AsyncKernelManager) -> NotebookNode:
-    """Execute a notebook; papermill writes the executed copy, also when a cell fails."""
+def _execute(path: Path, parameters: dict[str, str], kernel: AsyncKernelManager) -> NotebookNode:
+    """Execute a copy of a notebook; papermill writes the outputs into it, also when a cell fails."""
     print(f"  {path.stem:<26}", end="", flush=True)
     started = time.monotonic()
-    copy = copies / path.name
     try:
-        notebook = papermill.execute_notebook(path, copy, parameters, km=kernel, start_timeout=300, progress_bar=False)
+        notebook = papermill.execute_notebook(path, path, parameters, km=kernel, start_timeout=300, progress_bar=False)
     except papermill.PapermillExecutionError as error:
         reason = f"cell {error.exec_count}: {error.ename}: {error.evalue}".splitlines()[0]
-        raise NotebookFailed(f"{path.name}, {reason} (executed up to there: {_shown(copy)})") from error
+        raise NotebookFailed(f"{path.name}, {reason} (executed up to there: {_shown(path)})") from error
     except RuntimeError as error:  # nbclient's DeadKernelError is one
         reason = str(error).splitlines()[0]
         raise NotebookFailed(f"{path.name}: its kernel stopped ({reason}); was there enough memory?") from error
@@ -238,9 +245,9 @@ def main(arguments: list[str] | None = None) -> int:
         environment.prepare()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.run):
             raise CourseError(f"--run {options.run!r}: give a plain name, such as course")
-        load_recipe(options.recipe)  # find a mistake now, not in the third notebook
+        tiny = load_recipe(options.recipe).model.path == TINY_MODEL  # a mistake is found now, not in the third notebook
         recipe = Path(options.recipe).resolve()
-        run_dir = run_course(_shown(recipe), options.run, root / "notebooks", root / "runs", options.in_place)
+        run_dir = run_course(_shown(recipe), options.run, root / "notebooks", root / "runs", options.in_place, tiny)
         print_result(run_dir)
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
