@@ -108,7 +108,8 @@ def demo_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
 
     A demonstration loads the model a second time, breaks it, or trains it at ten times the learning rate.  That needs a
     second implementation next to MaxText's (Tunix's Qwen3), float32, so that rounding is much smaller than an error,
-    and a sampler that can exist several times in a process.  A vLLM engine reserves the memory of its devices.
+    and a sampler that can exist several times in a process.  A vLLM engine reserves the memory of its devices.  And its
+    base must earn some reward as it is, without a cold start.
     """
     if _fits_demonstrations(load_recipe(path)):
         return load_recipe(path, overrides)
@@ -120,12 +121,18 @@ def demo_reason(path: str | Path) -> str:
     recipe = load_recipe(path)
     if _fits_demonstrations(recipe):
         return f"model of the demonstrations: the recipe's own model, {recipe.model.path}"
-    why = "it is sampled by vLLM" if recipe.rollout.engine == "vllm" else f"it is in {recipe.model.dtype}"
+    why = (
+        "it is sampled by vLLM"
+        if recipe.rollout.engine == "vllm"
+        else "it needs a cold start"
+        if recipe.training.cold_start
+        else f"it is in {recipe.model.dtype}"
+    )
     return f"model of the demonstrations: the course's tiny model ({TINY}), not the recipe's own, because {why}"
 
 
 def _fits_demonstrations(recipe: Recipe) -> bool:
-    return recipe.rollout.engine == "tunix" and recipe.model.dtype == "float32"
+    return recipe.rollout.engine == "tunix" and recipe.model.dtype == "float32" and not recipe.training.cold_start
 
 
 def _read(path: Path) -> dict:

@@ -7,14 +7,17 @@ from grpo_train.recipes import TINY, demo_reason, demo_recipe, dump_recipe, load
 
 def test_the_tiny_recipe_uses_its_own_model(root):
     tiny = root / "recipes" / "tiny-cpu.yaml"
-    assert demo_recipe(tiny) == load_recipe(tiny)
-    assert demo_recipe(tiny, ["training.steps=7"]).training.steps == 7
+    assert demo_recipe(tiny) == load_recipe(tiny) and demo_recipe(tiny, ["training.steps=7"]).training.steps == 7
     assert "the recipe's own model, assets/tiny-base" in demo_reason(tiny)
 
 
 @pytest.mark.parametrize(
     "change, why",
-    [("model.dtype=bfloat16", "it is in bfloat16"), ("rollout.engine=vllm", "it is sampled by vLLM")],
+    [
+        ("model.dtype=bfloat16", "it is in bfloat16"),
+        ("rollout.engine=vllm", "it is sampled by vLLM"),
+        ("training.cold_start=64", "it needs a cold start"),
+    ],
 )
 def test_another_model_is_replaced_and_the_reason_is_given(root, tmp_path, change, why):
     path = tmp_path / "other.yaml"
