@@ -91,7 +91,7 @@ def test_off_policy_the_loss_is_the_librarys():
 # --- the model, against Tunix's own -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["qwen3-8b", "llama3.1-8b"])
+@pytest.fixture(scope="module", params=["qwen3-8b", "llama3-8b"])
 def directory(tmp_path_factory, request) -> Path:
     """A model with random weights and an output matrix of its own, in Hugging Face layout."""
     return random_model.write_random_model(
