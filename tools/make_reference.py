@@ -120,9 +120,11 @@ def draw(tiny: Path, real: Path) -> Figure:
     draw_bars(left, {name: summary[name] for name in ("before", "after")}, "tiny model")
     stages = {"base": other["cold_start"]["before"], "cold start": other["before"], "GRPO": other["after"]}
     draw_bars(middle, stages, "SmolLM2-135M")
-    for directory, label, colour in ((tiny, "tiny model", palette.GREEN), (real, "SmolLM2-135M", palette.BLUE)):
+    curves = (tiny, "tiny model", "o-", palette.GREEN), (real, "SmolLM2-135M", "s--", palette.BLUE)
+    for directory, label, marks, colour in curves:
         rows = [row for row in read(directory)[2] if "validation_accuracy" in row]
-        right.plot([r["step"] for r in rows], [r["validation_accuracy"] for r in rows], "o-", color=colour, label=label)
+        found = [row["validation_accuracy"] for row in rows]
+        right.plot([row["step"] for row in rows], found, marks, color=colour, label=label)
     right.set(xlabel="training step")
     right.set_title("validation problems, greedy", loc="left", fontsize=10)
     right.legend(frameon=False, loc="lower right")

@@ -20,7 +20,7 @@ from grpo_train.runs import checkpoints
 from grpo_train.runs.preemption import EXIT_CODE
 
 pytestmark = pytest.mark.long(minutes=8)
-KILLS = 10
+KILLS = 6
 STEPS = 8
 RECIPE = [
     f"training.steps={STEPS}",

@@ -1,4 +1,4 @@
-"""A whole run of 2 processes with 4 devices each: it equals the run of 1 process with 8, and it survives losses.
+"""A whole run of 2 processes with 2 devices each: it equals the run of 1 process with 4, and it survives losses.
 
 It takes minutes; test_multihost.py has the quick tests.
 """
@@ -16,16 +16,13 @@ from pathlib import Path
 import pytest
 
 from grpo_lib.common.files import read_jsonl
-from grpo_tpu import random_model
-from grpo_train.engines import conversion
-from grpo_train.recipes import ModelRecipe
 from grpo_train.runs.preemption import EXIT_CODE as STOPPED
 
-pytestmark = pytest.mark.long(minutes=13)
+pytestmark = pytest.mark.long(minutes=8)
 
 STEPS = 8
-# Everything is in it: several rollout micro-batches, accumulation, two updates a batch, a reference model, validation,
-# checkpoints, and two devices to hold a sampler's model together.
+# Everything is in it: several rollout micro-batches, accumulation, two updates a batch, the correction of the sampler's
+# log-probabilities, a reference model, validation, checkpoints, and two devices to hold a sampler's model together.
 RECIPE = [
     "hardware.sampler_tensor=2",
     f"training.steps={STEPS}",
@@ -38,6 +35,7 @@ RECIPE = [
     "grpo.group_size=4",
     "grpo.beta=0.04",
     "grpo.iterations=2",
+    "grpo.correction=tis",
     "problems.train=200",
     "problems.validation=8",
     "problems.test=20",
@@ -102,10 +100,6 @@ def wait_for(run: Run, happened: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def wait_for_rows(run: Run, directory: Path, number: int) -> None:
-    wait_for(run, lambda: len(rows(directory)) >= number)
-
-
 def damage_the_newest_checkpoint(directory: Path) -> int:
     """The update that it is of."""
     folder = directory / "checkpoints" / "actor"
@@ -126,48 +120,31 @@ def same_rows(alone: Path, together: Path, steps: int) -> None:
                 assert one[name] == pytest.approx(two[name], abs=TOLERANCE), (one["step"], name)
 
 
-def test_two_processes_train_a_random_qwen25_as_one_does(tmp_path):
-    """Its own output layer, and biases; the tiny model has neither.  Each process scores its completions for the
-    correction."""
-    model = ModelRecipe(path=str(tmp_path / "model"), maxtext_name="qwen2.5-7b", dtype="float32")
-    random_model.write_random_model(model, model.path)
-    base = conversion.convert_to_maxtext(model, tmp_path / "base")
-    more = f"model.path={model.path}", "model.maxtext_name=qwen2.5-7b", "training.steps=6", "grpo.correction=tis"
-    for name, processes, devices in (("alone", 1, 8), ("together", 2, 4)):
-        run = Run(tmp_path / name, base, processes, devices, *more)
-        assert run.wait() == [0] * processes, run.said(0)
-    same_rows(tmp_path / "alone", tmp_path / "together", 6)
-    answers = [read_jsonl(tmp_path / name / "evals" / "after.jsonl") for name in ("alone", "together")]
-    assert answers[0] == answers[1]
-
-
 def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_killed(tmp_path, converted_base):
     alone, together = tmp_path / "alone", tmp_path / "together"
-    run = Run(alone, converted_base, processes=1, devices=8)
+    run = Run(alone, converted_base, processes=1, devices=4)
     assert run.wait() == [0], run.said(0)
 
     # A SIGTERM that only one of them receives, as when one machine is taken away.
-    run = Run(together, converted_base, processes=2, devices=4)
-    wait_for_rows(run, together, 3)
+    run = Run(together, converted_base, processes=2, devices=2)
+    wait_for(run, lambda: len(rows(together)) >= 3)
     run.members[1].send_signal(signal.SIGTERM)
     assert run.wait() == [STOPPED, STOPPED], [run.said(number) for number in (0, 1)]
     assert all("stopped by SIGTERM" in run.said(number) for number in (0, 1))
 
     # They continue before a damaged checkpoint.  One is killed: the other ends soon, and nothing is lost.
     damaged = damage_the_newest_checkpoint(together)
-    run = Run(together, converted_base, processes=2, devices=4)
+    run = Run(together, converted_base, processes=2, devices=2)
     wait_for(run, lambda: "continuing after step" in run.said(0))
     assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
     assert "step" not in run.said(1)  # process 0 does all logging; what stands there is Gloo's, threads mixed in a line
-    wait_for_rows(run, together, 6)
+    wait_for(run, lambda: len(rows(together)) >= 6)
     run.members[1].kill()
-    killed = time.monotonic()
     assert run.members[0].wait(60) != 0, run.said(0)
-    print(f"process 0 exited {time.monotonic() - killed:.1f} s after the kill, with {run.members[0].returncode}")
     run.wait()
 
     # What two began, one may finish.
-    run = Run(together, converted_base, processes=1, devices=8)
+    run = Run(together, converted_base, processes=1, devices=4)
     assert run.wait() == [0], run.said(0)
     assert "continuing after step" in run.said(0)
 

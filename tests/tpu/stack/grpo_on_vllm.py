@@ -1,14 +1,16 @@
-"""One GRPO run with the vLLM engine on a CPU, in a process of its own: vLLM does not shut down cleanly.
+"""GRPO runs with the vLLM engine on a CPU, each in a process of its own: vLLM does not shut down cleanly.
 
-    python tests/tpu/stack/grpo_on_vllm.py '{"overrides": [...], "directory": "...", ...}'
+    python tests/tpu/stack/grpo_on_vllm.py      # then on stdin, one to a line: a job, see `run`; exit codes on stdout
 
-The last line that it prints is a JSON object.
+A process that has imported everything forks one for each job, which saves it a minute.  What the job found is in its
+directory, in result.json.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -22,9 +24,9 @@ from grpo_tpu import vllm_on_cpu
 def run(job: dict) -> dict:
     """What the job asks for.
 
-    Keys of a job: overrides, directory, and, all optional: stock_mapping (leave the workaround for lm_head out),
-    evaluate (before and after, and sample twice from one seed), stop_after (kill the process when this step's row is
-    written).
+    Keys of a job: overrides, directory, and, all optional: devices (1), stock_mapping (leave the workaround for
+    lm_head out), evaluate (before and after, and sample twice from one seed), stop_after (kill the process when this
+    step's row is written).
     """
     from grpo_lib.common import environment
     from grpo_lib.common.errors import CourseError
@@ -40,7 +42,6 @@ def run(job: dict) -> dict:
     result: dict = {
         "started_at": session.step,
         "devices": {who: sorted(device.id for device in mesh.devices.flat) for who, mesh in meshes.items()},
-        "axes": [size for size in session.sampler.mesh.shape.values() if size > 1],
     }
     try:
         result["check"] = dataclasses.asdict(training.check_first_sync(session))
@@ -52,7 +53,7 @@ def run(job: dict) -> dict:
 
     def on_step(row: dict) -> None:
         if row["step"] == job.get("stop_after"):
-            os.killpg(0, signal.SIGKILL)  # with the processes that the engine forked, which would hold the pipes open
+            os.killpg(0, signal.SIGKILL)  # with the processes that the engine forked
 
     result["rows"] = training.train(session, on_step)
     if job.get("evaluate"):
@@ -80,10 +81,31 @@ def samples(session) -> dict:
     }
 
 
-if __name__ == "__main__":
+def serve() -> None:
+    """Fork for each job, and wait for it."""
     vllm_on_cpu.install()
-    print(json.dumps(run(json.loads(sys.argv[1]))), flush=True)
-    # Replicas of the engine fork processes that wait for each other, and would hold the pipes of this one open.
+    from grpo_train import pipeline, training  # noqa: F401
+
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a run prints must not stand between the exit codes
+    for line in sys.stdin:
+        process = multiprocessing.get_context("fork").Process(target=work, args=(json.loads(line),))
+        process.start()
+        process.join()
+        print(process.exitcode, file=out, flush=True)
+
+
+def work(job: dict) -> None:
+    """In the fork, which ends here; JAX reads XLA_FLAGS when it first looks for devices."""
+    os.setpgrp()  # a group that can be killed as one
+    signal.alarm(600)
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={job.get('devices', 1)}"
+    (Path(job["directory"]) / "result.json").write_text(json.dumps(run(job)), encoding="utf-8")
+    # Replicas of the engine fork processes that wait for each other.
     for child in psutil.Process().children(recursive=True):
         child.kill()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,7 +1,7 @@
 """Smoke tests of every recipe and every profile, on virtual CPU devices.
 
 Recipes that scale down to one and the same run are tested once.  One of each kind (where the sampler is, KL penalty,
-updates per batch, loss) goes through the real vLLM engine.  The others use Tunix's sampler, take minutes each and run
+updates per batch) goes through the real vLLM engine.  The others use Tunix's sampler, take minutes each and run
 with --run-long.  A test's name has its engine.
 """
 
@@ -49,7 +49,7 @@ def engines() -> dict[str, str]:
     for name in SHAPES:
         scaled = smoke_test.scaled_recipe(load_recipe(RECIPES / name))
         engine, grpo = scaled.rollout.engine, scaled.grpo
-        kind = (engine, scaled.hardware.colocated, grpo.beta > 0, grpo.iterations > 1, scaled.loss.implementation)
+        kind = (engine, scaled.hardware.colocated, grpo.beta > 0, grpo.iterations > 1)
         found[name] = "tunix" if kind in kinds else engine
         kinds.add(kind)
     return found
