@@ -124,7 +124,7 @@ def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Pat
 
     Raises CourseError, which names the log, when it fails, or leaves nothing that matches `made` in `output`.
     """
-    run = _run_here if _is_small(source) and _has_one_cpu() else _run_in_process
+    run = _run_here if _is_small(source) and _has_only_cpus() else _run_in_process
     with open(log, "w", encoding="utf-8") as file:
         done = run(convert, file, model, str(source), str(output))
     if not done or not list(output.glob(made)):
@@ -136,9 +136,11 @@ def _is_small(source: Path) -> bool:
     return sum(path.stat().st_size for path in source.rglob("*") if path.is_file()) <= SMALL
 
 
-def _has_one_cpu() -> bool:
-    """True where one CPU is all that JAX computes on.  Chips, which another process may hold, are not asked."""
-    return not environment.has_accelerator() and [device.platform for device in jax.devices()] == ["cpu"]
+def _has_only_cpus() -> bool:
+    """True where JAX computes on CPUs of this process alone.  Chips, which another process may hold, are not asked."""
+    return not environment.has_accelerator() and (
+        jax.process_count() == 1 and all(device.platform == "cpu" for device in jax.devices())
+    )
 
 
 def _run_here(convert: Callable, log: TextIO, *arguments: Any) -> bool:

@@ -170,7 +170,7 @@ def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
 def test_a_machine_with_chips_converts_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(environment, "has_accelerator", lambda: True)
     monkeypatch.setattr(conversion.jax, "devices", lambda: pytest.fail("another process may hold the chips"))
-    assert not conversion._has_one_cpu()
+    assert not conversion._has_only_cpus()
 
 
 def test_a_missing_or_damaged_checkpoint_is_refused(tiny_recipe, converted_base, tmp_path):
