@@ -36,6 +36,7 @@ check: lint ## make lint and the quick tests, in under two minutes
 test: setup ## run the tests except the long ones, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile
 
+# The longest files first: two workers end together then.
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest $(addprefix tests/tpu/stack/,test_vllm.py test_smoke_test.py .) -n 2 --dist loadfile --no-loadscope-reorder
 
