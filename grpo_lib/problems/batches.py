@@ -17,11 +17,10 @@ def training_batches(
     render: Callable[..., str],
     batch_size: int,
     seed: int,
-    start_step: int = 0,
     weights: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of `batch_of_step`, one after the other from `start_step` on; those before it cost nothing."""
-    return map(batch_of_step(problems, render, batch_size, seed, weights), itertools.count(start_step))
+    """The batches of `batch_of_step`, one after the other."""
+    return map(batch_of_step(problems, render, batch_size, seed, weights), itertools.count())
 
 
 def batch_of_step(

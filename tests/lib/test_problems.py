@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem, gsm8k, load_problems, loading, training_batches, words
+from grpo_lib.problems import Problem, batch_of_step, gsm8k, load_problems, loading, training_batches, words
 from grpo_train.recipes import ProblemsRecipe, load_recipe
 
 FIXTURE = Path(__file__).parent / "gsm8k_fixture"
@@ -253,10 +253,6 @@ def as_prompt(question: str) -> str:
     return f"<user>{question}"
 
 
-def take(count: int, batches) -> list[list[str]]:
-    return [batch["answer"].tolist() for batch in islice(batches, count)]
-
-
 def test_a_batch_is_arrays_of_text():
     batch = next(training_batches(numbered(10), as_prompt, batch_size=4, seed=0))
     assert set(batch) == {"prompts", "answer", "kind"}
@@ -265,36 +261,15 @@ def test_a_batch_is_arrays_of_text():
     assert [f"<user>Question {answer}?" for answer in batch["answer"]] == batch["prompts"].tolist()
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (1, 7), (12, 1), (12, 5), (5, 30)])
-def test_every_epoch_holds_every_problem_once(count, batch_size):
-    batches = training_batches(numbered(count), as_prompt, batch_size, seed=2**40)
-    steps = -(-5 * count // batch_size)
-    sequence = [answer for batch in take(steps, batches) for answer in batch]
-    for epoch in range(5):
-        part = sequence[epoch * count : (epoch + 1) * count]
-        assert sorted(part) == sorted(str(i) for i in range(count))
-
-
 def test_epochs_and_seeds_differ_and_repeat_themselves():
-    def epochs(seed: int) -> list[list[str]]:
-        return take(3, training_batches(numbered(50), as_prompt, 50, seed))
+    def epochs(seed: int) -> list[tuple[str, ...]]:
+        batches = islice(training_batches(numbered(50), as_prompt, 30, seed), 5)  # two of them belong to two epochs
+        answers = [answer for batch in batches for answer in batch["answer"].tolist()]
+        return [tuple(answers[start : start + 50]) for start in range(0, 150, 50)]
 
     assert epochs(0) == epochs(0)
-    orders = [tuple(order) for seed in range(3) for order in epochs(seed)]
-    assert len(set(orders)) == 9
-
-
-@pytest.mark.parametrize("start", [0, 1, 12, 25])  # batch 12 begins in the first epoch and ends in the second
-def test_a_late_start_gives_the_batches_of_an_early_one(start):
-    early = take(30, training_batches(numbered(101), as_prompt, 8, seed=1))
-    late = take(5, training_batches(numbered(101), as_prompt, 8, seed=1, start_step=start))
-    assert late == early[start : start + 5]
-
-
-def test_what_a_late_start_skips_is_not_rendered():
-    rendered = []
-    next(training_batches(numbered(100), lambda q: rendered.append(q) or q, 8, seed=0, start_step=10**6))
-    assert len(rendered) == 8
+    orders = [order for seed in (0, 1, 2**40) for order in epochs(seed)]
+    assert len(set(orders)) == 9 and {len(set(order)) for order in orders} == {50}
 
 
 def two_tasks(counts: dict[str, int]) -> list[Problem]:
@@ -321,8 +296,8 @@ def test_tasks_alternate_by_their_weights_and_each_has_its_epochs(few, many, bat
         assert all(text.startswith(f"<user>{task} ") for text in asked)
         for start in range(0, len(asked) - count + 1, count):
             assert len(set(asked[start : start + count])) == count
-    late = training_batches(problems, as_prompt, batch_size, seed=3, start_step=17, weights=weights)
-    assert next(late)["prompts"].tolist() == batches[17]["prompts"].tolist()
+    late = batch_of_step(problems, as_prompt, batch_size, seed=3, weights=weights)(17)
+    assert late["prompts"].tolist() == batches[17]["prompts"].tolist()
 
 
 def test_several_tasks_have_names_ids_and_prompts_of_their_own(root):
