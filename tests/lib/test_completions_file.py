@@ -5,19 +5,15 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_evaluation import tagged
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.completions_file import saved_completions
 from grpo_lib.evaluation import evaluate
 from grpo_lib.problems.types import Problem
-from grpo_lib.prompts import template_completion
 from grpo_lib.records import Generation
 
 PROBLEMS = [Problem(f"p{i}", f"What is {i} plus {i}?", "", str(2 * i), "test") for i in range(12)]
-
-
-def tagged(answer):
-    return template_completion("so it is", str(answer))
 
 
 def right(prompt):

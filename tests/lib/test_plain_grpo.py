@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file, save_file
+from helpers import untied
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
@@ -206,7 +205,7 @@ def both(request, root, converted_base, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model, checkpoint = root / "assets" / "tiny-base", converted_base
     if request.param == "untied":
-        model = untie(model, folder / "model")
+        model = untied(folder / "model", model, noise=0.1)
     changes = [*STEP, f"model.path={model}", *SWITCHED.get(request.param, [])]
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
     if request.param == "untied":
@@ -215,19 +214,6 @@ def both(request, root, converted_base, tmp_path_factory):
     theirs = watch_the_update(session)
     training.train(session)
     return SimpleNamespace(recipe=recipe, policy=plain_grpo.load_policy(model), theirs=theirs)
-
-
-def untie(model: Path, folder: Path) -> Path:
-
-    shutil.copytree(model, folder)
-    tensors = load_file(folder / "model.safetensors")
-    embedding = tensors["model.embed_tokens.weight"]
-    noise = np.random.default_rng(0).normal(size=embedding.shape, scale=0.1 * embedding.std())
-    tensors["lm_head.weight"] = (embedding + noise).astype(np.float32)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}), encoding="utf-8")
-    return folder
 
 
 def watch_the_update(session) -> SimpleNamespace:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from helpers import wait_for, without_clocks
 from run_server import Job, RunServer
 
 from grpo_lib.common.files import read_jsonl
@@ -36,8 +37,6 @@ RECIPE = [
 ]
 # All that changes from step to step, or adds weights; each follows from the step.
 SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05"]
-# Clocks differ between two runs of the same steps; nothing else may.
-CLOCKS = ("seconds", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +70,7 @@ def said(directory: Path) -> str:
 def rows(directory: Path) -> list[dict]:
     """metrics.jsonl without the clocks."""
     path = directory / "metrics.jsonl"
-    return [
-        {name: value for name, value in row.items() if not name.startswith(CLOCKS)}
-        for row in (read_jsonl(path) if path.exists() else [])
-    ]
+    return without_clocks(read_jsonl(path) if path.exists() else [])
 
 
 def answers(directory: Path, which: str) -> list[dict]:
@@ -143,15 +139,6 @@ def in_an_evaluation(directory: Path, rng: random.Random) -> bool:
     found = wait_for(lambda: {path.name for path in folder.glob("*")} - begun)
     time.sleep(rng.uniform(0, 0.3))
     return found
-
-
-def wait_for(condition, seconds: float = 40, pause: float = 0.01) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(pause)
-    return False
 
 
 MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)

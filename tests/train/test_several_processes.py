@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 
 from grpo_lib.common.files import read_jsonl
 from grpo_train.runs.preemption import EXIT_CODE as STOPPED
@@ -92,12 +92,10 @@ def rows(directory: Path) -> list[dict]:
     return read_jsonl(path) if path.exists() else []
 
 
-def wait_for(run: Run, happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not happened():
-        assert all(member.poll() is None for member in run.members), [run.said(n) for n in (0, 1)]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+def wait_until(happened: Callable[[], bool], run: Run) -> None:
+    """Or until a process has ended, which is a failure."""
+    wait_for(lambda: happened() or any(member.poll() is not None for member in run.members), 600, pause=0.2)
+    assert happened(), [run.said(n) for n in (0, 1)]
 
 
 def damage_the_newest_checkpoint(directory: Path) -> int:
@@ -127,7 +125,7 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
 
     # A SIGTERM that only one of them receives, as when one machine is taken away.
     run = Run(together, converted_base, processes=2, devices=2)
-    wait_for(run, lambda: len(rows(together)) >= 3)
+    wait_until(lambda: len(rows(together)) >= 3, run)
     run.members[1].send_signal(signal.SIGTERM)
     assert run.wait() == [STOPPED, STOPPED], [run.said(number) for number in (0, 1)]
     assert all("stopped by SIGTERM" in run.said(number) for number in (0, 1))
@@ -135,10 +133,10 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     # They continue before a damaged checkpoint.  One is killed: the other ends soon, and nothing is lost.
     damaged = damage_the_newest_checkpoint(together)
     run = Run(together, converted_base, processes=2, devices=2)
-    wait_for(run, lambda: "continuing after step" in run.said(0))
+    wait_until(lambda: "continuing after step" in run.said(0), run)
     assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
     assert "step" not in run.said(1)  # process 0 does all logging; what stands there is Gloo's, threads mixed in a line
-    wait_for(run, lambda: len(rows(together)) >= 6)
+    wait_until(lambda: len(rows(together)) >= 6, run)
     run.members[1].kill()
     assert run.members[0].wait(60) != 0, run.said(0)
     run.wait()

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_lib.evaluation import evaluate
 from grpo_lib.problems.types import Problem
+from grpo_lib.prompts import template_completion
 from grpo_train.report import tables
 from grpo_train.report.comparison import Comparison
 
@@ -19,14 +20,10 @@ WILD = [
 PROBLEMS = [Problem(f"p{i}", text or "empty?", "1+1=2", str(i - 3), "test", 1) for i, text in enumerate(WILD)]
 
 
-def log(answer):
-    return f"<reasoning>r</reasoning><answer>{answer}</answer>"
-
-
 @pytest.fixture
 def run_dir(tmp_path, root):
     echo = evaluate(lambda prompts: prompts, PROBLEMS, progress=False)
-    right = {problem.question: log(problem.answer) for problem in PROBLEMS}
+    right = {problem.question: template_completion("r", problem.answer) for problem in PROBLEMS}
     after = evaluate(lambda prompts: [right[prompt] for prompt in prompts], PROBLEMS, progress=False)
     echo.save(tmp_path / "evals" / "before.jsonl")
     after.save(tmp_path / "evals" / "after.jsonl")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import CLOCKS, without_clocks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tunix.sft import metrics_logger
 
@@ -37,8 +38,6 @@ SMALL = [
 ]
 # The devices of one host.
 FOUR = [SimpleNamespace(process_index=0, id=number) for number in range(4)]
-# Clocks differ between two runs of the same steps; nothing else may.
-CLOCKS = {"seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"}
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +64,6 @@ def whole_run(build, tmp_path_factory):
     rows = training.train(session, on_step=seen.append)
     pipeline.evaluate(session, "after", progress=False)
     return session, check, rows, seen
-
-
-def without_clocks(rows):
-    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
 
 
 def test_every_step_gives_one_whole_row(whole_run, recipe):

@@ -1,12 +1,8 @@
 """The TPU stack on a CPU.  Outside .venv-tpu these tests fail instead of being skipped."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # tiny_models
 
 
 def pytest_configure() -> None:

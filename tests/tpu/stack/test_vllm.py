@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
+from helpers import untied, without_clocks
 
 from grpo_train.recipes import load_recipe
 
@@ -19,7 +19,6 @@ HERE = Path(__file__).parent
 ENGINE = ["rollout.engine=vllm", "training.validate_every=0"]
 SHORT = ["training.prompts_per_step=4", "grpo.group_size=4", "problems.train=200", "problems.test=50"]
 LEARNING = ["training.steps=20", "problems.test=256"]
-CLOCKS = {"seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"}
 END_OF_TURN = 1
 TINY_RATE = load_recipe(HERE.parents[2] / "recipes" / "tiny-cpu.yaml").training.learning_rate
 
@@ -31,7 +30,7 @@ def tiny_base(root) -> Path:
 
 @pytest.fixture(scope="session")
 def untied_model(tiny_base, tmp_path_factory) -> Path:
-    return tiny_models.untied(tmp_path_factory.mktemp("models") / "untied", tiny_base)
+    return untied(tmp_path_factory.mktemp("models") / "untied", tiny_base)
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +77,6 @@ def grpo(converted, tmp_path_factory):
     yield run
     server.stdin.close()
     server.wait(30)
-
-
-def without_clocks(rows: list[dict]) -> list[dict]:
-    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
 
 
 @pytest.fixture(scope="module")
