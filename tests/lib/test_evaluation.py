@@ -1,5 +1,6 @@
 """Every problem counts, the order does not, the baseline is computed once, and no batch is generated twice."""
 
+import functools
 import json
 import random
 
@@ -327,32 +328,14 @@ def interrupt(path, batches, generate=double, **options):
     """Leave an evaluation that was stopped after so many batches, by an exception."""
     left = iter(range(batches))
 
-    def until(prompts, *, seed):
+    @functools.wraps(generate)
+    def until(prompts, **keywords):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return generate(prompts, seed=seed) if generate is mixed else generate(prompts)
+        return generate(prompts, **keywords)
 
     with pytest.raises(KeyboardInterrupt):
         quiet(until, path=path, **options)
-
-
-@pytest.mark.parametrize("batches", [0, 9])
-def test_an_interrupted_evaluation_asks_only_for_what_is_missing(tmp_path, batches):
-    path, clean = tmp_path / "after.jsonl", tmp_path / "clean.jsonl"
-    quiet(mixed, path=clean, batch_size=6, samples=3)
-    interrupt(path, batches, mixed, batch_size=6, samples=3)
-    assert not path.exists() and (tmp_path / "after.jsonl.partial").exists() == bool(batches)
-    asked = []
-
-    def rest(prompts, *, seed):
-        asked.append(len(prompts))
-        return mixed(prompts, seed=seed)
-
-    run = quiet(rest, path=path, batch_size=6, samples=3)
-    assert asked == [6] * (10 - batches)
-    assert path.read_bytes() == clean.read_bytes()
-    assert run == EvalRun.load(clean)
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["after.jsonl", "clean.jsonl"]
 
 
 def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):
@@ -391,29 +374,30 @@ WILD = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["", "\
 @given(st.data())
 def test_a_partial_file_that_is_cut_anywhere_leads_to_the_same_records(tmp_path_factory, data):
     texts = data.draw(st.lists(WILD | st.just(tagged(4)), min_size=5, max_size=5))
+    samples = data.draw(st.integers(1, 3))
     folder = tmp_path_factory.mktemp("cut")
     path, partial = folder / "a.jsonl", folder / "a.jsonl.partial"
 
-    def generate(prompts):
-        return [texts[int(prompt.split()[2])] for prompt in prompts]
+    def generate(prompts, *, seed):
+        return [texts[(int(prompt.split()[2]) + seed) % 5] for prompt in prompts]
 
-    clean = quiet(generate, PROBLEMS[:5], path=folder / "clean.jsonl", batch_size=2)
+    clean = quiet(generate, PROBLEMS[:5], path=folder / "clean.jsonl", batch_size=2, samples=samples)
     assert EvalRun.load(folder / "clean.jsonl") == clean  # what is returned is what is stored
-    interrupt(path, 2, generate, problems=PROBLEMS[:5], batch_size=2)
+    interrupt(path, 2, generate, problems=PROBLEMS[:5], batch_size=2, samples=samples)
     whole = partial.read_bytes()
     cut = data.draw(st.integers(0, 10_000)) % (len(whole) + 1)  # the length varies with the digits of the seconds
     partial.write_bytes(whole[:cut])
     asked = []
 
-    def rest(prompts):
+    def rest(prompts, *, seed):
         asked.append(len(prompts))
-        return generate(prompts)
+        return generate(prompts, seed=seed)
 
-    assert quiet(rest, PROBLEMS[:5], path=path, batch_size=2) == clean
+    assert quiet(rest, PROBLEMS[:5], path=path, batch_size=2, samples=samples) == clean
     assert path.read_bytes() == (folder / "clean.jsonl").read_bytes()
     # A line is whole when all of it but its line break is there.
     kept = sum(cut >= end - 1 for end in (i + 1 for i, byte in enumerate(whole) if byte == 10))
-    assert len(asked) == 3 - max(0, kept - 1)
+    assert len(asked) == -(-5 * samples // 2) - max(0, kept - 1)
 
 
 # --- the summary ---

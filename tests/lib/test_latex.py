@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,25 +196,20 @@ def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
 # --- The worker ---
 
 
-def process() -> SpawnProcess:
-    worker = latex._worker.process
-    assert worker is not None
-    return worker
+def worker_pid() -> int:
+    return latex._worker.process.pid
 
 
 def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    running = psutil.process_iter(["status"])
+    return any(one.pid == pid and one.info["status"] != psutil.STATUS_ZOMBIE for one in running)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stated", HANGS)
 def test_what_takes_for_ever_is_killed_and_counted(stated: str) -> None:
     assert answers.same_latex("\\sqrt{4}", "2")  # the worker is warm
-    before, pid = latex.killed(), process().pid
+    before, pid = latex.killed(), worker_pid()
     started = time.monotonic()
     assert not answers.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
     assert time.monotonic() - started < 5
@@ -226,7 +221,7 @@ def test_what_takes_for_ever_is_killed_and_counted(stated: str) -> None:
 def test_the_clock_kills_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes the worker silent: here it is stopped, so not even its own timer can end it."""
     assert answers.same_latex("\\sqrt{4}", "2")
-    before, pid = latex.killed(), process().pid
+    before, pid = latex.killed(), worker_pid()
     monkeypatch.setattr(latex, "WALL_SECONDS", 0.5)
     os.kill(pid, signal.SIGSTOP)
     assert not answers.same_latex("\\sqrt{4}", "2")
@@ -238,16 +233,16 @@ def test_the_clock_kills_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_a_worker_that_somebody_else_ended_is_replaced() -> None:
     assert answers.same_latex("\\sqrt{4}", "2")
-    before, old = latex.killed(), process().pid
+    before, old = latex.killed(), worker_pid()
     os.kill(old, signal.SIGKILL)
     assert answers.same_latex("\\sqrt{4}", "2")
-    assert process().pid != old and latex.killed() == before
+    assert worker_pid() != old and latex.killed() == before
 
 
 @pytest.mark.slow
 def test_close_leaves_no_process() -> None:
     assert answers.same_latex("\\sqrt{4}", "2")
-    pid = process().pid
+    pid = worker_pid()
     for _ in ("once", "again"):
         latex.close()
         assert not is_running(pid)

@@ -7,15 +7,12 @@ from pathlib import Path
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from test_answers import tagged
 
-from grpo_lib import answers, prompts
+from grpo_lib import answers
 from grpo_lib.answers import final_answer
 
 TABLE = [json.loads(line) for line in (Path(__file__).parent / "spellings.jsonl").read_text("utf-8").splitlines()]
-
-
-def tagged(answer: str) -> str:
-    return prompts.template_completion("some working with 3 and 4", answer)
 
 
 def test_labelled_spellings() -> None:
@@ -67,7 +64,7 @@ def respelled(draw) -> tuple[str, Fraction]:
 def test_a_value_survives_its_spelling(spelled: tuple[str, Fraction]) -> None:
     text, value = spelled
     gold = str(value)
-    assert answers.is_correct(tagged(text), gold), text
+    assert answers.is_correct(tagged(text), gold) and answers.is_correct(tagged(gold), text), text
     assert answers.is_close(tagged(text), gold, 0.1)
     assert not answers.is_correct(tagged(text), str(value + 1))
     if value:
@@ -88,6 +85,7 @@ FRACTIONS = ("{s}{a}/{b}", "{s}\\frac{{{a}}}{{{b}}}", "{s}\\dfrac{{{a}}}{{{b}}}"
 @given(st.integers(1, 999), st.integers(1, 999), st.sampled_from([1, -1]), st.sampled_from(FRACTIONS))
 def test_fractions_have_a_value(top: int, bottom: int, sign: int, spelled: str) -> None:
     text = spelled.format(s="-" if sign < 0 else "", a=top, b=bottom)
+    assert Fraction(answers.canonical_answer(text)) == sign * Fraction(top, bottom), text
     assert answers.is_correct(tagged(text), str(sign * Fraction(top, bottom))), text
 
 
