@@ -1,6 +1,5 @@
 """course: executing notebooks, moving old runs aside, and what may be published. No JAX needed."""
 
-import json
 from pathlib import Path
 
 import nbformat
@@ -107,16 +106,6 @@ def test_in_place_publishes_all_or_nothing(tmp_path):
     with pytest.raises(CourseError, match=r"01_checkpoint_conversion\.ipynb is not published: cell None shows a path"):
         run_notebooks.publish(executed, folder)
     assert {path: path.read_text() for path in folder.iterdir()} == before
-
-
-def test_result_is_the_last_five_lines(tmp_path, capsys):
-    side = {"accuracy": 0.42, "n": 1000, "lenient_accuracy": 0.55}
-    change = {"difference": 0.48, "difference_interval": [0.45, 0.51], "mcnemar_p": 1e-100}
-    summary = {"before": side, "after": {**side, "accuracy": 0.9}, **change}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    run_notebooks.print_result(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["before", "after", "interval", "p", "report"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from grpo_lib.records import EvalRun, summarize
+
 # --- tools/find-python.sh -------------------------------------------------------------------------------------
 
 
@@ -117,6 +119,14 @@ def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) ->
         assert f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}" in text
         assert all(f"{100 * end:+.1f}" in text for end in summary["difference_interval"])
         assert f"{summary['mcnemar_p']:.0e}" in text or folder[0] in "hr"
+
+
+def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:
+    run = root / "assets" / "reference" / "course"
+    found = summarize(*(EvalRun.load(run / "evals" / f"{when}.jsonl") for when in ("before", "after")))
+    shipped = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    for key in ("difference", "difference_interval", "mcnemar_p"):
+        assert found[key] == pytest.approx(shipped[key])
 
 
 def test_hardware_table_is_that_of_the_preflights(root: Path) -> None:

@@ -176,25 +176,6 @@ def test_tunix_s_dapo_still_counts_characters_and_still_wants_a_reference():
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ([], {"policy_loss_fn": "grpo-jax", "epsilon": 0.2, "epsilon_high": 0.2}),
-        (["grpo.advantage=mean"], {"advantage_estimator": "drgrpo"}),
-        (["grpo.aggregation=constant"], {"loss_agg_mode": "sequence-mean-token-scale"}),
-        (["grpo.epsilon_high=0.28"], {"epsilon_high": 0.28}),
-        (["grpo.ratio=sequence"], {"loss_algo": "gspo-token"}),
-        (["grpo.kl=k1"], {"kl_loss_mode": "kl"}),
-        (["grpo.kl=k2"], {"kl_loss_mode": "mse_kl"}),
-        (["grpo.kl=k3"], {"kl_loss_mode": "low_var_kl"}),
-    ],
-)
-def test_a_recipe_s_names_are_tunix_s(root, changes, named):
-    grpo = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes).grpo
-    config = learner.policy_loss_config(grpo, "jax")
-    assert {key: getattr(config, key) for key in named} == named
-
-
-@pytest.mark.parametrize(
     ("change", "says"),
     [
         ("grpo.epsilon_high=0.1", r"epsilon_high=0.1 is below epsilon=0.2"),

@@ -1,4 +1,4 @@
-"""Communication between processes: with real ones, and what a single process returns by itself."""
+"""Communication between real processes, and what several of them cannot do."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -274,22 +274,6 @@ def test_the_slices_are_all_rows_once_and_as_even_as_can_be(number, count):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_single_process_answers_by_itself():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
-    rows = np.arange(6).reshape(2, 3)
-    assert multihost.is_main_process() and not multihost.is_distributed()
-    assert multihost.gather((1, 2)) == [1, 2]
-    assert multihost.broadcast(rows) is rows and multihost.shard_batch(rows, mesh) is rows
-    assert multihost.any_process(True) and not multihost.any_process(False)
-    assert np.array_equal(multihost.to_numpy(jax.numpy.asarray(rows)), rows)
-    multihost.barrier("nobody")
-
-
-class Device:
-    def __init__(self, process_index: int):
-        self.process_index = process_index
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -301,7 +285,7 @@ class Device:
     ],
 )  # fmt: skip
 def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, words):
-    devices, data = [Device(0), Device(0), Device(1), Device(1)], tiny_recipe.model_dump()
+    devices, data = [SimpleNamespace(process_index=n // 2, id=n) for n in range(4)], tiny_recipe.model_dump()
     assert cluster.assign_devices(tiny_recipe.hardware, "tunix", 1, devices) == (devices, devices[:2])
     for section, values in overrides.items():
         data[section] |= values

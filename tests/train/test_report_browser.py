@@ -149,7 +149,6 @@ def test_an_opened_problem_shows_what_was_said_and_why_it_was_paid(page):
         assert pane.locator("mark").inner_text() in (PROBLEMS[2].answer, "1000")
         assert pane.locator("tbody tr").count() == 4 and pane.locator("tfoot td").first.inner_text() != ""
         assert f"model {phase}" in pane.locator("h3").inner_text()
-    assert PROBLEMS[2].question in page.locator(".detail").inner_text()
 
 
 def test_no_completion_becomes_markup(address, new_page):
@@ -184,4 +183,3 @@ def test_inside_a_notebook(run_dir, new_page, tmp_path):
     expect_count(frame, "1 shown.")
     frame.locator("#rows .open").click()
     assert frame.locator(".pane pre").first.inner_text() == HOSTILE[2]
-    assert page.evaluate("(() => { try { return frames[0].document.title } catch { return null } })()") is None
