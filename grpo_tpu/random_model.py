@@ -1,19 +1,15 @@
-"""A small random model of a recipe's own architecture, and whether MaxText computes the same model from it.
+"""A small random model of a recipe's own architecture.
 
     write_random_model(recipe.model, folder)     # 2 layers; the published config.json's keys and constants
-    check_round_trip(folder, exported)           # Hugging Face -> MaxText -> Hugging Face, bit for bit
-    check_parity(actor, folder)                  # against transformers in PyTorch, or against Tunix's own loader
 
-The smoke test trains it; tests compare names, biases, heads, norms and the rotary embedding of the three families.
+The smoke test trains it; tests compare names, biases, heads, norms and the rotary embedding of the three families with
+another implementation (tests/tpu/parity.py).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +34,6 @@ KV_HEADS = (2, 4)  # the published number, between these
 QUERIES_PER_KV = 2  # the most
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 PADDING, END = 0, 1  # ids of the tiny tokenizer
-
-# Of check_parity: rows, tokens of a prompt (half of the rows have padding), tokens of a completion.
-ROWS, PROMPT, COMPLETION = 8, 96, 32
-# Mean gaps in nats.  MaxText multiplies by a tied embedding in bfloat16.
-LIMITS = {"float32": 1e-4, "tied": 0.02, "bfloat16": 0.1}
-
-
-@dataclass(frozen=True)
-class Parity:
-    """What `check_parity` found.  Gaps are absolute differences of log-probabilities, in nats."""
-
-    reference: str  # the other implementation
-    tokens: int
-    mean_gap: float
-    max_gap: float
 
 
 def family(model: ModelRecipe) -> str | None:
@@ -174,85 +155,3 @@ def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for number in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes
-
-
-def check_round_trip(folder: str | Path, exported: str | Path) -> int:
-    """How many weights came back as they were.  Raises CourseError, which names the first that did not."""
-    from grpo_train.engines import conversion
-
-    if differing := conversion.differing_weights(folder, exported):
-        more = f" (and {len(differing) - 1} more)" if differing[1:] else ""
-        raise CourseError(f"weight {differing[0]}{more} is not the same after conversion to MaxText and back")
-    return len(conversion.read_weights(folder))
-
-
-def check_parity(actor: Any, folder: str | Path, dtype: str = "float32") -> Parity | None:
-    """Compare the MaxText actor's log-probabilities of random tokens with another implementation's, in float32.
-
-    That is transformers in PyTorch where it is installed, else Tunix, by its own loader; None for a model that Tunix
-    does not know.  `dtype`: of the actor's weights.  All processes call it together.
-
-    Raises CourseError, which names the gap, when its mean is above the limit.
-    """
-    from grpo_train.engines import maxtext_model
-    from grpo_train.runs import multihost
-
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    compute = _reference(config)
-    if compute is None:
-        return None
-    draw = np.random.default_rng(0)
-    ids = draw.integers(END + 1, config["vocab_size"], (ROWS, PROMPT + COMPLETION), dtype=np.int32)
-    ids[: ROWS // 2, : PROMPT // 3] = PADDING
-    prompts, completions = ids[:, :PROMPT], ids[:, PROMPT:]
-    ours = multihost.to_numpy(maxtext_model.per_token_logps(actor, prompts, completions, PADDING, END))
-    gaps: list[float] = []
-    if multihost.is_main_process():  # Tunix's loader uses the first device of all
-        gap = np.abs(ours.astype(np.float32) - compute(Path(folder), prompts, completions))
-        gaps = [float(gap.mean()), float(gap.max())]
-    name = "Tunix" if compute is _tunix_logps else "transformers"
-    found = Parity(name, ours.size, *multihost.broadcast(gaps))
-    limit = LIMITS["tied" if dtype == "float32" and config["tie_word_embeddings"] else dtype]
-    if not found.mean_gap <= limit:  # also true for NaN
-        raise CourseError(
-            f"MaxText and {name} disagree on this {config['model_type']} model: log-probabilities of the same "
-            f"{found.tokens} tokens differ by {found.mean_gap:.3g} nats on average (limit {limit})"
-        )
-    return found
-
-
-def parity_reference(config: dict[str, Any]) -> str | None:
-    """With what the parity of a config.json's model can be checked here."""
-    if importlib.util.find_spec("torch"):
-        return "transformers"
-    return "Tunix" if config.get("rope_scaling") is None else None
-
-
-def _reference(config: dict[str, Any]) -> Any:
-    return {"transformers": _torch_logps, "Tunix": _tunix_logps, None: None}[parity_reference(config)]
-
-
-def _torch_logps(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    ids = torch.from_numpy(np.concatenate([prompts, completions], axis=1).astype(np.int64))
-    mask = ids != PADDING
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
-    logps = torch.log_softmax(logits[:, PROMPT - 1 : -1], dim=-1)
-    return logps.gather(2, ids[:, PROMPT:, None])[..., 0].numpy()  # [B, C]
-
-
-def _tunix_logps(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
-    import jax
-    from flax import nnx
-    from tunix.rl import common
-
-    from grpo_train.engines import tunix_sampler
-
-    compute = functools.partial(common.compute_per_token_logps, pad_id=PADDING, eos_id=END)
-    with jax.default_matmul_precision("highest"):
-        graph, state = nnx.split(tunix_sampler.load_hugging_face(folder))
-        return np.asarray(compute(graph, state, prompt_tokens=prompts, completion_tokens=completions))

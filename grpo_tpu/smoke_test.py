@@ -5,7 +5,7 @@
     run(recipe, scaled, "runs/smoke-test-llama3.1-8b-gsm8k")
 
 Two models go through `grpo train`, from the data to the report: a random one of the recipe's own architecture, then the
-tiny trained Qwen3.  (Whether MaxText computes what others compute is tested by make test-tpu.)  Each runs in a process
+tiny trained Qwen3.  (Whether MaxText computes what others compute is tested in tests/tpu.)  Each runs in a process
 of its own, because the number of virtual devices must be known before JAX is imported, and so that a TPU on this
 machine is not used; a recipe for several hosts runs as two processes.  What upstream prints goes to the log file only.
 Not covered: speed and memory.

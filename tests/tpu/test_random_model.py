@@ -5,13 +5,13 @@ Llama 3.1 and transformers in PyTorch are in tests/tpu/stack/test_random_model.p
 
 import json
 import re
-import shutil
 from pathlib import Path
 
-import numpy as np
+import parity
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file, save_file
+from parity import changed_config, published
+from safetensors.numpy import load_file
 
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
@@ -21,11 +21,6 @@ from grpo_train.recipes import ModelRecipe, load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = "decoder.layers."
 PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assistant\n" for n in range(3, 11)]
-
-
-def published(name: str, **sizes) -> ModelRecipe:
-    """A model that is not on this machine."""
-    return ModelRecipe(path="nobody/nothing", maxtext_name=name, sizes=sizes)
 
 
 def plain_llama(folder: Path) -> ModelRecipe:
@@ -90,33 +85,10 @@ def test_the_seed_decides_the_weights(tmp_path):
 
 
 def test_a_local_config_json_wins(tmp_path):
-    file = random_model.write_random_model(published("qwen2.5-7b"), tmp_path) / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 77.0, "tie_word_embeddings": True}))
-    local = random_model.small_config(ModelRecipe(path=str(tmp_path), maxtext_name="qwen2.5-7b"))
-    assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
-
-
-BIAS, GATE, UP = (
-    f"model.layers.1.{part}" for part in ("self_attn.q_proj.bias", "mlp.gate_proj.weight", "mlp.up_proj.weight")
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda weights: weights.pop(BIAS), re.escape(BIAS)),
-        (lambda weights: weights.update({GATE: weights[UP], UP: weights[GATE]}), rf"{re.escape(GATE)} \(and 1 more\)"),
-    ],
-)
-def test_what_did_not_come_back_is_named(tmp_path, change, named):
     folder = random_model.write_random_model(published("qwen2.5-7b"), tmp_path / "model")
-    assert random_model.check_round_trip(folder, folder) == 27
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    (tmp_path / "changed").mkdir()
-    save_file(weights, tmp_path / "changed" / "model.safetensors")
-    with pytest.raises(CourseError, match=named):
-        random_model.check_round_trip(folder, tmp_path / "changed")
+    folder = changed_config(folder, tmp_path / "changed", {"rope_theta": 77.0, "tie_word_embeddings": True})
+    local = random_model.small_config(ModelRecipe(path=str(folder), maxtext_name="qwen2.5-7b"))
+    assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
 
 
 # --- faults ---------------------------------------------------------------------------------------------------
@@ -131,15 +103,14 @@ class Model:
         self.recipe = ModelRecipe(path=str(self.folder), maxtext_name=name)
         self.checkpoint = conversion.convert_to_maxtext(self.recipe, folder / "maxtext")
         self.actor = self.load(self.recipe)
-        self.values = self.parameters()
-
-    def parameters(self) -> dict[str, object]:
-        return weight_sync.by_name(nnx.state(self.actor.module, nnx.Param))
+        self.values = weight_sync.by_name(nnx.state(self.actor.module, nnx.Param))
+        # Mean gaps of log-probabilities in nats: of the same model at most, and of a fault at least.  MaxText
+        # multiplies by a tied embedding in bfloat16.
+        tied = "lm_head.weight" not in load_file(self.folder / "model.safetensors")
+        self.same, self.fault = (0.01, 0.02) if tied else (1e-5, 1e-4)
 
     def load(self, recipe: ModelRecipe) -> maxtext_model.Actor:
-        return maxtext_model.load_actor(
-            recipe, self.checkpoint, random_model.PROMPT + random_model.COMPLETION, random_model.PADDING
-        )
+        return maxtext_model.load_actor(recipe, self.checkpoint, parity.LENGTH, random_model.PADDING)
 
     def change(self, names: list[str], change) -> None:
         """`change` takes the values of the weights of these names and returns the new ones."""
@@ -190,9 +161,7 @@ FAULTS = {
 
 @pytest.mark.slow
 def test_maxtext_computes_the_same_model(model):
-    found = random_model.check_parity(model.actor, model.folder)
-    tied = "lm_head.weight" not in load_file(model.folder / "model.safetensors")
-    assert found.tokens == 256 and found.mean_gap < (0.01 if tied else 1e-5)
+    assert parity.mean_gap(model.actor, model.folder) < model.same
 
 
 @pytest.mark.slow
@@ -202,26 +171,20 @@ def test_parity_finds(model, fault):
     if not model.recipe.maxtext_name.startswith(families):
         pytest.skip("this family has no such weights")
     model.change(names, change)
-    with pytest.raises(
-        CourseError, match=r"disagree on this (qwen\d|llama) model: .* differ by [0-9.e-]+ nats on average"
-    ):
-        random_model.check_parity(model.actor, model.folder)
+    assert parity.mean_gap(model.actor, model.folder) > model.fault
 
 
 @pytest.mark.slow
 def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
-    wrong = Path(shutil.copytree(model.folder, tmp_path / "wrong"))
-    config = json.loads((wrong / "config.json").read_text())
-    (wrong / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000.0}))
+    wrong = changed_config(model.folder, tmp_path / "wrong", {"rope_theta": 10_000.0})
     actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
-    with pytest.raises(CourseError, match="disagree"):
-        random_model.check_parity(actor, model.folder)
+    assert parity.mean_gap(actor, model.folder) > model.fault
 
 
 @pytest.mark.slow
 def test_it_goes_to_maxtext_and_back(model, tmp_path):
     exported = conversion.export_to_hugging_face(model.actor, model.recipe, tmp_path / "export")
-    assert random_model.check_round_trip(model.folder, exported) == len(conversion.read_weights(model.folder))
+    assert conversion.differing_weights(model.folder, exported) == []
 
 
 @pytest.fixture
@@ -264,11 +227,3 @@ def test_a_sync_into_another_model_shows_as_a_gap(check, monkeypatch):
     monkeypatch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
     with pytest.raises(CourseError, match="sampler and trainer disagree"):
         check()
-
-
-def test_the_gap_of_nan_is_refused(tmp_path, monkeypatch):
-    folder = random_model.write_random_model(published("qwen3-1.7b"), tmp_path)
-    monkeypatch.setattr(random_model, "_reference", lambda config: lambda folder, prompts, ids: np.zeros(ids.shape))
-    monkeypatch.setattr(maxtext_model, "per_token_logps", lambda actor, p, ids, *rest: np.full(ids.shape, np.nan))
-    with pytest.raises(CourseError, match="nan"):
-        random_model.check_parity(None, folder)
