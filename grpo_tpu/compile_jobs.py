@@ -21,13 +21,12 @@ GIB = 2**30
 # Layers of the two small compilations from which the work of the whole model is extrapolated.
 FEW_LAYERS = (2, 4)
 
-Kind = Literal["update", "logps", "prefill", "decode", "sync"]
+Kind = Literal["update", "logps", "prefill", "decode"]
 KINDS: dict[Kind, str] = {
     "update": "policy update",
     "logps": "log-probabilities",
     "prefill": "sampler's prefill",
     "decode": "sampler's decoding",
-    "sync": "weight sync",
 }
 
 
@@ -38,11 +37,11 @@ class SavedModel(BaseModel):
 
 
 class Program(SavedModel):
-    """One program, or for the sync the few that move a weight.  Lengths are in tokens.
+    """One program.  Lengths are in tokens.
 
     `update` and `logps` run on the trainer's devices, on a micro-batch; `prefill` and `decode` on one process's devices
-    of the sampler, on the completions that the process samples at once; `sync` moves one weight from the former to the
-    latter.  The last three are those of rollout.engine=tunix: vLLM compiles its own.
+    of the sampler, on the completions that the process samples at once.  The last two are those of
+    rollout.engine=tunix: vLLM compiles its own.
     """
 
     kind: Kind
@@ -50,7 +49,7 @@ class Program(SavedModel):
     accelerator: str
     devices: int  # the first of the slice
     tensor: int
-    sequences: int  # over these devices; sync: 0
+    sequences: int  # over these devices
     prompt_length: int
     completion_length: int
     temperature: float
@@ -61,9 +60,7 @@ class Program(SavedModel):
     rows: tuple[int, int] | None = None  # update, of another layout: [rows, tokens] that hold the sequences
     quick: bool = False  # low compiler optimization effort: a tenth of the time, about the same size
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
-    processes: int = 1  # sync: that the devices belong to
     lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
-    sampler_tensor: int | None = None  # sync: `tensor` of the sampler on the same devices; None: it has others
 
     @property
     def title(self) -> str:
@@ -74,7 +71,6 @@ class Program(SavedModel):
         size = {
             "prefill": f" of {self.sequences} x {self.prompt_length} tokens",
             "decode": f" of {self.sequences} x {self.completion_length} tokens",
-            "sync": ", one weight at a time",
         }.get(self.kind, f" of {rows}")
         part = f", {self.layers} layers" if self.layers else ""
         return f"{KINDS[self.kind]}{size}{part}, {self.devices} devices of {self.accelerator}"
@@ -106,12 +102,12 @@ class Compilation(SavedModel):
     optimizer_shard: int = 0  # bytes of optimizer state and accumulated gradients on one chip
     sampler_shard: int = 0  # prefill, decode: bytes of the sampler's weights on one chip
     cache_shard: int = 0  # prefill, decode: bytes of the KV cache on one chip, without the padding of its layout
-    arriving: int = 0  # sync: bytes of the largest weight on one chip of the sampler
     num_layers: int = 0
     kv_heads: int = 0
     head_dim: int = 0
     vocabulary: int = 0
     embedding_bytes: int = 0  # of an untied embedding, of which decoding reads single rows only
+    largest_weight: int = 0  # bytes of the embedding, or of one of the MLP's if it is larger
     width: int = 0  # of the widest layer: the MLP's, or the embedding's
 
 

@@ -112,8 +112,6 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
         config, mesh, model = abstract_model(program, devices)
         facts = _model_facts(config, model)
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
-            if program.kind == "sync":
-                return _compile_sync(program, config, mesh, model, facts)
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
@@ -363,62 +361,6 @@ def _lower_sampler(program, devices):
     }
 
 
-def _compile_sync(program, config, mesh, model, facts):
-    """The largest weight on its way to Tunix's sampler: a layer taken from its stack, and then moved.
-
-    Of the largest layer's weight and the largest other one, the report of that which needs more: outputs and
-    temporaries are those of both programs, one after the other.
-    """
-    from grpo_train.engines import tunix_models, weight_sync
-
-    devices, tensor = mesh.devices.flatten(), program.sampler_tensor or 1
-    _, shardings = _sampler_module(config, tunix_models.sampler_mesh(devices[:tensor], tensor))
-    shardings = {".".join(map(str, path)): sharding for path, sharding in shardings.items()}
-    # One process moves a weight to its own devices; several together to a mesh of all, with an axis for the process.
-    shape = (program.processes, -1, tensor)
-    whole = jax.sharding.Mesh(devices.reshape(shape), ("process", "fsdp", "tp"))
-    actor = weight_sync.by_name(nnx.state(model, nnx.Param))
-
-    def largest(names, prefix=""):
-        found = [
-            (math.prod(actor[prefix + source].shape), name, prefix + source)
-            for name, source in names.items()
-            if prefix + source in actor
-        ]
-        return max(found)[1:]
-
-    reports = []
-    for layer in (True, False):
-        names = (weight_sync.LAYER_WEIGHTS, weight_sync.STACKED) if layer else (weight_sync.OTHER_WEIGHTS,)
-        name, source = largest(*names)
-        weight, steps = actor[source], []
-        if layer:
-            name = f"layers.0.{name}"
-            number = jax.ShapeDtypeStruct((), jnp.int32)
-            lowered = weight_sync._layer_of.trace(weight, number, 1, False).lower(lowering_platforms=("tpu",))
-            steps.append(_compile(program, lowered, {}))
-            sharding = lowered.compile(QUICK).output_shardings
-            shape = [size for axis, size in enumerate(weight.shape) if axis != weight_sync.SCAN_AXIS]
-            weight = jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
-        spec = shardings[name].spec
-        arriving = _shard_bytes(jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=shardings[name]))
-        if program.sampler_tensor:
-            move = jax.jit(lambda array: array, out_shardings=jax.sharding.NamedSharding(whole, spec))
-            steps.append(_compile(program, move.trace(weight).lower(lowering_platforms=("tpu",)), {}))
-        if failed := next((step for step in steps if step.oom_message), None):
-            return failed.model_copy(update=facts)
-        reports.append(
-            Compilation(
-                outputs=sum(step.outputs - step.aliased for step in steps),
-                temporaries=max((step.temporaries for step in steps), default=0),
-                code=sum(step.code for step in steps),
-                arriving=arriving,
-                **facts,
-            )
-        )
-    return max(reports, key=lambda report: (report.outputs + report.temporaries, report.arriving))
-
-
 def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it: its rows over the axis fsdp."""
     from tunix.rl.common import TrainExample
@@ -468,7 +410,8 @@ def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:
 def _model_facts(config: Any, model: Any) -> dict[str, int]:
 
     parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
-    embedding = config.vocab_size * config.emb_dim * parameters[0].dtype.itemsize
+    itemsize = parameters[0].dtype.itemsize
+    embedding = config.vocab_size * config.emb_dim * itemsize
     return {
         "parameters": sum(math.prod(leaf.shape) for leaf in parameters),
         "parameter_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters),
@@ -478,6 +421,7 @@ def _model_facts(config: Any, model: Any) -> dict[str, int]:
         "head_dim": config.head_dim,
         "vocabulary": config.vocab_size,
         "embedding_bytes": 0 if config.logits_via_embedding else embedding,
+        "largest_weight": max(embedding, config.mlp_dim * config.emb_dim * itemsize),
         "width": max(config.emb_dim, config.mlp_dim),
     }
 

@@ -108,8 +108,12 @@ def chips(
     update = compiled["update"]
     training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan.accumulation_steps)
     if rollout.engine == "tunix":
-        (leaving, sampling), kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
-        training += leaving
+        sampling, kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
+        # So libtpu 0.0.44 reported it; less on the way to one replica over all chips, where it never makes it whole.
+        size, how = update.largest_weight, "the largest weight on its way: whole, and as a chip of the sampler has it"
+        weight = _line("sync: one weight", size + size // sampler_tensor, "arithmetic", how, "sync")
+        training.append(weight)
+        sampling += [] if colocated else [weight]
         how = f"{RESERVE:.0%} for small programs and for fragmentation"
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
@@ -179,12 +183,9 @@ def _temporaries(phase: str, program: Compilation, size: int, how: str) -> Memor
 
 def _tunix_sampler(
     compiled: dict[str, Compilation], hardware: HardwareRecipe, rollout: RolloutRecipe, plan: BatchPlan, tensor: int
-) -> tuple[tuple[list[MemoryItem], list[MemoryItem]], KVCache]:
-    """Lines of a chip that samples with Tunix's engine, and its KV cache.
-
-    The lines are in two lists: what the sync needs where the actor is, and what is on the sampler's chip.
-    """
-    prefill, decode, sync = (compiled[name] for name in ("prefill", "decode", "sync"))
+) -> tuple[list[MemoryItem], KVCache]:
+    """Lines of a chip that samples with Tunix's engine, and its KV cache."""
+    prefill, decode = compiled["prefill"], compiled["decode"]
     replicas = hardware.sampler_count() // tensor
     rows = -(-plan.rollout_micro_batch_completions // replicas)
     length = int(rollout.max_prompt_length) + rollout.max_completion_length
@@ -210,15 +211,8 @@ def _tunix_sampler(
         largest = max(sizes, key=lambda name: sizes[name])
         how = f"of {largest}, which needs more"
         sampling.append(_line("sampling: temporaries", sizes[largest], "compiler", how, "sampling"))
-    if sync.oom_message:
-        leaving = _temporaries("sync", sync, 0, "")
-    else:
-        how = "the largest weight on its way: taken from its stack, and placed as the sampler has it"
-        leaving = _line("sync: one weight", sync.outputs + sync.temporaries, "compiler", how, "sync")
-    if not hardware.colocated:
-        sampling.append(_line("sync: arriving weight", sync.arriving, "arithmetic", "the largest one", "sync"))
     kv_cache = KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
-    return ([leaving], sampling), kv_cache
+    return sampling, kv_cache
 
 
 def _vllm_sampler(

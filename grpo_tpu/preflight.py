@@ -173,17 +173,7 @@ def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Progr
         "sequences": -(-rows // replicas) * replicas,  # missing rows are filled up
         "loss": "jax",
     }
-    sync = common | {
-        "sequences": 0,
-        "processes": plan.processes,
-        "sampler_tensor": tensor if hardware.colocated else None,
-        "loss": "jax",
-    }
-    return {
-        "prefill": Program(kind="prefill", **sampler),
-        "decode": Program(kind="decode", **sampler),
-        "sync": Program(kind="sync", **sync),
-    }
+    return {"prefill": Program(kind="prefill", **sampler), "decode": Program(kind="decode", **sampler)}
 
 
 def at_mean_length(program: Program, recipe: Recipe) -> Program:

@@ -33,6 +33,7 @@ def stand_in(weights_gib=8.0, temporaries_gib=4.0, oom_message=None):
     sizes = {
         "parameters": 4 * shard, "parameter_bytes": 8 * shard, "parameter_shard": shard, "optimizer_shard": 3 * shard,
         "sampler_shard": shard, "num_layers": 10, "kv_heads": 4, "head_dim": 128, "vocabulary": 1000, "width": 1000,
+        "largest_weight": shard,
     }  # fmt: skip
 
     def compile(program):
@@ -104,11 +105,10 @@ def tunix(**sections):
 
 def test_each_process_samples_on_its_own_devices():
     programs = programs_of(tunix(grpo={"beta": 0.1}, loss={"implementation": "pallas"}))
-    assert list(programs) == ["update", "logps", "prefill", "decode", "sync"]
-    prefill, decode, sync = (programs[name] for name in ("prefill", "decode", "sync"))
+    assert list(programs) == ["update", "logps", "prefill", "decode"]
+    prefill, decode = programs["prefill"], programs["decode"]
     assert (prefill.accelerator, prefill.devices, prefill.tensor, prefill.sequences) == ("v4-8", 4, 4, 64)
     assert decode == prefill.model_copy(update={"kind": "decode"})
-    assert (sync.accelerator, sync.devices, sync.tensor, sync.processes, sync.sampler_tensor) == ("v4-16", 8, 1, 2, 4)
     # Rows are filled up for the replicas: 3 prompts of 3 completions on four replicas.
     odd = tunix(hardware={"accelerator": "v6e-4", "sampler_tensor": 1}, grpo={"group_size": 3},
                 training={"prompts_per_step": 4, "micro_batch_size": 12}, rollout={"micro_batch_size": 1})  # fmt: skip
@@ -121,11 +121,11 @@ def test_each_process_samples_on_its_own_devices():
 def test_a_sampler_on_chips_of_its_own():
     apart = {"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4}
     made = tunix(hardware=apart, training={"micro_batch_size": 32})
-    assert programs_of(made)["sync"].sampler_tensor is None
-    trains, samples = ({line.name for line in chip.lines} for chip in preflight.examine(made, stand_in()).chips)
-    assert trains >= {"actor weights", "sync: one weight"} and not trains & {"sampler weights", "KV cache"}
-    assert samples >= {"sampler weights", "KV cache", "sync: arriving weight", "reserve"}
-    assert not samples & {"actor weights", "sync: one weight"}
+    chips = preflight.examine(made, stand_in()).chips
+    trains, samples = ({line.name: line.bytes / GIB for line in chip.lines} for chip in chips)
+    assert trains.keys() >= {"actor weights", "reserve"} and not trains.keys() & {"sampler weights", "KV cache"}
+    assert samples.keys() >= {"sampler weights", "KV cache", "reserve"} and "actor weights" not in samples
+    assert trains["sync: one weight"] == samples["sync: one weight"] == 1 + 1 / 4  # whole, and its part on four chips
 
 
 def test_an_evaluation_that_samples_more_at_once_is_pointed_out():
