@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,33 +76,14 @@ def translate(actor: dict[str, jax.Array], repeats: int = 1) -> Iterator[tuple[s
     Each key-value head comes `repeats` times.  In a multi-process run all processes ask together: a layer is a program
     that they run on a sharded array.
     """
-    for place in _places(actor, repeats):
-        with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
-            yield place.name, place.source, _value(actor, place)
-
-
-class Place(NamedTuple):
-    """Where a weight comes from."""
-
-    name: str  # Tunix's
-    source: str  # MaxText's
-    layer: int | None = None  # of a stack
-    times: int = 1
-    flat: bool = False
-
-
-def _places(actor: dict[str, jax.Array], repeats: int) -> tuple[Place, ...]:
-    found = [Place(name, source) for name, source in OTHER_WEIGHTS.items() if source in actor]
-    for name, part in LAYER_WEIGHTS.items():
-        source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
-        for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
-            found.append(Place(f"layers.{layer}.{name}", source, layer, times, name.endswith("_bias")))
-    return tuple(found)
-
-
-def _value(actor: dict[str, jax.Array], place: Place) -> jax.Array:
-    weight = actor[place.source]
-    return weight if place.layer is None else _layer_of(weight, place.layer, place.times, place.flat)
+    with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
+        for name, source in OTHER_WEIGHTS.items():
+            if source in actor:
+                yield name, source, actor[source]
+        for name, part in LAYER_WEIGHTS.items():
+            source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
+            for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
+                yield f"layers.{layer}.{name}", source, _layer_of(actor[source], layer, times, name.endswith("_bias"))
 
 
 @functools.partial(jax.jit, static_argnames=("times", "flat"))
@@ -113,10 +94,10 @@ def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool) -> jax.Array
     return weight.reshape(-1) if flat else weight
 
 
-@functools.partial(jax.jit, static_argnames="places")
-def _translated(actor: dict[str, jax.Array], places: tuple[Place, ...]) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames="repeats")
+def _translated(actor: dict[str, jax.Array], repeats: int) -> dict[str, jax.Array]:
     """All of `translate` in one program."""
-    return {place.name: _value(actor, place) for place in places}
+    return {name: value for name, _, value in translate(actor, repeats)}
 
 
 def copy_weights(
@@ -135,7 +116,7 @@ def copy_weights(
     devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
     one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
     layers = ((name, value) for name, _, value in translate(actor, repeats))
-    for name, value in _translated(actor, _places(actor, repeats)).items() if one_cpu else layers:
+    for name, value in _translated(actor, repeats).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
             arrived = value if one_cpu else multihost.reshard_locally(value, sharding)

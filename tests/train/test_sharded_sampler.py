@@ -72,6 +72,8 @@ def test_a_model_that_the_devices_cannot_divide_is_refused(tensor, word):
 
 def test_a_sampler_without_a_weight_says_so(tiny_actor, tokenizer, rollout_config, monkeypatch):
     monkeypatch.delitem(weight_sync.OTHER_WEIGHTS, "final_norm.w")
+    # Not compiled: a program of these shapes may have been made from the whole table.
+    monkeypatch.setattr(weight_sync, "_translated", weight_sync._translated.__wrapped__)
     sampler = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
     actor = weight_sync.by_name(nnx.state(tiny_actor.module, nnx.Param))
     assert not np.asarray(sampler.weights()["final_norm.w"]).any()
