@@ -26,7 +26,7 @@ class Batch:
     """A finished batch."""
 
     records: list[Record]
-    seconds: float | None  # that it took; None: begun by a version that did not measure
+    seconds: float  # that it took
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class EvalCache:
                 "or continue with the command that started it"
             )
         return {
-            line["batch"]: Batch([graded_again(record) for record in line["records"]], line.get("seconds"))
+            line["batch"]: Batch([graded_again(record) for record in line["records"]], line["seconds"])
             for line in lines[1:]
         }
 

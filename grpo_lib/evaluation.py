@@ -123,8 +123,7 @@ def evaluate(
             if progress:
                 bar.set_postfix_str(_accuracy_so_far(records), refresh=False)
             bar.update(len(batch))
-    times = [batch.seconds for batch in done.values() if batch.seconds is not None]
-    run = EvalRun([records[task.key] for task in tasks], sum(times) if len(times) == len(batches) else None)
+    run = EvalRun([records[task.key] for task in tasks], sum(batch.seconds for batch in done.values()))
     if cache:
         cache.finish(run)
     return run

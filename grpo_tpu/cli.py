@@ -38,20 +38,19 @@ def preflight(
         bool,
         typer.Option("--quick", help="Low compiler optimization effort: a third of the time, rougher sizes."),
     ] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the cache in .cache/preflight.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile the recipe for its TPU, without one: HBM fit per chip, and a roofline lower bound on step time.
 
-    Takes minutes per program; compiled programs are cached. Exit code 0: the recipe fits; 1: it does not, and hints
-    say what to change first; 2: it cannot be determined.
+    Takes minutes per program; compiled programs are cached in .cache/preflight until you remove it. Exit code 0: the
+    recipe fits; 1: it does not, and hints say what to change first; 2: it cannot be determined.
     """
     from grpo_tpu import compiler, preflight
 
     resolved = load_recipe(recipe, overrides or ())
     log = functools.partial(print, file=sys.stderr, flush=True)
-    compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log, refresh=refresh)
+    compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log)
     command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
     result = preflight.preflight(
         resolved, compile_program, quick=quick, command=command, versions=compile_program.versions

@@ -63,32 +63,25 @@ def prepare() -> None:
 
 
 class Compiler:
-    """Compiles programs of a recipe, with a cache on disk by program and versions; `refresh` compiles it again."""
+    """Compiles programs of a recipe, with a cache on disk by program and versions."""
 
     def __init__(
-        self,
-        training: TrainingRecipe,
-        iterations: int,
-        log: Callable[[str], None],
-        cache: Path | None = None,
-        refresh: bool = False,
+        self, training: TrainingRecipe, iterations: int, log: Callable[[str], None], cache: Path | None = None
     ) -> None:
         self.training, self.iterations = training, iterations  # of them the optimizer is made
-        self.log, self.refresh = log, refresh
+        self.log = log
         self.versions = require_libtpu()
         self.cache = cache or environment.repo_root() / ".cache" / "preflight"
-        self.fresh: set[Path] = set()  # files written by this object
 
     def __call__(self, program: Program) -> Compilation:
         path = self.cache / f"{program.key(self.versions)}.json"
-        if path.is_file() and (not self.refresh or path in self.fresh):
+        if path.is_file():
             return Compilation.model_validate_json(path.read_text(encoding="utf-8"))
         self.log(f"compiling the {program.title}")
         started = time.monotonic()
         compilation = compile_program(program, self.training, self.iterations)
         self.log(f"  {time.monotonic() - started:.0f} s")
         write_text_atomic(path, compilation.model_dump_json(indent=1) + "\n")
-        self.fresh.add(path)
         return compilation
 
 
@@ -362,41 +355,29 @@ def _lower_sampler(program, devices):
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:
-    """A micro-batch as Tunix shards it: its rows over the axis fsdp."""
-    from tunix.rl.common import TrainExample
-
+    """A micro-batch as Tunix shards it, rows over the axis fsdp; packed rows have prompts and completions in one."""
     from grpo_train.losses.packing import Example
 
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
-    rows, width = program.rows or (program.sequences, 0)
+    packed = program.rows is not None
+    rows, width = program.rows or (program.sequences, program.completion_length)
+    prompt = 0 if packed else program.prompt_length
 
     def array(dtype, *lengths):
         return jax.ShapeDtypeStruct((rows, *lengths), dtype, sharding=sharding)
 
-    if program.rows:
-        packed: Any = Example
-        return packed(
-            prompt_ids=array(jnp.int32, 0),
-            prompt_mask=array(jnp.int32, 0),
-            completion_ids=array(jnp.int32, width),
-            completion_mask=array(jnp.bool_, width),
-            advantages=array(jnp.float32, width),
-            ref_per_token_logps=array(jnp.float32, width) if program.reference else None,
-            old_per_token_logps=array(jnp.float32, width) if program.old else None,
-            segment_ids=array(jnp.int32, width),
-            segment_positions=array(jnp.int32, width),
-            weights=array(jnp.float32, width),
-        )
-    prompt, completion = program.prompt_length, program.completion_length
-    example: Any = TrainExample  # flax.struct hides its fields
+    example: Any = Example  # flax.struct hides its fields
     return example(
         prompt_ids=array(jnp.int32, prompt),
         prompt_mask=array(jnp.bool_, prompt),
-        completion_ids=array(jnp.int32, completion),
-        completion_mask=array(jnp.bool_, completion),
-        advantages=array(jnp.float32),
-        ref_per_token_logps=array(jnp.float32, completion) if program.reference else None,
-        old_per_token_logps=array(jnp.float32, completion) if program.old else None,
+        completion_ids=array(jnp.int32, width),
+        completion_mask=array(jnp.bool_, width),
+        advantages=array(jnp.float32, width) if packed else array(jnp.float32),
+        ref_per_token_logps=array(jnp.float32, width) if program.reference else None,
+        old_per_token_logps=array(jnp.float32, width) if program.old else None,
+        segment_ids=array(jnp.int32, width) if packed else None,
+        segment_positions=array(jnp.int32, width) if packed else None,
+        weights=array(jnp.float32, width) if packed else None,
     )
 
 

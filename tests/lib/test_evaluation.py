@@ -359,12 +359,8 @@ def test_the_seconds_of_an_interrupted_evaluation_add_up(tmp_path):
     head, *batches = read_jsonl(partial)
     assert len(batches) == 2 and all(batch["seconds"] > 0 for batch in batches)
     write_jsonl_atomic(partial, [head, *(batch | {"seconds": 1000.0} for batch in batches)])
-    left = partial.read_bytes()
     assert 2000 < quiet(double, path=path, batch_size=6).seconds < 2100
     assert quiet(refuse, path=path, batch_size=6).seconds is None  # only read
-    path.unlink()
-    partial.write_bytes(left.replace(b'"seconds"', b'"other"'))  # begun by a version that did not measure
-    assert quiet(double, path=path, batch_size=6).seconds is None
 
 
 WILD = st.text(st.characters(codec=None), max_size=30) | st.sampled_from(["", "\n", "\r\u2028\x85", "\ud83d", '"}\n{"'])

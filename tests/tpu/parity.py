@@ -36,8 +36,8 @@ def changed_config(folder: Path, copy: Path, change: dict) -> Path:
 
 def mean_gap(actor: maxtext_model.Actor, folder: Path) -> float:
     """Mean absolute difference of the log-probabilities of the same random tokens, in nats; both in float32."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    ids = np.random.default_rng(0).integers(END + 1, config["vocab_size"], (ROWS, LENGTH), dtype=np.int32)
+    vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    ids = np.random.default_rng(0).integers(END + 1, vocabulary, (ROWS, LENGTH), dtype=np.int32)
     ids[: ROWS // 2, : PROMPT // 3] = PADDING
     prompts, completions = ids[:, :PROMPT], ids[:, PROMPT:]
     ours = np.asarray(maxtext_model.per_token_logps(actor, prompts, completions, PADDING, END))

@@ -121,8 +121,9 @@ def test_each_process_samples_on_its_own_devices():
 def test_a_sampler_on_chips_of_its_own():
     apart = {"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4}
     made = tunix(hardware=apart, training={"micro_batch_size": 32})
-    chips = preflight.examine(made, stand_in()).chips
-    trains, samples = ({line.name: line.bytes / GIB for line in chip.lines} for chip in chips)
+    trains, samples = (
+        {line.name: line.bytes / GIB for line in chip.lines} for chip in preflight.examine(made, stand_in()).chips
+    )
     assert trains.keys() >= {"actor weights", "reserve"} and not trains.keys() & {"sampler weights", "KV cache"}
     assert samples.keys() >= {"sampler weights", "KV cache", "reserve"} and "actor weights" not in samples
     assert trains["sync: one weight"] == samples["sync: one weight"] == 1 + 1 / 4  # whole, and its part on four chips

@@ -7,10 +7,9 @@ import json
 import re
 from pathlib import Path
 
-import parity
 import pytest
 from flax import nnx
-from parity import changed_config, published
+from parity import LENGTH, changed_config, mean_gap, published
 from safetensors.numpy import load_file
 
 from grpo_lib.common.errors import CourseError
@@ -110,7 +109,7 @@ class Model:
         self.same, self.fault = (0.01, 0.02) if tied else (1e-5, 1e-4)
 
     def load(self, recipe: ModelRecipe) -> maxtext_model.Actor:
-        return maxtext_model.load_actor(recipe, self.checkpoint, parity.LENGTH, random_model.PADDING)
+        return maxtext_model.load_actor(recipe, self.checkpoint, LENGTH, random_model.PADDING)
 
     def change(self, names: list[str], change) -> None:
         """`change` takes the values of the weights of these names and returns the new ones."""
@@ -161,7 +160,7 @@ FAULTS = {
 
 @pytest.mark.slow
 def test_maxtext_computes_the_same_model(model):
-    assert parity.mean_gap(model.actor, model.folder) < model.same
+    assert mean_gap(model.actor, model.folder) < model.same
 
 
 @pytest.mark.slow
@@ -171,14 +170,14 @@ def test_parity_finds(model, fault):
     if not model.recipe.maxtext_name.startswith(families):
         pytest.skip("this family has no such weights")
     model.change(names, change)
-    assert parity.mean_gap(model.actor, model.folder) > model.fault
+    assert mean_gap(model.actor, model.folder) > model.fault
 
 
 @pytest.mark.slow
 def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
     wrong = changed_config(model.folder, tmp_path / "wrong", {"rope_theta": 10_000.0})
     actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
-    assert parity.mean_gap(actor, model.folder) > model.fault
+    assert mean_gap(actor, model.folder) > model.fault
 
 
 @pytest.mark.slow

@@ -3,9 +3,8 @@
 Weights in wrong places: tests/tpu/test_random_model.py.
 """
 
-import parity
 import pytest
-from parity import changed_config, published
+from parity import LENGTH, changed_config, mean_gap, published
 from safetensors.numpy import load_file
 
 from grpo_tpu import random_model
@@ -37,14 +36,14 @@ def llama(tmp_path_factory):
 
 def test_llama_in_maxtext_is_llama_in_transformers(llama):
     path, recipe, checkpoint = llama
-    assert parity.mean_gap(maxtext_model.load_actor(recipe, checkpoint, parity.LENGTH), path) < 1e-5
+    assert mean_gap(maxtext_model.load_actor(recipe, checkpoint, LENGTH), path) < 1e-5
 
 
 def test_llama_without_scaled_rotary_embeddings_is_that_of_transformers_too(llama, tmp_path):
     folder = changed_config(llama[0], tmp_path / "model", {"rope_scaling": None, "rope_theta": 100_000.0})
     recipe = ModelRecipe(path=str(folder), maxtext_name="llama3-8b")
     checkpoint = conversion.convert_to_maxtext(recipe, tmp_path / "maxtext")
-    assert parity.mean_gap(maxtext_model.load_actor(recipe, checkpoint, parity.LENGTH), folder) < 1e-5
+    assert mean_gap(maxtext_model.load_actor(recipe, checkpoint, LENGTH), folder) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_parity_finds_another_llama(llama, tmp_path, name, change):
     path, recipe, checkpoint = llama
     wrong = changed_config(path, tmp_path / "wrong", change)
     other = recipe.model_copy(update={"path": str(wrong), "maxtext_name": name})
-    assert parity.mean_gap(maxtext_model.load_actor(other, checkpoint, parity.LENGTH), path) > 1e-4
+    assert mean_gap(maxtext_model.load_actor(other, checkpoint, LENGTH), path) > 1e-4
