@@ -228,11 +228,6 @@ def evaluate(
         int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
     ] = None,
     completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Ask a server with OpenAI's API; its key: OPENAI_API_KEY."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on that server.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the recipe's model (another with model.path=…) on all problems of a split: greedy completions.
@@ -240,13 +235,6 @@ def evaluate(
     With --output, an interrupted evaluation goes on where it stopped: run the same command again.
     """
     resolved = load_recipe(recipe, overrides or ())
-    if completions and endpoint:
-        raise CourseError("--completions and --endpoint: choose one, a file or a server")
-    if bool(endpoint) != bool(model):
-        raise CourseError(
-            "--endpoint URL and --model NAME, the model's name on that server, go together; without a server, choose "
-            "the model with model.path=…"
-        )
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
 
@@ -255,10 +243,7 @@ def evaluate(
 
     problems = load_problems(resolved.problems, split)
     samples = samples or resolved.evaluation.samples or None
-    if completions:
-        source = _from_file(completions, problems, samples)
-    else:
-        source = _from_model(resolved, samples, endpoint, model)
+    source = _from_file(completions, problems, samples) if completions else _from_model(resolved, samples)
     result = evaluation.evaluate(
         problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
         progress=sys.stderr.isatty(), samples=samples or 1, overwrite=overwrite, **source,
@@ -355,36 +340,23 @@ def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str,
     return {"arguments": arguments, "not_expressible": lost}
 
 
-def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_model: str | None) -> dict[str, Any]:
-    """Arguments of evaluation.evaluate for the recipe's own model, or for a model on a server."""
-    limit, render, sampling = recipe.rollout.max_completion_length, None, recipe.evaluation_sampling
-    settings: dict[str, Any]
-    if url:
-        from grpo_lib import prompts
-        from grpo_train.engines.endpoint import Endpoint
+def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
+    """Arguments of evaluation.evaluate for the recipe's own model."""
+    from grpo_train import pipeline
+    from grpo_train.engines import maxtext_model
 
-        # The address is not a setting: it may change after an interrupt.
-        settings = {"system": prompts.system_prompt(recipe.prompts.system), "max_tokens": limit}
-        generate = Endpoint(url, served_model or "", **settings)
-        sampled: Any = dataclasses.replace(generate, **sampling)
-        render = functools.partial(prompts.user_prompt, recipe.prompts.user)
-    else:
-        from grpo_train import pipeline
-        from grpo_train.engines import maxtext_model
-
-        # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
-        kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
-        files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
-        weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        settings = {"max_completion_length": limit, "weights": weights}
-        generate, render = pipeline.standalone_generate(recipe)
-        sampled = functools.partial(generate, **sampling)
+    # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
+    kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
+    files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
+    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    sampling = recipe.evaluation_sampling if samples else {}
+    generate, render = pipeline.standalone_generate(recipe)
     return {
         "generate": generate,
-        "sampled": sampled if samples else None,
+        "sampled": functools.partial(generate, **sampling) if samples else None,
         "render": render,
-        "model": served_model or recipe.model.path,
-        "settings": settings | (sampling if samples else {}),
+        "model": recipe.model.path,
+        "settings": {"max_completion_length": recipe.rollout.max_completion_length, "weights": weights} | sampling,
     }
 
 
