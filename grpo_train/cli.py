@@ -57,7 +57,7 @@ def config(
         str, typer.Option("--as", help="yaml, with the batch plan; maxtext: arguments for MaxText's train_rl.")
     ] = "yaml",
     problems: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="With --as maxtext: where what train_rl reads is written.")
     ] = None,
     runs: RunsFolder = Path("runs"),
     as_json: AsJson = False,
@@ -72,10 +72,10 @@ def config(
     """
     if form not in ("yaml", "maxtext"):
         raise CourseError(f"--as {form}: choose yaml or maxtext")
-    if problems and form != "maxtext":
-        raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
+    if (form == "maxtext") != bool(problems):
+        raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
     resolved = load_recipe(recipe, overrides or ())
-    if form == "maxtext":
+    if problems:
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
     elif as_json:
@@ -320,20 +320,18 @@ def _exit(code: Any) -> NoReturn:
     sys.exit(code)
 
 
-def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:
-    """The arguments of train_rl.  What they cannot express, and what is still to be done, goes to stderr."""
+def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
+    """The arguments of train_rl, and its files.  What cannot be expressed, or is still to be done, goes to stderr."""
     from grpo_train import maxtext_rl
 
     run = runs / recipe.name
-    folder, checkpoint = problems or run / "upstream" / "problems", run / "checkpoints" / "base" / "0" / "items"
-    written = maxtext_rl.write_problems(recipe, folder) if problems else None
-    tests = written.test if written else None
-    arguments = maxtext_rl.arguments(recipe, folder, checkpoint, run / "upstream", tests)
-    lost = maxtext_rl.not_expressible(recipe, tests)
+    checkpoint = run / "checkpoints" / "base" / "0" / "items"
+    written = maxtext_rl.write_problems(recipe, problems)
+    arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", written.test)
+    lost = maxtext_rl.not_expressible(recipe, written.test)
     for note in (
-        *(f"problems: {sentence}" for sentence in (written.filtered if written else [])),
+        *(f"problems: {sentence}" for sentence in written.filtered),
         *(f"not expressible: {sentence}" for sentence in lost),
-        *[f"to be written before it runs: {folder} (--problems {folder})"] * (not problems),
         *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
     ):
         print(note, file=sys.stderr)
