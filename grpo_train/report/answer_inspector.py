@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lib import answers, rewards
-from grpo_lib.records import Record, kind_of
+from grpo_lib.records import Record, by_problem, kind_of
 from grpo_train.report import comparison, html_page, taxonomy
 from grpo_train.report.comparison import Comparison
 
@@ -48,7 +48,7 @@ def page_values(compared: Comparison) -> dict[str, Any]:
 
 def page_data(compared: Comparison) -> dict[str, Any]:
     """The table as JSON; its format is described at the head of templates/inspector.js."""
-    phases = [comparison.by_problem(run) for run in compared.runs.values()]
+    phases = [by_problem(run.records) for run in compared.runs.values()]
     sampled = [record for groups in phases for group in groups.values() for record in _sampled(group)]
     with_texts = sum(len(record["completion"]) for record in sampled) <= SAMPLED_TEXT
     prompts: Numbered = {}

@@ -146,7 +146,7 @@ def test_the_parts_of_a_gain_add_up_to_it(data):
 
     def evaluated(name):
         completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
-        rest = {"gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
+        rest = {"question": "?", "gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
         return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
 
     before, after = evaluated("before"), evaluated("after")
