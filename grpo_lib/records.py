@@ -146,7 +146,7 @@ class EvalRun:
 
     def verdicts(self, verdict: str) -> dict[str, list[bool]]:
         """For each problem id that verdict on each of its counted completions."""
-        return {key: [bool(record[verdict]) for record in group] for key, group in _by_problem(self.counted).items()}
+        return {key: [bool(record[verdict]) for record in group] for key, group in by_problem(self.counted).items()}
 
     def by_task(self) -> dict[str, EvalRun]:
         """The records of each task, where they come from several; else empty."""
@@ -203,7 +203,7 @@ def summarize(
 
     Raises CourseError when the two were not run on the same problems, or one is greedy and the other sampled.
     """
-    _check_same_problems(before, after)
+    check_same_problems(before, after)
     parts = after.by_task()
     tasks = {"tasks": {task: _compare(part, parts[task]) for task, part in before.by_task().items()}} if parts else {}
     times = {"wall_seconds": wall_seconds, "train_seconds": train_seconds, "steps": steps}
@@ -229,9 +229,10 @@ def _compare(before: EvalRun, after: EvalRun) -> dict[str, Any]:
     }
 
 
-def _by_problem(records: Iterable[Record]) -> dict[str, list[Record]]:
+def by_problem(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records by problem id; of each problem the greedy one comes first, then the samples in their order."""
     groups: dict[str, list[Record]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: not record["greedy"]):
         groups.setdefault(record["id"], []).append(record)
     return groups
 
@@ -239,7 +240,7 @@ def _by_problem(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _sampled_summary(records: list[Record]) -> dict[str, Any]:
     if not records:
         return {}
-    groups = list(_by_problem(records).values())
+    groups = list(by_problem(records).values())
     samples = min(len(group) for group in groups)
     tallies = [(len(group), sum(bool(record["strict"]) for record in group)) for group in groups]
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
@@ -260,7 +261,8 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _check_same_problems(before: EvalRun, after: EvalRun) -> None:
+def check_same_problems(before: EvalRun, after: EvalRun) -> None:
+    """Raise CourseError for evaluations of different problems, or where one is greedy and the other sampled."""
     kinds = ["greedy" if any(record["greedy"] for record in run.records) else "sampled" for run in (before, after)]
     if kinds[0] != kinds[1]:
         raise CourseError(

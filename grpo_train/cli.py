@@ -57,7 +57,7 @@ def config(
         str, typer.Option("--as", help="yaml, with the batch plan; maxtext: arguments for MaxText's train_rl.")
     ] = "yaml",
     problems: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of maxtext: write what train_rl reads to this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="With --as maxtext: where what train_rl reads is written.")
     ] = None,
     runs: RunsFolder = Path("runs"),
     as_json: AsJson = False,
@@ -72,10 +72,10 @@ def config(
     """
     if form not in ("yaml", "maxtext"):
         raise CourseError(f"--as {form}: choose yaml or maxtext")
-    if problems and form != "maxtext":
-        raise CourseError("--problems writes what train_rl reads, and needs --as maxtext")
+    if (form == "maxtext") != bool(problems):
+        raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
     resolved = load_recipe(recipe, overrides or ())
-    if form == "maxtext":
+    if problems:
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
     elif as_json:
@@ -228,11 +228,6 @@ def evaluate(
         int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
     ] = None,
     completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Ask a server with OpenAI's API; its key: OPENAI_API_KEY."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on that server.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the recipe's model (another with model.path=…) on all problems of a split: greedy completions.
@@ -240,13 +235,6 @@ def evaluate(
     With --output, an interrupted evaluation goes on where it stopped: run the same command again.
     """
     resolved = load_recipe(recipe, overrides or ())
-    if completions and endpoint:
-        raise CourseError("--completions and --endpoint: choose one, a file or a server")
-    if bool(endpoint) != bool(model):
-        raise CourseError(
-            "--endpoint URL and --model NAME, the model's name on that server, go together; without a server, choose "
-            "the model with model.path=…"
-        )
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
 
@@ -255,10 +243,7 @@ def evaluate(
 
     problems = load_problems(resolved.problems, split)
     samples = samples or resolved.evaluation.samples or None
-    if completions:
-        source = _from_file(completions, problems, samples)
-    else:
-        source = _from_model(resolved, samples, endpoint, model)
+    source = _from_file(completions, problems, samples) if completions else _from_model(resolved, samples)
     result = evaluation.evaluate(
         problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
         progress=sys.stderr.isatty(), samples=samples or 1, overwrite=overwrite, **source,
@@ -335,56 +320,41 @@ def _exit(code: Any) -> NoReturn:
     sys.exit(code)
 
 
-def _for_maxtext(recipe: Recipe, problems: Path | None, runs: Path) -> dict[str, Any]:
-    """The arguments of train_rl.  What they cannot express, and what is still to be done, goes to stderr."""
+def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
+    """The arguments of train_rl, and its files.  What cannot be expressed, or is still to be done, goes to stderr."""
     from grpo_train import maxtext_rl
 
     run = runs / recipe.name
-    folder, checkpoint = problems or run / "upstream" / "problems", run / "checkpoints" / "base" / "0" / "items"
-    written = maxtext_rl.write_problems(recipe, folder) if problems else None
-    tests = written.test if written else None
-    arguments = maxtext_rl.arguments(recipe, folder, checkpoint, run / "upstream", tests)
-    lost = maxtext_rl.not_expressible(recipe, tests)
+    checkpoint = run / "checkpoints" / "base" / "0" / "items"
+    written = maxtext_rl.write_problems(recipe, problems)
+    arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", written.test)
+    lost = maxtext_rl.not_expressible(recipe, written.test)
     for note in (
-        *(f"problems: {sentence}" for sentence in (written.filtered if written else [])),
+        *(f"problems: {sentence}" for sentence in written.filtered),
         *(f"not expressible: {sentence}" for sentence in lost),
-        *[f"to be written before it runs: {folder} (--problems {folder})"] * (not problems),
         *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
     ):
         print(note, file=sys.stderr)
     return {"arguments": arguments, "not_expressible": lost}
 
 
-def _from_model(recipe: Recipe, samples: int | None, url: str | None, served_model: str | None) -> dict[str, Any]:
-    """Arguments of evaluation.evaluate for the recipe's own model, or for a model on a server."""
-    limit, render, sampling = recipe.rollout.max_completion_length, None, recipe.evaluation_sampling
-    settings: dict[str, Any]
-    if url:
-        from grpo_lib import prompts
-        from grpo_train.engines.endpoint import Endpoint
+def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
+    """Arguments of evaluation.evaluate for the recipe's own model."""
+    from grpo_train import pipeline
+    from grpo_train.engines import maxtext_model
 
-        # The address is not a setting: it may change after an interrupt.
-        settings = {"system": prompts.system_prompt(recipe.prompts.system), "max_tokens": limit}
-        generate = Endpoint(url, served_model or "", **settings)
-        sampled: Any = dataclasses.replace(generate, **sampling)
-        render = functools.partial(prompts.user_prompt, recipe.prompts.user)
-    else:
-        from grpo_train import pipeline
-        from grpo_train.engines import maxtext_model
-
-        # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
-        kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
-        files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
-        weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        settings = {"max_completion_length": limit, "weights": weights}
-        generate, render = pipeline.standalone_generate(recipe)
-        sampled = functools.partial(generate, **sampling)
+    # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
+    kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
+    files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
+    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    sampling = recipe.evaluation_sampling if samples else {}
+    generate, render = pipeline.standalone_generate(recipe)
     return {
         "generate": generate,
-        "sampled": sampled if samples else None,
+        "sampled": functools.partial(generate, **sampling) if samples else None,
         "render": render,
-        "model": served_model or recipe.model.path,
-        "settings": settings | (sampling if samples else {}),
+        "model": recipe.model.path,
+        "settings": {"max_completion_length": recipe.rollout.max_completion_length, "weights": weights} | sampling,
     }
 
 

@@ -6,7 +6,7 @@ files are replaced atomically, and a log of JSON lines may lose at most the line
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,20 @@ def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> Path:
     """Write `data` to `path` so that a reader sees either the old file or the new one.
 
     The data go to a temporary file in the same folder (`os.replace` is atomic only within one file system),
-    are flushed to disk, and are renamed to `path` at the end. Missing folders are created.
+    are flushed to disk, and are renamed to `path` at the end. Missing folders are created. The mode is that of
+    any new file (`tempfile` would make one that only its owner may read).
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
@@ -61,11 +61,17 @@ def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
 
     If the file ends in a torn line (the writer was stopped in the middle of it), the torn line is removed
     first: otherwise the new row would be appended to it, and both would be lost.
+
+    Raises CourseError where `read_jsonl` would, of a file that ends in a torn line.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
-        _cut_torn_line(file)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        complete = file.read() in (b"", b"\n")  # the last byte
+    if not complete:
+        write_jsonl_atomic(path, read_jsonl(path))
+    with open(path, "ab") as file:
         file.write(_line(row).encode("utf-8", errors="replace"))
         file.flush()
         os.fsync(file.fileno())
@@ -100,28 +106,3 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # the only way to read it is to set it
-    os.umask(mask)
-    return mask
-
-
-def _cut_torn_line(file) -> None:
-    """Drop what follows the last line break, unless it is a whole JSON row that only lacks its line break."""
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    torn = file.read().rpartition(b"\n")[2]
-    try:
-        json.loads(torn)
-    except ValueError:
-        file.truncate(end - len(torn))
-        file.seek(0, os.SEEK_END)
-    else:
-        file.write(b"\n")

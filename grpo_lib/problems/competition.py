@@ -132,10 +132,6 @@ def _question(row: Row) -> str:
         question = text
     if not question.strip():
         raise _bad(row, row.layout.problem, "the problem is empty")
-    try:
-        question.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-        raise _bad(row, row.layout.problem, "the text has a lone surrogate, which is not a character") from None
     return question
 
 

@@ -93,20 +93,16 @@ def _rows(source: str, name: str, options: dict[str, Any], key: str, remedy: str
 
     datasets.disable_progress_bars()
     layout, start = LAYOUTS[source], 0
-    tables: Iterator[Any] = iter(())
-    while True:
-        try:  # reading only: what the caller does with a row raises its own errors
-            if not start:
-                tables = iter(datasets.load_dataset(**options).with_format("arrow").iter(BATCH_ROWS))
-            table = next(tables, None)
-        except Exception as error:  # whatever its parts raise: HTTP, disk, file format
-            cause = error.__cause__ or error
-            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-            raise CourseError(f"{name} cannot be read ({reason}); {remedy}") from None
-        if table is None:
-            break
-        yield from _table_rows(table.flatten(), layout, source, name, key, start)
-        start += table.num_rows
+    try:
+        for table in datasets.load_dataset(**options).with_format("arrow").iter(BATCH_ROWS):
+            yield from _table_rows(table.flatten(), layout, source, name, key, start)
+            start += table.num_rows
+    except CourseError:
+        raise
+    except Exception as error:  # whatever its parts raise: HTTP, disk, file format
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise CourseError(f"{name} cannot be read ({reason}); {remedy}") from None
     if not start:
         raise CourseError(f"{name} is empty; {remedy}")
 

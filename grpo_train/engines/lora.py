@@ -79,16 +79,15 @@ def _initial(key: jax.Array, shape: tuple[int, ...], dtype: Any, zero: bool) -> 
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def merged(module: nnx.Module, lora: LoRARecipe) -> nnx.State:
-    """The weights without adapters: matrices that have some are W + (alpha / rank) A B, in the dtype of W.
+def merged(module: nnx.Module, scale: float) -> nnx.State:
+    """The weights without adapters: matrices that have some are W + scale A B, in the dtype of W.
+
+    `scale` is alpha / rank.
 
     In bfloat16 an entry of the product that is below 0.2 % of W's is rounded away, and the sampler stays behind the
     policy, which adds W x and A B x.  The metric sampler_trainer_gap shows how far.
     """
-    state = nnx.state(module, nnx.Param)
-    if not lora.rank:
-        return state
-    flat = dict(state.flat_state())
+    flat = dict(nnx.state(module, nnx.Param).flat_state())
     result = {}
     for path, variable in flat.items():
         *before, name = path
@@ -97,7 +96,6 @@ def merged(module: nnx.Module, lora: LoRARecipe) -> nnx.State:
         if a := flat.get((*before, f"{name}{A}")):
             b, weight = flat[(*before, f"{name}{B}")], variable.get_value()
             axis = variable.get_metadata()["param_scan_axis"]
-            scale = lora.alpha / lora.rank
             value = _with_product(weight, a.get_value(), b.get_value(), axis, scale, weight.sharding)
             variable = variable.replace(value)
         result[path] = variable

@@ -76,7 +76,7 @@ class Actor:
             return nnx.state(self.module, nnx.Param)
         from grpo_train.engines import lora  # here, because it imports MaxText
 
-        return lora.merged(self.module, self.lora)
+        return lora.merged(self.module, self.lora.alpha / self.lora.rank)
 
     def parameter_count(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.base or self.module, nnx.Param)))

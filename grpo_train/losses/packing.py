@@ -29,7 +29,6 @@ from flax import nnx
 from maxtext.layers.attention_op import AttentionOp
 from tunix.rl import common
 
-from grpo_lib.common.errors import CourseError
 from grpo_train.recipes.layouts import Layout
 
 # With N of them, a segment id is N * k for the prompt that the completions of group k share, and N * k + j for its j-th
@@ -158,12 +157,8 @@ class SharedPrompt(AttentionOp):
 def share_prompts(module: nnx.Module) -> None:
     """Let the attention of a MaxText model see shared prompts; batches of the other layouts give what they gave.
 
-    Raises CourseError for another attention than dot_product: flash and splash attention take segment ids and no mask.
+    It must be dot_product, as `maxtext_overrides` sets it: flash and splash attention take segment ids and no mask.
     """
     for _, part in nnx.iter_graph(module):
-        if isinstance(part, AttentionOp) and part.attention_kernel not in ("dot_product", "autoselected"):
-            raise CourseError(
-                f"training.layout=groups needs MaxText's attention=dot_product, not {part.attention_kernel}; use packed"
-            )
         if type(part) is AttentionOp:
             part.__class__ = SharedPrompt

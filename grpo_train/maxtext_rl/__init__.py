@@ -37,7 +37,7 @@ MADE_BY = {"load_parameters_path": "grpo convert"} | dict.fromkeys(
 
 
 def arguments(
-    recipe: Recipe, problems: str | Path, checkpoint: str | Path, output: str | Path, tests: int | None = None
+    recipe: Recipe, problems: str | Path, checkpoint: str | Path, output: str | Path, tests: int
 ) -> list[str]:
     """The arguments of `train_rl` for a recipe: the path of rl.yml, then `key=value`.
 
@@ -45,7 +45,7 @@ def arguments(
       problems: the folder that `problem_files.write_problems` fills.
       checkpoint: the recipe's model in MaxText's format, its `0/items` folder (`grpo convert`).
       output: where upstream makes its run.
-      tests: test problems that were written; by default those that the recipe names.
+      tests: how many test problems it wrote.
 
     Raises CourseError when MaxText is not installed, a reward is unknown, or `rollout.max_prompt_length: auto` or the
     model's sizes cannot be worked out because its files cannot be read.
@@ -55,7 +55,6 @@ def arguments(
     source = problem_source.source
     prompt = problem_files.prompt_length(problem_source, recipe.prompts, recipe.rollout, recipe.model)
     folder, functions = Path(problems).resolve(), Path(__file__).with_name("reward_functions.py")
-    tests = tests or problem_files.number_of_tests(problem_source)
     test_batches, test_batch_size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     values = {
         "run_name": recipe.name,
@@ -88,15 +87,14 @@ def arguments(
     return [str(base), *(f"{key}={_text(value)}" for key, value in values.items())]
 
 
-def not_expressible(recipe: Recipe, tests: int | None = None) -> list[str]:
+def not_expressible(recipe: Recipe, tests: int) -> list[str]:
     """One sentence for each value of the recipe that upstream's options cannot express, beginning with its key.
 
-    `tests` is the number of test problems that were written; by default those that the recipe names.
+    `tests` is the number of test problems that were written.
     """
     source = problem_files.only_source(recipe.problems)
     found = lost(recipe.model_dump(exclude_defaults=True), source, recipe.rollout, recipe.training)
     found += other_meaning(recipe.hardware, recipe.grpo, recipe.training)
-    tests = tests or problem_files.number_of_tests(source)
     batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     if (evaluated := batches * size) < tests:
         found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")

@@ -14,7 +14,6 @@ from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt
 from grpo_train.recipes.schema import ModelRecipe, ProblemsRecipe, PromptsRecipe, RolloutRecipe, TaskRecipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
-TESTS = {"gsm8k": 1319, "aime": 30, "math500": 500}  # problems of the test split
 
 
 @dataclass(frozen=True)
@@ -74,15 +73,6 @@ def only_source(problems: ProblemsRecipe | list[TaskRecipe]) -> ProblemsRecipe:
     if isinstance(problems, list):
         raise CourseError("problems has several tasks, and train_rl takes one: keep one of them, as a section")
     return problems
-
-
-def number_of_tests(problems: ProblemsRecipe) -> int:
-    source, path = problems.source, problems.path
-    if problems.test_source:
-        source, path = problems.test_source, problems.test_path
-    if source in TESTS and path is None:  # may not be on this machine yet
-        return min(problems.test or TESTS[source], TESTS[source])
-    return len(load_problems(problems, "test"))
 
 
 def eval_batches(batch_size: int, tests: int) -> tuple[int, int]:

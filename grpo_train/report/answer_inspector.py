@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lib import answers, rewards
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN
-from grpo_lib.records import Record, kind_of
+from grpo_lib.records import Record, by_problem, kind_of
 from grpo_train.report import comparison, html_page, taxonomy
 from grpo_train.report.comparison import Comparison
 
@@ -49,7 +48,7 @@ def page_values(compared: Comparison) -> dict[str, Any]:
 
 def page_data(compared: Comparison) -> dict[str, Any]:
     """The table as JSON; its format is described at the head of templates/inspector.js."""
-    phases = [comparison.by_problem(run) for run in compared.runs.values()]
+    phases = [by_problem(run.records) for run in compared.runs.values()]
     sampled = [record for groups in phases for group in groups.values() for record in _sampled(group)]
     with_texts = sum(len(record["completion"]) for record in sampled) <= SAMPLED_TEXT
     prompts: Numbered = {}
@@ -96,7 +95,7 @@ def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: 
         taxonomy.CATEGORIES.index(taxonomy.classify(record)),
         record.get("tokens"),
         [notes.setdefault((part.points, part.why), len(notes)) for part in parts],
-        _block(record["completion"]),
+        answers.answer_block(record["completion"]),
         answers.lenient_answer(record["completion"]) if record["lenient"] != record["strict"] else None,
         record.get("error"),
     ]
@@ -104,13 +103,3 @@ def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: 
 
 def _flags(record: Record) -> int:
     return sum(bit for name, bit in FLAGS.items() if record.get(name))
-
-
-def _block(completion: str) -> list[int] | None:
-    """Start and end of the graded answer block, in UTF-16 units, in which JavaScript counts."""
-    block = answers.answer_block(completion)
-    if block is None:
-        return None
-    start = completion.rfind(ANSWER_OPEN + block + ANSWER_CLOSE) + len(ANSWER_OPEN)
-    begin, length = (len(t.encode("utf-16-le", errors="surrogatepass")) // 2 for t in (completion[:start], block))
-    return [begin, begin + length]

@@ -48,7 +48,7 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
     if need_evaluation and not before and not after:
         raise CourseError(f"{run_dir}: no evaluation yet (evals/before.jsonl); evaluate first")
     if before and after:
-        _check_same(before, after)
+        records.check_same_problems(before, after)
     if not (run_dir / "recipe.yaml").exists():
         return Comparison(before, after)
     return Comparison(before, after, rewards.get_rewards(load_recipe(run_dir / "recipe.yaml").rewards))
@@ -64,17 +64,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CourseError(f"{path}: not JSON ({error}); remove the file") from None
 
 
-def by_problem(run: EvalRun) -> dict[str, list[Record]]:
-    """The records of a run by problem id; of each the first one counts: the greedy one, or the first sample."""
-    groups: dict[str, list[Record]] = {}
-    for record in sorted(run.records, key=lambda record: not record.get("greedy")):
-        groups.setdefault(record["id"], []).append(record)
-    return groups
-
-
 def first_completions(run: EvalRun) -> list[Record]:
-    """For each problem the completion that counts."""
-    return [group[0] for group in by_problem(run).values()]
+    """For each problem the completion that counts: the greedy one, or the first sample."""
+    return [group[0] for group in records.by_problem(run.records).values()]
 
 
 def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
@@ -124,8 +116,8 @@ def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
 
 def _pairs(before: EvalRun, after: EvalRun) -> list[tuple[Record, Record]]:
     """For each problem the completions that count.  Raises CourseError for different problems."""
-    _check_same(before, after)
-    new = by_problem(after)
+    records.check_same_problems(before, after)
+    new = records.by_problem(after.records)
     return [(record, new[record["id"]][0]) for record in first_completions(before)]
 
 
@@ -142,9 +134,3 @@ def reward_means(compared: Comparison) -> list[dict[str, Any]]:
         columns[phase] = [*means, sum(means)]
     names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []
     return [{"part": name, **{p: means[i] for p, means in columns.items()}} for i, name in enumerate(names)]
-
-
-def _check_same(before: EvalRun, after: EvalRun) -> None:
-    golds = [{record["id"]: record["gold"] for record in run.records} for run in (before, after)]
-    if golds[0] != golds[1]:
-        raise CourseError("before and after have different problems; evaluate both on the same ones")

@@ -21,11 +21,11 @@ completed by words ("half of 10 + 2 = 7") or change the unit ("2 hours + 30 minu
 
 from __future__ import annotations
 
+import ast
 import itertools
 import operator
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -73,7 +73,9 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CLAUSE_END = re.compile(r"[\n;!?]|[.,:](?![0-9])")
-_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_OPERATIONS = ("+", "-", "*", "/")
+_PYTHON = {"%": ".percent"} | {sign: sign for sign in ("(", ")", *_OPERATIONS)}  # of a token; a numeral is a string
+_EVALUATE = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 @dataclass(frozen=True)
@@ -209,35 +211,25 @@ def _value(tokens: list[str]) -> Fraction | None:
     twice = any(one == other == "/" for one, other in zip(tokens[1::2], tokens[3::2], strict=False))
     if len(tokens) > LONGEST_EXPRESSION or twice:  # "60 / 3/4" may mean either thing
         return None
-    rest = deque(tokens)
-
-    def chain(operators: str, operand: Callable[[], Fraction]) -> Fraction:
-        value = operand()
-        while rest and rest[0] in operators:
-            operation = _OPERATIONS[rest.popleft()]
-            value = operation(value, operand())
-        return value
-
-    def total() -> Fraction:
-        return chain("+-", lambda: chain("*/", factor))
-
-    def factor() -> Fraction:
-        token = rest.popleft()
-        if token == "-":
-            return -factor()
-        value = total() if token == "(" else Fraction(token.replace(",", ""))
-        if token == "(" and rest.popleft() != ")":
-            raise ValueError("brackets that do not match")
-        while rest and rest[0] == "%":
-            rest.popleft()
-            value /= 100
-        return value
-
+    python = " ".join(_PYTHON.get(token, repr(token)) for token in tokens)
     try:
-        value = total()
-    except (IndexError, ValueError, ZeroDivisionError):  # incomplete, not an expression, x / 0
+        return _evaluated(ast.parse(python, mode="eval").body)  # so few tokens are never too deep for it
+    except (SyntaxError, ValueError, ZeroDivisionError):  # incomplete, not an expression, x / 0
         return None
-    return None if rest else value
+
+
+def _evaluated(node: ast.expr) -> Fraction:
+    """The value of a tree that `ast` made of an expression: 1,080 is '1,080' in it, and 5% is '5'.percent."""
+    match node:
+        case ast.Constant(value=str(numeral)):
+            return Fraction(numeral.replace(",", ""))
+        case ast.Attribute(value=part):
+            return _evaluated(part) / 100
+        case ast.UnaryOp(op=ast.USub(), operand=part):
+            return -_evaluated(part)
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _EVALUATE[type(sign)](_evaluated(left), _evaluated(right))
+    raise ValueError("not an expression")
 
 
 def _number(text: Any) -> Fraction | None:

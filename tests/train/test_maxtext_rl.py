@@ -78,8 +78,13 @@ def tiny(*overrides: str) -> Recipe:
     return load_recipe(TINY, [*few, *overrides])
 
 
-def listed(recipe: Recipe, folder: Path = Path("runs/x"), tests: int | None = None) -> list[str]:
+def listed(recipe: Recipe, folder: Path = Path("runs/x")) -> list[str]:
+    tests = recipe.problems.test or 1319
     return maxtext_rl.arguments(recipe, folder / "problems", folder / "0" / "items", folder / "out", tests)
+
+
+def not_expressible(recipe: Recipe) -> list[str]:
+    return maxtext_rl.not_expressible(recipe, recipe.problems.test or 1319)
 
 
 def mapping(arguments: Sequence[str]) -> dict[str, str]:
@@ -93,7 +98,7 @@ def test_every_field_changes_the_arguments_or_is_named(field):
         value = getattr(value, key)
     other = OTHER.get(field) or (value or 1) * (0.5 if isinstance(value, float) else 2)
     after = tiny(*NEEDED.get(field, []), f"{field}={other}")
-    named = [line for line in maxtext_rl.not_expressible(after) if line.startswith(f"{field}:")]
+    named = [line for line in not_expressible(after) if line.startswith(f"{field}:")]
     assert named or listed(after) != listed(before)
 
 
@@ -173,7 +178,7 @@ def test_the_schedule_and_the_batches_follow_the_steps():
     ],
 )
 def test_differences_are_named_where_they_arise(overrides, words):
-    there, not_there = maxtext_rl.not_expressible(load_recipe(TINY, overrides)), maxtext_rl.not_expressible(tiny())
+    there, not_there = not_expressible(load_recipe(TINY, overrides)), not_expressible(tiny())
     assert any(line.startswith(words) for line in there)
     assert not any(line.startswith(words) for line in not_there)
 
@@ -275,6 +280,6 @@ def test_the_launcher_says_what_is_missing_before_it_loads_a_model(monkeypatch, 
     assert words in errors and len(errors.splitlines()) == 1
 
 
-def test_several_tasks_are_refused():
+def test_several_tasks_are_refused(tmp_path):
     with pytest.raises(CourseError, match="problems"):
-        listed(load_recipe(TINY, ["problems=[{}, {name: hard, difficulty: hard}]"]))
+        maxtext_rl.write_problems(load_recipe(TINY, ["problems=[{}, {name: hard, difficulty: hard}]"]), tmp_path)

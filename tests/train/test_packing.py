@@ -15,7 +15,6 @@ from test_losses import algorithm, one_layer
 from tunix.rl import common
 from tunix.rl.common import TrainExample
 
-from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.losses import hidden_states, packing
 from grpo_train.recipes.layouts import choose_layout, row_shapes
@@ -224,13 +223,6 @@ def test_on_policy_and_without_a_reference(compute):
     expected = compute(padded, beta=0.0)
     for layout in ("packed", "groups"):
         check_same(expected, compute(pack(padded, layout), beta=0.0))
-
-
-@pytest.mark.slow
-def test_other_attention_is_refused_for_groups(tiny_recipe):
-    flash = one_layer(tiny_recipe, attention="flash").module
-    with pytest.raises(CourseError, match=r"training\.layout=groups needs MaxText's attention=dot_product, not flash"):
-        packing.share_prompts(flash)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lib import answers, rewards
+from grpo_lib import rewards
 from grpo_lib.common.environment import repo_root
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, write_json_atomic
@@ -146,7 +146,7 @@ def test_the_parts_of_a_gain_add_up_to_it(data):
 
     def evaluated(name):
         completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
-        rest = {"gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
+        rest = {"question": "?", "gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
         return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
 
     before, after = evaluated("before"), evaluated("after")
@@ -217,14 +217,6 @@ def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
     (run_dir / "recipe.yaml").unlink()
     data = answer_inspector.page_data(comparison.load(run_dir))
     assert data["parts"] == [function.__name__ for function in rewards.REFERENCE_REWARDS]
-
-
-def test_the_graded_block_is_where_a_script_finds_it():
-    text = "<answer>1</answer> \U0001f600\ud800 <answer> <answer>22</answer>3</answer>"
-    begin, end = answer_inspector._block(text)
-    units = text.encode("utf-16-le", errors="surrogatepass")
-    assert units[2 * begin : 2 * end].decode("utf-16-le") == answers.answer_block(text)
-    assert answer_inspector._block("no tags") is None
 
 
 def test_sampled_completions_stand_beside_the_greedy_one(monkeypatch):

@@ -19,7 +19,7 @@ HOSTILE = [
     '</script><script>document.title = "broken"</script>',
     "</textarea></pre></td></table><img src=x onerror=\"document.title='broken'\">",
     '<a href="https://example.org/">&lt;b&gt;</a><iframe src="https://example.org/"></iframe>',
-    "<style>* { display: none }</style><answer>\u2028\x00\U0001f600</answer>",
+    "<style>* { display: none }</style>\U0001f600<answer>1</answer> <answer>\u2028\x00\U0001f600</answer>3</answer>",
 ]
 PROBLEMS = words.generate("test", N)
 QUESTIONS = {problem.question: number for number, problem in enumerate(PROBLEMS)}

@@ -5,8 +5,8 @@
 //   notes       [points, why] of a reward part, numbered from 0
 //   prompts     the prompt around the question, [before it, after it]; or [the whole prompt]
 //   problems    [id, question, gold, worked solution, calculations, number of the prompt, [run per phase]]
-//   run         [completion, extracted, verdict bits, category, tokens, [note per part], [begin, end] of the answer
-//               block, lenient answer where the graders differ, grading error, prompt if another, [sampled]]
+//   run         [completion, extracted, verdict bits, category, tokens, [note per part], graded answer block or null,
+//               lenient answer where the graders differ, grading error, prompt if another, [sampled]]
 //   sampled     [completion, or null where together they would be too large for a page; extracted, verdict bits]
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -14,6 +14,7 @@
   const SAMPLED = ["completion", "extracted", "bits"];
   const RUN = [...SAMPLED, "category", "tokens", "notes", "block", "lenientAnswer", "error", "prompt", "sampled"];
   const PROBLEM = ["id", "question", "gold", "solution", "steps", "prompt", "runs"];
+  const OPEN = "<answer>";
   const VERDICTS = ["strict", "lenient", "partial", "format", "truncated", "greedy"];
 
   const named = (names, values) => Object.fromEntries(names.map((name, i) => [name, values[i]]));
@@ -96,9 +97,9 @@
   function completion(run) {
     const pre = element("pre");
     pre.tabIndex = 0;
-    if (run.block) {
-      const [begin, end] = run.block, text = run.completion;
-      pre.append(text.slice(0, begin), element("mark", "", text.slice(begin, end)), text.slice(end));
+    if (run.block !== null) {
+      const text = run.completion, begin = text.lastIndexOf(OPEN + run.block + "</answer>") + OPEN.length;
+      pre.append(text.slice(0, begin), element("mark", "", run.block), text.slice(begin + run.block.length));
     } else {
       pre.textContent = run.completion;
     }
