@@ -29,11 +29,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import nnx
 from job import ROOT, machine
 from tqdm import tqdm
 from tunix.rl import function_registry
@@ -45,7 +47,7 @@ from grpo_lib.prompts import template_completion
 from grpo_lib.records import grade
 from grpo_lib.statistics import pass_at_k
 from grpo_train import cold_start, losses, training
-from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines import conversion, maxtext_model, optimizer, weight_sync
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.engines.weight_sync import padded
 from grpo_train.recipes import Recipe, load_recipe
@@ -56,11 +58,12 @@ FOLDER = ROOT / "assets/experiments"
 COMMON = ["training.checkpoint_every=1000", "training.validate_every=0", "problems.test=500", "problems.validation=200"]
 CURVES = (
     "accuracy", "entropy", "reward", "completions/mean_length", "kl", "clip_ratio", "frac_reward_zero_std",
-    "sampler_trainer_gap",
+    "sampler_trainer_gap", "update_applied",
 )  # fmt: skip
 PASSES = "dynamic_sampling/passes"  # in metrics.jsonl; `sampling_passes` in the records
 UNTRAINED = ("base", "start", "solutions")  # arms of which GRPO takes no step
 UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is no share
+ENDS = ROOT / "runs" / "experiments"  # weights that `precision` compares
 SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
 
 Run = dict[str, Any]
@@ -258,6 +261,63 @@ def compare_real(session: training.Session, arm: str) -> None:
     toss_anew(session, arm)
     if arm == "expert":  # arXiv:1705.08439, a round being a step
         use_baseline(session, "none")
+
+
+class Compensated(NamedTuple):
+    """State of `compensated`: what rounding took from each weight so far, in bfloat16."""
+
+    missing: Any
+    inner: Any
+
+
+def compensated(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Kahan summation (W. Kahan, 1965): what a step loses by rounding is added to the next one."""
+
+    def full(tree: Any) -> Any:
+        return jax.tree.map(lambda array: array.astype(jnp.float32), tree)
+
+    def init(weights: Any) -> Compensated:
+        return Compensated(jax.tree.map(jnp.zeros_like, weights), inner.init(full(weights)))
+
+    def update(gradients: Any, state: Compensated, weights: Any = None) -> tuple[Any, Compensated]:
+        steps, inner_state = inner.update(full(gradients), state.inner, full(weights))
+        wanted = jax.tree.map(jnp.add, steps, full(state.missing))
+        lost = jax.tree.map(jnp.subtract, wanted, optimizer.taken(weights, wanted))
+        missing = jax.tree.map(lambda rest: rest.astype(jnp.bfloat16), lost)
+        return wanted, Compensated(missing, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def store(session: training.Session, arm: str) -> None:
+    """Give the trainer the optimizer of an arm of `precision`, which also says what part of a step the weights take."""
+    trainer, recipe = session.cluster.actor_trainer, session.recipe
+    chain = optimizer.make_optimizer(recipe.training, 1, recipe.seed)
+    if arm == "kahan":
+        chain = compensated(chain)
+    if arm != "stochastic":
+        trainer.optimizer = nnx.Optimizer(
+            trainer.model, optax.MultiSteps(optimizer.rounded(chain, "nearest", recipe.seed), 1), wrt=nnx.Param
+        )
+
+
+def distance(session: training.Session) -> Run:
+    """How far the weights end from those of float32 with the same seed, over how far these came from the base; and the
+    mean of `update_applied`."""
+    weights = {
+        name: np.asarray(value, np.float32) for name, value in weight_sync.by_name(session.actor.weights()).items()
+    }
+    file = ENDS / f"precision-float32-{session.recipe.seed}.npz"
+    if session.recipe.model.trainer_dtype == "float32":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, **weights)
+    start = maxtext_model.load_actor(session.recipe.model, base_checkpoint(), session.rollout_config.kv_cache_size)
+    base = weight_sync.by_name(start.weights())
+    with np.load(file) as end:
+        apart = sum(np.square(weights[name] - end[name]).sum() for name in end)
+        moved = sum(np.square(end[name] - np.asarray(base[name], np.float32)).sum() for name in end)
+    applied = [row["update_applied"] for row in session.recorder.rows]
+    return {"distance": math.sqrt(apart / moved), "applied": float(np.mean(applied))}
 
 
 def fall(session: training.Session, arm: str, last: float = 0.7, stages: int = 3) -> None:
@@ -500,6 +560,24 @@ EXPERIMENTS = {
         ["rewards=[coin]"],
         before=toss_anew,
     ),
+    "precision": Experiment(
+        "Weights in bfloat16, at a learning rate that is small beside them: does it matter how steps are rounded?",
+        {
+            "float32": [],
+            "nearest": ["model.weight_dtype=bfloat16"],
+            "stochastic": ["model.weight_dtype=bfloat16", "training.rounding=stochastic"],
+            "kahan": ["model.weight_dtype=bfloat16"],
+        },
+        [
+            Claim("rounded to the nearest, bfloat16 loses 20 points", "float32", "nearest", "accuracy", "above", 0.20),
+            Claim("and less than half of a step arrives", "nearest", "float32", "applied", "at most", -0.5),
+            Claim("with stochastic rounding nothing is lost", "stochastic", "float32", "accuracy", "zero"),
+            Claim("with Kahan summation neither", "kahan", "float32", "accuracy", "zero"),
+        ],
+        ["training.learning_rate=3e-5", "training.steps=150"],
+        before=store,
+        after=distance,
+    ),
     "real": Experiment(
         "A pretrained model after a cold start: what does GRPO add, and what do other ways with the same problems?",
         {
@@ -673,7 +751,7 @@ def judged(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def is_share(claim: Claim) -> bool:
-    shares = ("accuracy", "form", "way", "at_updates", "at_completions")
+    shares = ("accuracy", "applied", "form", "way", "at_updates", "at_completions")
     return claim.measure in shares or claim.measure.startswith(("pass@", "worked@"))
 
 

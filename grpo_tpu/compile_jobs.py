@@ -61,6 +61,7 @@ class Program(SavedModel):
     quick: bool = False  # low compiler optimization effort: a tenth of the time, about the same size
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
     lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # update: of the optimizer, which is made of the recipe
 
     @property
     def title(self) -> str:
@@ -97,7 +98,7 @@ class Compilation(SavedModel):
     traffic: float = 0  # bytes read and written in the chip's memory
     batch: int = 0  # the part of the arguments that is the micro-batch
     parameters: int = 0  # of the model, over all chips
-    parameter_bytes: int = 0  # of the model, over all chips
+    parameter_bytes: int = 0  # of the model as the sampler has it (model.dtype), over all chips
     parameter_shard: int = 0  # bytes of the model's parameters on one chip of the trainer
     optimizer_shard: int = 0  # bytes of optimizer state and accumulated gradients on one chip
     sampler_shard: int = 0  # prefill, decode: bytes of the sampler's weights on one chip

@@ -108,7 +108,9 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
-                lowered, more = _lower_update(program, make_optimizer(training, iterations), mesh, model)
+                lowered, more = _lower_update(
+                    program, make_optimizer(training, iterations, seed=0), training.rounding, mesh, model
+                )
             return _compile(program, lowered, facts | more)
 
 
@@ -212,13 +214,14 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
 
 
-def _lower_update(program, own_optimizer, mesh, model):
+def _lower_update(program, own_optimizer, rounding, mesh, model):
     """Tunix's training step of one micro-batch, jitted and donated as tunix.sft.peft_trainer (0.1.7) does it."""
     from tunix.rl.algo_core import grpo_loss_fn
     from tunix.rl.grpo.grpo_learner import GRPOConfig
     from tunix.sft.peft_trainer import PeftTrainer
 
     from grpo_train import losses
+    from grpo_train.engines.optimizer import sum_in_float32
     from grpo_train.losses import packing
 
     if program.layout == "groups":
@@ -226,7 +229,7 @@ def _lower_update(program, own_optimizer, mesh, model):
     # The accumulation's length is a constant in the program, and 1 accumulates too.
     chain = optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
-    optimizer = nnx.eval_shape(lambda model: nnx.Optimizer(model, chain, wrt=trained), model)
+    optimizer = nnx.eval_shape(lambda model: sum_in_float32(nnx.Optimizer(model, chain, wrt=trained), rounding), model)
     graph, state = nnx.split(optimizer)
     specs = nnx.get_partition_spec(state)
     state = jax.tree.map(lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh), state, specs)
@@ -391,11 +394,12 @@ def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:
 def _model_facts(config: Any, model: Any) -> dict[str, int]:
 
     parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
-    itemsize = parameters[0].dtype.itemsize
+    itemsize = jnp.dtype(config.dtype).itemsize
     embedding = config.vocab_size * config.emb_dim * itemsize
+    count = sum(math.prod(leaf.shape) for leaf in parameters)
     return {
-        "parameters": sum(math.prod(leaf.shape) for leaf in parameters),
-        "parameter_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters),
+        "parameters": count,
+        "parameter_bytes": count * itemsize,
         "parameter_shard": _shard_bytes(parameters),
         "num_layers": config.num_decoder_layers,
         "kv_heads": config.num_kv_heads,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
 from grpo_train.recipes.batch_plan import BatchPlan
-from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, RolloutRecipe
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, ModelRecipe, RolloutRecipe
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
 
@@ -95,7 +95,7 @@ def chips(
     rollout: RolloutRecipe,
     grpo: GRPORecipe,
     lora: LoRARecipe,
-    dtype: str,
+    model: ModelRecipe,
     plan: BatchPlan,
     sampler_tensor: int,
 ) -> tuple[list[ChipMemory], KVCache]:
@@ -106,7 +106,9 @@ def chips(
     """
     usable, colocated = int(hardware.slice.chip.usable_gib * GIB), hardware.colocated
     update = compiled["update"]
-    training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan.accumulation_steps)
+    # Of the trainer's weights, as the sampler and the reference have them.
+    frozen = update.parameter_shard * ITEMSIZE[model.dtype] // ITEMSIZE[model.trainer_dtype]
+    training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan.accumulation_steps, frozen)
     if rollout.engine == "tunix":
         sampling, kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
         # So libtpu 0.0.44 reported it; less on the way to one replica over all chips, where it never makes it whole.
@@ -118,10 +120,13 @@ def chips(
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
         how = "Tunix slices the scanned layers before it moves them"
-        training.append(_line("sync: actor weights, unstacked", update.parameter_shard, "estimate", how, "sync"))
+        training.append(_line("sync: actor weights, unstacked", frozen, "estimate", how, "sync"))
+        if model.dtype != model.trainer_dtype:
+            how = f"all weights in {model.dtype}, before they are sliced"
+            training.append(_line("sync: actor weights, converted", frozen, "arithmetic", how, "sync"))
         before = sum(line.bytes for line in training if line.name in ("actor weights", "reference weights"))
         sampling, kv_cache = _vllm_sampler(
-            update, before if colocated else 0, hardware, rollout, plan, sampler_tensor, ITEMSIZE[dtype]
+            update, before if colocated else 0, hardware, rollout, plan, sampler_tensor, ITEMSIZE[model.dtype]
         )
         how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
     reserve = _line("reserve", RESERVE * usable, "estimate", how)
@@ -143,7 +148,7 @@ def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> Mem
 
 
 def _trainer(
-    update: Compilation, logps: Compilation | None, grpo: GRPORecipe, adapters: bool, micro_batches: int
+    update: Compilation, logps: Compilation | None, grpo: GRPORecipe, adapters: bool, micro_batches: int, frozen: int
 ) -> list[MemoryItem]:
     """Lines of a chip that trains."""
     weights = update.parameter_shard
@@ -154,7 +159,7 @@ def _trainer(
         _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),
     ]
     if grpo.beta and not adapters:  # else it is the actor without its adapters
-        lines.append(_line("reference weights", weights, "arithmetic", "as the actor's; grpo.beta is above 0"))
+        lines.append(_line("reference weights", frozen, "arithmetic", "in model.dtype; grpo.beta is above 0"))
     lines += [
         _line("batch of the step", update.batch * micro_batches, "arithmetic", f"{micro_batches} x the micro-batch"),
         _line("programs", code, "compiler", "generated code"),

@@ -147,9 +147,20 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     reference, old = recipe.grpo.beta > 0, recipe.grpo.iterations > 1
     shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
     rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
-    programs = {"update": Program(kind="update", reference=reference, old=old, lora=recipe.lora, **common, **rows)}
-    if reference or old:
-        programs["logps"] = Program(kind="logps", **common)
+    programs = {
+        "update": Program(
+            kind="update",
+            reference=reference,
+            old=old,
+            lora=recipe.lora,
+            rounding=recipe.training.rounding,
+            **common,
+            **rows,
+        )
+    }
+    if reference or old:  # the old policy's weights are the larger ones, where both are asked
+        model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
+        programs["logps"] = Program(kind="logps", **common | {"model": model})
     if rollout.engine == "tunix":
         programs |= _sampler_programs(recipe, common)
     return programs
@@ -207,7 +218,7 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
     programs = programs_of(recipe, quick)
     compiled = {name: compile(program) for name, program in programs.items()}
     update = compiled["update"]
-    chips, kv_cache = memory.chips(compiled, lora=recipe.lora, dtype=recipe.model.dtype, **_sections(recipe))
+    chips, kv_cache = memory.chips(compiled, lora=recipe.lora, model=recipe.model, **_sections(recipe))
     problem = _error_text(compiled, chips, kv_cache)
     hardware = recipe.hardware
     return Result(

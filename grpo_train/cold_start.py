@@ -20,6 +20,7 @@ from tunix.sft import peft_trainer
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses, training
 from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.optimizer import rounded
 from grpo_train.recipes import Recipe
 from grpo_train.runs import multihost
 
@@ -74,6 +75,9 @@ def fine_tune(
         batch["weights"] = tokens * np.float32(parts / tokens.sum())  # the mean over the parts is the loss
         return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
 
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0))
+    if recipe.training.rounding == "stochastic":
+        optimizer = rounded(optimizer, "stochastic", recipe.seed)
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
@@ -92,7 +96,7 @@ def fine_tune(
         with actor.scope():
             trainer = peft_trainer.PeftTrainer(
                 actor.module,
-                optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0)),
+                optimizer,
                 config,
             )
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])

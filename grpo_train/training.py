@@ -202,10 +202,9 @@ def build_session(
         trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
-            recipe.model,
-            checkpoint,
-            rollout_config.kv_cache_size,
-            tokenizer.pad_token_id,
+            checkpoint=checkpoint,
+            max_length=rollout_config.kv_cache_size,
+            pad_id=tokenizer.pad_token_id,
             devices=trainer_devices,
             tensor=recipe.hardware.trainer_tensor,
             loss=recipe.loss.implementation,
@@ -222,15 +221,17 @@ def build_session(
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
         shared = recipe.lora.rank is not None  # the actor's base is the reference
-        reference = load().module if recipe.grpo.beta and not shared else None
+        frozen = recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
+        reference = load(frozen).module if recipe.grpo.beta and not shared else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
-            actor = load()
+            actor = load(recipe.model)
             kl_reference = actor.base if shared and recipe.grpo.beta else reference
             cluster = clusters.make_cluster(
                 recipe.name,
                 recipe.training,
                 recipe.grpo.iterations,
+                recipe.seed,
                 plan,
                 actor,
                 kl_reference,

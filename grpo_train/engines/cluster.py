@@ -17,7 +17,7 @@ from tunix.sft import metrics_logger
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import maxtext_model, tunix_sampler
-from grpo_train.engines.optimizer import make_optimizer
+from grpo_train.engines.optimizer import make_optimizer, sum_in_float32
 from grpo_train.losses import packing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
@@ -116,6 +116,7 @@ def make_cluster(
     name: str,
     training: TrainingRecipe,
     iterations: int,
+    seed: int,
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     reference: Any,
@@ -134,6 +135,7 @@ def make_cluster(
     Args:
       name: of the run.
       iterations: updates per step.
+      seed: of the noise of stochastic rounding.
       sampler: by sampler_class; sampler_devices: where it samples, None: on the actor's mesh.
       reference: the model of the KL penalty, or None without one.
       checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
@@ -141,7 +143,7 @@ def make_cluster(
     """
     roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
     sampler_mesh = actor.mesh if sampler_devices is None else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
-    return rl.RLCluster(
+    cluster = rl.RLCluster(
         actor=actor.module,
         reference=reference,
         tokenizer=tokenizer,
@@ -151,7 +153,7 @@ def make_cluster(
             rollout_engine=sampler,
             rollout_config=rollout_config,
             training_config=rl.RLTrainingConfig(
-                actor_optimizer=make_optimizer(training, iterations),
+                actor_optimizer=make_optimizer(training, iterations, seed),
                 # Tunix counts updates; a step here is a batch, with all its updates.
                 max_steps=training.steps * iterations,
                 eval_every_n_steps=training.steps * iterations + 1,
@@ -171,6 +173,8 @@ def make_cluster(
             ),
         ),
     )
+    sum_in_float32(cluster.actor_trainer.optimizer, training.rounding)
+    return cluster
 
 
 def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig, aggregation: str) -> None:

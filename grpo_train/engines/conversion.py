@@ -186,7 +186,7 @@ def _to_maxtext(model: ModelRecipe, directory: str, output: str) -> None:
         maxtext_arguments(model, base_output_directory=output, scan_layers=True),
         lazy_load_tensors=True,
         hf_model_path=directory,
-        save_dtype=model.dtype,
+        save_dtype=model.trainer_dtype,
         simulated_cpu_devices_count=1,  # with more, all tensors become arrays before the first is written
     )
 
@@ -199,7 +199,13 @@ def _to_hugging_face(model: ModelRecipe, checkpoint: str, output: str) -> None:
     flags.FLAGS(["grpo"])
     flags.FLAGS.hf_model_path = str(model_directory(model))
     to_huggingface.main(
-        maxtext_arguments(model, load_parameters_path=checkpoint, base_output_directory=output, scan_layers=True)
+        maxtext_arguments(
+            model,
+            load_parameters_path=checkpoint,
+            base_output_directory=output,
+            scan_layers=True,
+            weight_dtype=model.dtype,  # as the sampler has them, and what was evaluated
+        )
     )
 
 

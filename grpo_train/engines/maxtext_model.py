@@ -210,7 +210,7 @@ def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_pa
         **sizes,
         "tokenizer_type": "huggingface",
         "tokenizer_path": tokenizer_path,
-        "weight_dtype": model.dtype,
+        "weight_dtype": model.trainer_dtype,
         "dtype": model.dtype,
         "matmul_precision": "highest" if model.dtype == "float32" else "default",
         "attention": "dot_product",  # also what MaxText's own rl.yml takes on a TPU

@@ -78,7 +78,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
                 rollout_vllm_kwargs=engine_options(settings, model.dtype, seed),
             ),
         )
-        self.seed = seed
+        self.seed, self.dtype = seed, model.dtype
         self.calls = 0
         self.scored_rows = 0  # how many completions of a call the engine also scores
         self.seconds = StageTimer()  # "generating" and "syncing"
@@ -142,7 +142,8 @@ class VllmSampler(vllm_rollout.VllmRollout):
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
-        super().update_params(params, filter_types)
+        # Tunix converts what it moves, but after it has moved it.
+        super().update_params(jax.tree.map(lambda weight: weight.astype(self.dtype), params), filter_types)
         self.seconds.add("syncing", started)
 
     def weights(self) -> dict[str, jax.Array]:

@@ -70,34 +70,35 @@ class Scored:
     logps: list[np.ndarray]  # one array per completion, nats
 
 
-def translate(actor: dict[str, jax.Array], repeats: int = 1) -> Iterator[tuple[str, str, jax.Array]]:
+def translate(actor: dict[str, jax.Array], repeats: int = 1, dtype: Any = None) -> Iterator[tuple[str, str, jax.Array]]:
     """(Tunix's name, MaxText's name, value) of each weight that both know, one layer at a time, as it is asked for.
 
-    Each key-value head comes `repeats` times.  In a multi-process run all processes ask together: a layer is a program
-    that they run on a sharded array.
+    Each key-value head comes `repeats` times; `dtype` is the sampler's, None: as they are.  In a multi-process run all
+    processes ask together: a layer is a program that they run on a sharded array.
     """
     with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
         for name, source in OTHER_WEIGHTS.items():
             if source in actor:
-                yield name, source, actor[source]
+                yield name, source, actor[source].astype(dtype or actor[source].dtype)
         for name, part in LAYER_WEIGHTS.items():
             source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
             for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
-                yield f"layers.{layer}.{name}", source, _layer_of(actor[source], layer, times, name.endswith("_bias"))
+                value = _layer_of(actor[source], layer, times, name.endswith("_bias"), dtype)
+                yield f"layers.{layer}.{name}", source, value
 
 
-@functools.partial(jax.jit, static_argnames=("times", "flat"))
-def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("times", "flat", "dtype"))
+def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool, dtype: Any = None) -> jax.Array:
     """[..., L, heads, size] -> [..., heads x times, size] for heads; Tunix's biases are flat, MaxText's by head."""
-    weight = jax.lax.dynamic_index_in_dim(stack, layer, SCAN_AXIS, keepdims=False)
+    weight = jax.lax.dynamic_index_in_dim(stack, layer, SCAN_AXIS, keepdims=False).astype(dtype or stack.dtype)
     weight = weight if times == 1 else jnp.repeat(weight, times, axis=-2)
     return weight.reshape(-1) if flat else weight
 
 
-@functools.partial(jax.jit, static_argnames="repeats")
-def _translated(actor: dict[str, jax.Array], repeats: int) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("repeats", "dtype"))
+def _translated(actor: dict[str, jax.Array], repeats: int, dtype: Any) -> dict[str, jax.Array]:
     """All of `translate` in one program."""
-    return {name: value for name, _, value in translate(actor, repeats)}
+    return {name: value for name, _, value in translate(actor, repeats, dtype)}
 
 
 def copy_weights(
@@ -115,12 +116,13 @@ def copy_weights(
     places = {".".join(map(str, path)): (variable, shardings[path]) for path, variable in state.flat_state()}
     devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
     one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
-    layers = ((name, value) for name, _, value in translate(actor, repeats))
-    for name, value in _translated(actor, repeats).items() if one_cpu else layers:
+    dtype = next(iter(places.values()))[0].get_value().dtype
+    layers = ((name, value) for name, _, value in translate(actor, repeats, dtype))
+    for name, value in _translated(actor, repeats, dtype).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
             arrived = value if one_cpu else multihost.reshard_locally(value, sharding)
-            variable.set_value(jax.block_until_ready(arrived.astype(variable.get_value().dtype)))
+            variable.set_value(jax.block_until_ready(arrived))
     for variable, sharding in places.values():
         old = variable.get_value()
         if isinstance(old, jax.ShapeDtypeStruct):

@@ -25,6 +25,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+DType = Literal["float32", "bfloat16"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -38,10 +39,15 @@ class ModelRecipe(_Section):
     path: str = Field(description="Hugging Face directory with weights and tokenizer, or a name on the hub")
     maxtext_name: str = Field(description="MaxText model_name of the same architecture; sizes come from config.json")
     sizes: dict[ModelSize, int | bool] = Field(default={}, description="MaxText sizes other than those of maxtext_name")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights and optimizer state")
+    dtype: DType = Field(default="float32", description="of computations, and of the sampler's and reference's weights")
+    weight_dtype: DType | None = Field(default=None, description="of the trainer's weights; null: as dtype")
     remat: Literal["minimal", "full"] = Field(
         default="minimal", description="what the backward pass recomputes; full: all activations, for the least memory"
     )
+
+    @property
+    def trainer_dtype(self) -> DType:
+        return self.weight_dtype or self.dtype
 
 
 class LoRARecipe(_Section):
@@ -286,6 +292,11 @@ class TrainingRecipe(_Section):
     b1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="AdamW β1")
     b2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.99, description="AdamW β2")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay")
+    rounding: Literal["nearest", "stochastic"] = Field(
+        default="nearest",
+        description="of steps to bfloat16 weights; nearest loses those much smaller than a weight; stochastic keeps "
+        "them on average, with moments and the sum of a step's gradients in float32",
+    )
     max_grad_norm: PositiveFloat = Field(default=1.0, description="gradients are clipped to this global norm")
     checkpoint_every: Positive = Field(default=20, description="steps between checkpoints")
     max_to_keep: Annotated[int, Field(ge=2)] = Field(

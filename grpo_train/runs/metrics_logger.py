@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import nnx
 from tunix.sft import hooks
 
 from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
@@ -160,12 +163,15 @@ class StepTimer(hooks.TrainingHooks):
 
     def on_train_end(self, train_ctx) -> None:
         now = time.perf_counter()
-        self.cluster.buffer_metrics(
-            {
-                "step/seconds_update": (now - self.update_started, np.sum),
-                "step/seconds": (now - self.last, np.sum),
-            }
-        )
+        metrics: dict[str, Any] = {
+            "step/seconds_update": (now - self.update_started, np.sum),
+            "step/seconds": (now - self.last, np.sum),
+        }
+        state: Any = nnx.as_pure(self.cluster.actor_trainer.optimizer.opt_state)
+        if (applied := optax.tree.get(state, "applied")) is not None:  # of engines.optimizer.rounded
+            # A copy, since the next update takes the state; nothing waits for it here.
+            metrics["step/update_applied"] = (jnp.copy(applied), np.mean)
+        self.cluster.buffer_metrics(metrics)
         self.last = now
 
     # Tunix's base class asks for these, too.

@@ -223,22 +223,29 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
-def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
-    With checkpoints in a folder for those of all runs, and a reward that differs between completions.
+    With checkpoints in a folder for those of all runs, and a reward that differs between completions.  And with
+    bfloat16 weights, whose rounding is noise, too, and a sum of gradients over micro-batches.
     """
 
     def noisy(prompts, completions, **_):
         return [sum(map(ord, completion)) % 97 for completion in completions]
 
     monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
-    elsewhere = {"checkpoints": str(tmp_path / "all")}
-    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=elsewhere)
+    more: dict = {"checkpoints": str(tmp_path / "all"), "rounding": rounding}
+    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=more)
+    if rounding == "stochastic":
+        parts = {"micro_batch_size": 8, "layout": "padded"}
+        twice = change(twice, model={"weight_dtype": "bfloat16"}, training=parts)
     whole = training.train(build(tmp_path / "whole", twice))
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
     assert max(row["clip_ratio"] for row in whole) > 0  # the second update is off-policy
     assert len({row["rewards/noisy/mean"] for row in whole}) == 4
+    assert all(0.8 < row.get("update_applied", 1) < 1.2 for row in whole)
+    assert ("update_applied" in whole[0]) == (rounding == "stochastic")
 
     def stop(row):
         if row["step"] == 2:

@@ -1,0 +1,100 @@
+"""Steps that are smaller than bfloat16 can say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from grpo_train.engines.optimizer import round_stochastically, rounded, sum_in_float32
+
+FLOATS = arrays(np.float32, 40, elements=st.floats(width=32, allow_subnormal=True))
+DRAWS = 4000
+
+
+def neighbours(values):
+    """The bfloat16s next to float32 values, towards zero and away from it."""
+    bits = np.asarray(values, np.float32).view(np.uint32) & 0xFFFF0000
+    return bits.view(np.float32), (bits + np.uint32(0x10000)).view(np.float32)
+
+
+def applied(state):
+    return float(optax.tree.get(state, "applied"))
+
+
+@given(FLOATS, st.integers(0, 100))
+@settings(deadline=None, max_examples=60)
+def test_a_value_becomes_one_of_its_neighbours_or_stays(values, seed):
+    found = np.asarray(round_stochastically(jnp.asarray(values), jax.random.key(seed)))
+    low, high = neighbours(values)
+    held = (values == low) | ~np.isfinite(values)  # zero, infinity, NaN, and what bfloat16 can hold
+    np.testing.assert_array_equal(found[held], values[held])
+    assert np.all((found == low) | (found == high) | held)
+
+
+def test_it_is_right_on_average():
+    generator = np.random.default_rng(0)
+    values = (generator.normal(size=256) * np.exp2(generator.integers(-60, 60, 256))).astype(np.float32)
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    found = np.asarray(jax.vmap(lambda key: round_stochastically(jnp.asarray(values), key))(keys), np.float64)
+    low, high = (each.astype(np.float64) for each in neighbours(values))
+    chance = (values - low) / (high - low)  # of the neighbour that is farther from zero
+    error = np.abs(high - low) * np.sqrt(chance * (1 - chance) / DRAWS)
+    common = (chance > 0.01) & (chance < 0.99)
+    assert np.all(np.abs(found.mean(0) - values)[common] < 4 * error[common])
+
+
+def test_the_mean_update_is_that_of_float32():
+    """Of 200 draws, at a rate of which nearest rounding leaves almost nothing."""
+    weights = {"w": jnp.asarray(np.random.default_rng(1).normal(size=20_000) * 0.05, jnp.bfloat16)}
+    gradients = jax.tree.map(lambda w: jnp.sin(100 * w), weights)
+
+    @jax.jit
+    def step(rounding_seed):
+        optimizer = rounded(optax.adamw(3e-6), "stochastic", 0)
+        state = optimizer.init(weights)._replace(update=rounding_seed)
+        changes, state = optimizer.update(gradients, state, weights)
+        return optax.apply_updates(weights, changes)["w"].astype(jnp.float32), state
+
+    before = np.asarray(weights["w"], np.float64)
+    moved = np.mean([np.asarray(step(draw)[0], np.float64) - before for draw in range(200)], axis=0)
+    full = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+    wanted, _ = optax.adamw(3e-6).update(jax.tree.map(lambda g: g.astype(jnp.float32), gradients),
+                                         optax.adamw(3e-6).init(full), full)  # fmt: skip
+    wanted = np.asarray(wanted["w"], np.float64)
+    assert (moved @ wanted) / (wanted @ wanted) == pytest.approx(1, abs=0.01)
+    assert applied(step(0)[1]) == pytest.approx(1, abs=0.2)
+
+    nearest = rounded(optax.adamw(3e-6), "nearest", 0)
+    _, state = jax.jit(nearest.update)(gradients, nearest.init(weights), weights)
+    assert applied(state) < 0.1
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_float32_weights_get_the_optimizers_own_steps(rounding):
+    weights = {"w": jnp.linspace(-1, 1, 1000)}
+    own, ours = optax.adamw(1e-3), rounded(optax.adamw(1e-3), rounding, 0)
+    wanted, _ = own.update(weights, own.init(weights), weights)
+    found, state = ours.update(weights, ours.init(weights), weights)
+    np.testing.assert_array_equal(found["w"], wanted["w"])
+    assert applied(state) == pytest.approx(1, abs=1e-4)
+
+
+def test_gradients_of_micro_batches_are_added_up_in_float32():
+    model = nnx.Linear(4, 4, use_bias=False, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    inner = optax.MultiSteps(rounded(optax.sgd(1.0), "stochastic", 0), 256)
+    optimizer = sum_in_float32(nnx.Optimizer(model, inner, wrt=nnx.Param), "stochastic")
+    gradients = nnx.state(model, nnx.Param)
+    parts = [1.0] * 100 + [1.5]  # the mean of a bfloat16 would stay 1: it has steps of 1 / 128
+    update = nnx.jit(
+        lambda model, optimizer, part: optimizer.update(model, jax.tree.map(lambda g: 0 * g + part, gradients))
+    )
+    for part in parts:
+        update(model, optimizer, jnp.bfloat16(part))
+    (mean,) = jax.tree.leaves(nnx.as_pure(optimizer.opt_state.acc_grads))
+    assert mean.dtype == jnp.float32
+    np.testing.assert_allclose(mean, np.mean(parts), rtol=1e-5)
