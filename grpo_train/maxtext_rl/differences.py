@@ -14,6 +14,7 @@ LOST = {
     "lora.alpha": "see lora.rank",
     "loss.implementation": "upstream has Tunix's own loss",
     "training.cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
+    "training.rounding": "upstream rounds to the nearest",
     "evaluation.samples": "upstream evaluates with one completion of each problem",
     "evaluation.temperature": "see evaluation.samples",
     "evaluation.top_p": "see evaluation.samples",

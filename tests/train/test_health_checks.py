@@ -161,6 +161,7 @@ def test_every_message_is_one_line_that_names_a_key_of_the_recipe(root):
         **{"completions/clipped_ratio": 1.0},
         frac_reward_zero_std=1.0,
         kl=3.0,
+        update_applied=0.01,
         **{"dynamic_sampling/uniform_groups": 1.0, "dynamic_sampling/passes": 2.0},
         entropy=lambda step: 0.4 * 0.5**step,
         reward=lambda step: math.sin(step) / 20 + (step < 15) * step / 14,

@@ -341,8 +341,8 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     # From the timer, the reference model's, the recorder and pipeline.validation.
     written |= {"seconds", "seconds_update", "tokens_per_second", "step", "learning_rate"}
     written |= {"validation_accuracy", "validation_lenient"}
-    # From the learner, where a recipe asks for them (test_rows_of_a_run_with_every_measurement).
-    written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups"}
+    # From learner and optimizer, where a recipe asks for them.
+    written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
