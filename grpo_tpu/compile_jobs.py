@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.layouts import Layout
-from grpo_train.recipes.schema import LoRARecipe
+from grpo_train.recipes.schema import DType, LoRARecipe
 
 GIB = 2**30
 
@@ -61,7 +61,9 @@ class Program(SavedModel):
     quick: bool = False  # low compiler optimization effort: a tenth of the time, about the same size
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
     lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # update: of the optimizer, which is made of the recipe
+    # update: of the optimizer, which is made of the recipe
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    optimizer_dtype: DType = "float32"
 
     @property
     def title(self) -> str:

@@ -108,9 +108,8 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
-                lowered, more = _lower_update(
-                    program, make_optimizer(training, iterations, seed=0), training.rounding, mesh, model
-                )
+                own = make_optimizer(training, iterations, seed=0, weights=program.model.trainer_dtype)
+                lowered, more = _lower_update(program, own, mesh, model)
             return _compile(program, lowered, facts | more)
 
 
@@ -185,6 +184,8 @@ def maxtext_config(program: Program) -> Any:
         settings |= {"base_num_decoder_layers": program.layers, "override_model_config": True}
     path = program.model.path
     weights = any((folder / "config.json").is_file() for folder in (Path(path), environment.repo_root() / path))
+    if weights:
+        maxtext_model.register_architecture(program.model)
     return pyconfig.initialize(maxtext_model.maxtext_arguments(program.model, weights=weights, **settings))
 
 
@@ -214,14 +215,14 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     return config, mesh, nnx.merge(graph, jax.tree.map(lambda leaf: _placed(leaf, leaf.sharding, mesh), state))
 
 
-def _lower_update(program, own_optimizer, rounding, mesh, model):
+def _lower_update(program, own_optimizer, mesh, model):
     """Tunix's training step of one micro-batch, jitted and donated as tunix.sft.peft_trainer (0.1.7) does it."""
     from tunix.rl.algo_core import grpo_loss_fn
     from tunix.rl.grpo.grpo_learner import GRPOConfig
     from tunix.sft.peft_trainer import PeftTrainer
 
     from grpo_train import losses
-    from grpo_train.engines.optimizer import sum_in_float32
+    from grpo_train.engines.optimizer import sum_in
     from grpo_train.losses import packing
 
     if program.layout == "groups":
@@ -229,7 +230,9 @@ def _lower_update(program, own_optimizer, rounding, mesh, model):
     # The accumulation's length is a constant in the program, and 1 accumulates too.
     chain = optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
-    optimizer = nnx.eval_shape(lambda model: sum_in_float32(nnx.Optimizer(model, chain, wrt=trained), rounding), model)
+    optimizer = nnx.eval_shape(
+        lambda model: sum_in(nnx.Optimizer(model, chain, wrt=trained), program.optimizer_dtype), model
+    )
     graph, state = nnx.split(optimizer)
     specs = nnx.get_partition_spec(state)
     state = jax.tree.map(lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh), state, specs)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
@@ -31,6 +33,9 @@ SAVED = Path("assets") / "preflight"
 
 # engines.tunix_sampler.LONG_PROMPT: an evaluation takes fewer prompts at once when they are longer.
 EVALUATED_LENGTH = 128
+
+# initializer_range of Llama's and Qwen's config.json.
+SPREAD = 0.02
 
 
 class Compiled(SavedModel):
@@ -154,6 +159,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
             old=old,
             lora=recipe.lora,
             rounding=recipe.training.rounding,
+            optimizer_dtype=recipe.training.optimizer_dtype,
             **common,
             **rows,
         )
@@ -280,6 +286,12 @@ def _notes(
         )
     elif update.devices < recipe.hardware.slice.devices:
         yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
+    yield _update_applied(recipe)
+    saved = compilation.optimizer_shard + (0 if recipe.lora.rank else compilation.parameter_shard)
+    yield (
+        f"a checkpoint takes about {saved * update.devices / 1e9:.2g} GB; while one is written there are "
+        f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)"
+    )
     if recipe.grpo.dynamic_sampling:
         yield (
             f"the lower bound is of a step that samples once; dynamic sampling does it up to "
@@ -297,6 +309,35 @@ def _notes(
             f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
             f"{kv_cache.requested} at once, so some may wait"
         )
+
+
+def _update_applied(recipe: Recipe) -> str:
+    """What the metric of this name will be."""
+    if recipe.model.trainer_dtype == "float32":
+        return "update_applied is 1: float32 weights take the whole of a step"
+    if recipe.training.rounding == "stochastic":
+        return "update_applied will be about 1: bfloat16 weights with stochastic rounding"
+    from grpo_train.engines.optimizer import nearest_moves
+
+    weights, source = _some_weights(recipe.model.path)
+    rate = recipe.training.learning_rate
+    applied, moved = nearest_moves(weights, rate)
+    return (
+        f"update_applied will be about {applied:.2g}: {moved:.1%} of the bfloat16 weights move in a step of {rate:g} "
+        f"({source}); set training.rounding=stochastic or model.weight_dtype=float32"
+    )
+
+
+def _some_weights(path: str) -> tuple[Any, str]:
+    """The first rows of the base's weights, where they are at hand, else of the usual spread; and which."""
+    from safetensors import safe_open
+
+    if not (files := sorted((environment.repo_root() / path).glob("*.safetensors"))):
+        drawn = np.random.default_rng(0).normal(scale=SPREAD, size=1_000_000).astype(np.float32)
+        return drawn, f"weights drawn from N(0, {SPREAD}²), the base's are not here"
+    with safe_open(files[0], framework="flax") as file:
+        names = file.keys()
+        return [file.get_slice(name)[:64] for name in names], "the base's weights"
 
 
 def _sampler_notes(recipe: Recipe, decode: Program) -> Iterator[str]:

@@ -33,7 +33,7 @@ from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import read_jsonl, write_text_atomic
 from grpo_tpu import random_model
 from grpo_tpu.placeholder_problems import write_placeholders
 from grpo_train.recipes import HardwareRecipe, ProblemsRecipe, Recipe, differences, dump_recipe, parse_recipe
@@ -72,6 +72,7 @@ class SmokeTest:
     report: str | None = None
     weights: int | None = None
     mean_gap: float | None = None
+    update_applied: float | None = None  # the least of all steps, of the model of the recipe's architecture
     changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -325,6 +326,9 @@ def run(
     if exit_code == 0 and summary.is_file() and sync.is_file() and report.is_file():
         check = json.loads(sync.read_text(encoding="utf-8"))
         result.weights, result.mean_gap = check["weights"], check["mean_gap"]
+        metrics = [run / "metrics.jsonl" for run in (random_run, directory)]
+        rows = read_jsonl(next(path for path in metrics if path.is_file()))
+        result.update_applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
         result.passed, result.report = True, str(report)
         result.architecture = random_model.family(recipe.model)
     else:
@@ -341,7 +345,7 @@ def verdict(result: SmokeTest) -> str:
     kind = f", architecture {result.architecture}" if result.architecture else ""
     return (
         f"{start} passed ({result.seconds:.0f} s, engine {result.engine}{kind}): {result.weights} weights arrived, "
-        f"gap {result.mean_gap:.1e} nats, report {result.report}"
+        f"gap {result.mean_gap:.1e} nats, update_applied {result.update_applied:.3f}, report {result.report}"
     )
 
 

@@ -142,7 +142,7 @@ def train(
 
         connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
     # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
-    with connected as number, PreemptionHandler() as preemption:
+    with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
         if number:  # process 0 does all file I/O and logging
             _worker_main(resolved, directory, preemption)
         else:
@@ -298,8 +298,8 @@ def main() -> None:
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         _exit(2)
-    except Interrupted:
-        print(f"stopped by SIGTERM; {RESUMABLE}", file=sys.stderr)
+    except Interrupted as reason:
+        print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
         _exit(EXIT_CODE)
     except SystemExit as end:
         if end.code == 130:  # typer's, after Ctrl-C

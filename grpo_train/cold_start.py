@@ -76,8 +76,8 @@ def fine_tune(
         return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0))
-    if recipe.training.rounding == "stochastic":
-        optimizer = rounded(optimizer, "stochastic", recipe.seed)
+    if recipe.model.trainer_dtype == "bfloat16":
+        optimizer = rounded(optimizer, recipe.training.rounding, recipe.training.optimizer_dtype, recipe.seed)
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,

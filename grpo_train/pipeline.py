@@ -24,6 +24,7 @@ from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.cluster import require_engine
+from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import Recipe
 from grpo_train.report.comparison import read_json
@@ -76,6 +77,13 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     if rows := describe_filtering(recipe.problems):
         log(rows)
     session = training.build_session(recipe, directory, problems, start(recipe, directory, taught, log), log)
+    rate = recipe.training.learning_rate
+    if recipe.model.trainer_dtype == "bfloat16" and recipe.training.rounding == "nearest":
+        applied, moved = nearest_moves(session.actor.weights(), rate)
+        log(
+            f"warning: of steps of {rate:g} the bfloat16 weights take {applied:.1%} (update_applied), and {moved:.1%} "
+            "of them move; set training.rounding=stochastic or model.weight_dtype=float32"
+        )
     if session.num_filtered:
         log(
             f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "

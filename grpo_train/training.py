@@ -232,6 +232,7 @@ def build_session(
                 recipe.training,
                 recipe.grpo.iterations,
                 recipe.seed,
+                recipe.model.trainer_dtype,
                 plan,
                 actor,
                 kl_reference,

@@ -45,6 +45,10 @@ def test_finder_goes_past_a_shim_that_fails(find_python, place: str) -> None:
 # --- requirements/ --------------------------------------------------------------------------------------------
 
 
+# Of pure Python, without a wheel in any version.
+ONLY_SOURCE = ["antlr4-python3-runtime", "promise", "colorful", "smart-open"]
+
+
 def pins(path: Path) -> dict[str, str]:
     """Return name → version of a lock."""
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE))
@@ -54,6 +58,23 @@ def test_no_lock_names_an_index(root: Path) -> None:
     for path in (root / "requirements").iterdir():
         text = path.read_text(encoding="utf-8")
         assert not [word for word in ("-url", "-links", "://", "file:") if word in text], path.name
+
+
+@pytest.mark.long(minutes=1)
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [*((name, version) for name in ("bootstrap", "cpu", "smollm2") for version in ("3.12", "3.13")), ("tpu", "3.12")],
+)  # vllm-tpu 0.31.0 has no wheel for Python 3.13
+def test_every_package_of_a_lock_has_a_file_for_this_python(root: Path, tmp_path: Path, name, version) -> None:
+    lock = root / "requirements" / f"{name}.lock"
+    environment = [f"--python={sys.executable}", f"--python-version={version}", f"--target={tmp_path}"]
+    files = ["--only-binary=:all:", *(f"--no-binary={name}" for name in ONLY_SOURCE)]
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--dry-run", "--no-deps", "--require-hashes"]
+    found = subprocess.run([*uv, *environment, *files, "-r", str(lock)], capture_output=True, text=True, timeout=300)
+    if "error sending request" in found.stderr:
+        pytest.skip("the package index, for every file of the locks")
+    assert found.returncode == 0, found.stderr[-800:]
+    assert int(re.findall(r"Would install (\d+)", found.stderr)[0]) > 0.98 * len(pins(lock))  # some are for macOS
 
 
 def test_cpu_lock_is_a_subset_of_tpu_lock(root: Path) -> None:

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Print the path of a Python that can make the course's environment: 3.12 or 3.13, with venv and pip.
+# Print the path of a Python that can make the course's environment: 3.12 or 3.13, with venv and pip, or beside uv, which
+# makes environments without them (Colab).
 # A python3.12 on PATH may be a shim that fails, so every candidate is run before it is believed.
 set -u
 usable() { # usable COMMAND: run it, and let it print where it really is
-  "$1" -I -c 'import sys, ensurepip, ssl, venv
+  "$1" -I -c 'import importlib.util, shutil, ssl, sys
+importlib.util.find_spec("ensurepip") or shutil.which("uv") or sys.exit(1)
 sys.exit(1) if not (3, 12) <= sys.version_info < (3, 14) else print(sys.executable)' 2>/dev/null
 }
 

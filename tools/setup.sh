@@ -24,6 +24,8 @@ if [ "$venv" = .venv-tpu ] && [ "$(uname -sm)" != "Linux x86_64" ]; then
   exit 1
 fi
 python=$(tools/find-python.sh)
+# Colab sets these for its own environment; two name files that do not exist.
+unset UV_CONSTRAINT UV_BUILD_CONSTRAINT UV_OVERRIDE UV_SYSTEM_PYTHON UV_PRERELEASE
 mkdir -p .cache
 : > $log
 export UV_CACHE_DIR=${UV_CACHE_DIR:-$PWD/.cache/uv} UV_NO_PROGRESS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -41,7 +43,11 @@ fail() { # say in one line what went wrong; the details are in the log
 # An environment without a stamp, or one that was moved, is not to be trusted.
 if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$PWD" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null; }; then
   echo "setup: making $venv with $python"
-  "$python" -m venv --clear "$venv" >> $log 2>&1 || fail "python -m venv failed"
+  if "$python" -c 'import ensurepip, venv' 2> /dev/null; then
+    "$python" -m venv --clear "$venv" >> $log 2>&1 || fail "python -m venv failed"
+  else
+    uv venv --clear --seed --python "$python" "$venv" >> $log 2>&1 || fail "uv venv failed"
+  fi
 fi
 rm -f "$stamp"
 echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' "$lock") packages of $lock" \

@@ -17,10 +17,10 @@ from tunix.sft import metrics_logger
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import maxtext_model, tunix_sampler
-from grpo_train.engines.optimizer import make_optimizer, sum_in_float32
+from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.losses import packing
 from grpo_train.recipes.batch_plan import BatchPlan
-from grpo_train.recipes.schema import HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
+from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
 from grpo_train.runs import multihost
 
 
@@ -117,6 +117,7 @@ def make_cluster(
     training: TrainingRecipe,
     iterations: int,
     seed: int,
+    weights: DType,
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     reference: Any,
@@ -136,6 +137,7 @@ def make_cluster(
       name: of the run.
       iterations: updates per step.
       seed: of the noise of stochastic rounding.
+      weights: dtype of the actor's.
       sampler: by sampler_class; sampler_devices: where it samples, None: on the actor's mesh.
       reference: the model of the KL penalty, or None without one.
       checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
@@ -153,7 +155,7 @@ def make_cluster(
             rollout_engine=sampler,
             rollout_config=rollout_config,
             training_config=rl.RLTrainingConfig(
-                actor_optimizer=make_optimizer(training, iterations, seed),
+                actor_optimizer=make_optimizer(training, iterations, seed, weights),
                 # Tunix counts updates; a step here is a batch, with all its updates.
                 max_steps=training.steps * iterations,
                 eval_every_n_steps=training.steps * iterations + 1,
@@ -173,7 +175,7 @@ def make_cluster(
             ),
         ),
     )
-    sum_in_float32(cluster.actor_trainer.optimizer, training.rounding)
+    sum_in(cluster.actor_trainer.optimizer, training.optimizer_dtype)
     return cluster
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from grpo_train.recipes.schema import TrainingRecipe
+from grpo_train.recipes.schema import DType, TrainingRecipe
 
 
 class RoundingState(NamedTuple):
@@ -45,10 +47,14 @@ def learning_rates(training: TrainingRecipe) -> np.ndarray:
     return np.broadcast_to(np.asarray(rates), training.steps)
 
 
-def make_optimizer(training: TrainingRecipe, iterations: int, seed: int) -> optax.GradientTransformation:
+def make_optimizer(
+    training: TrainingRecipe, iterations: int, seed: int, weights: DType = "float32"
+) -> optax.GradientTransformation:
     """AdamW after clipping by the global norm, for `iterations` updates a step; preflight compiles the same.
 
-    `seed`: of the noise of stochastic rounding.
+    Args:
+      seed: of the noise of stochastic rounding.
+      weights: their dtype.  Steps to bfloat16 weights are `rounded`.
     """
     schedule = learning_rate_schedule(training)
     rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
@@ -56,67 +62,89 @@ def make_optimizer(training: TrainingRecipe, iterations: int, seed: int) -> opta
         optax.clip_by_global_norm(training.max_grad_norm),
         optax.adamw(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
     )
-    return chain if training.rounding == "nearest" else rounded(chain, training.rounding, seed)
+    return chain if weights == "float32" else rounded(chain, training.rounding, training.optimizer_dtype, seed)
 
 
-def rounded(inner: optax.GradientTransformation, rounding: str, seed: int) -> optax.GradientTransformation:
-    """An optimizer whose steps u reach bfloat16 weights w as `rounding` says; float32 weights get w + u.
+def rounded(inner: optax.GradientTransformation, rounding: str, kept: DType, seed: int) -> optax.GradientTransformation:
+    """An optimizer that computes in float32, and whose steps u reach bfloat16 weights w as `rounding` says.
 
     A step of Adam is about the learning rate, and a bfloat16 has 8 bits: rounded to `nearest`, w + u is w again where
     |u| is below about |w| / 512.  `stochastic` rounds up or down by chance, so that w + u is right on average (S. Gupta
-    et al., "Deep Learning with Limited Numerical Precision", arXiv:1502.02551, section 3); the optimizer then computes
-    in float32.  The noise follows from seed, update and the weight's name, not from devices or processes.
+    et al., "Deep Learning with Limited Numerical Precision", arXiv:1502.02551, section 3).  The noise follows from
+    seed, update and the weight's name, not from devices or processes.
+
+    Adam's moments are kept in `kept`, rounded in the same way: in bfloat16 the change of the second one, 1 - b2 of it,
+    is too small for `nearest`, too.  float32 weights get w + u.
 
     The state's `applied` is <Δw, u> / <u, u> over all weights: the part of the step that they took.
 
     The TPU's own instruction (pltpu.stochastic_round) takes the random bits as an argument, too: it would save an
     addition and a mask, and needs a kernel for each weight.
     """
-    exact = _float32 if rounding == "stochastic" else lambda tree: tree
+
+    def hold(values: Any, key: jax.Array) -> Any:
+        """float32 arrays of a tree by what bfloat16 can say."""
+
+        def one(path: Any, value: jax.Array) -> jax.Array:
+            name = zlib.crc32(jax.tree_util.keystr(path).encode())
+            return ROUNDINGS[rounding](value, jax.random.fold_in(key, name)) if _is_float(value) else value
+
+        return jax.tree_util.tree_map_with_path(one, values)
 
     def init(weights: Any) -> RoundingState:
-        return RoundingState(jnp.zeros((), jnp.int32), jnp.ones(()), inner.init(exact(weights)))
+        return RoundingState(jnp.zeros((), jnp.int32), jnp.ones(()), _cast(inner.init(_cast(weights, "float32")), kept))
+
+    def compute(gradients: Any, state: RoundingState, weights: Any) -> tuple[Any, Any, Any]:
+        """The steps, what the weights take of them, and the new moments."""
+        key = jax.random.fold_in(jax.random.key(seed), state.update)
+        before = _cast(weights, "float32")
+        steps, moments = inner.update(_cast(gradients, "float32"), _cast(state.inner, "float32"), before)
+
+        def change(weight: jax.Array, held: jax.Array, full: jax.Array, step: jax.Array) -> jax.Array:
+            # The difference is exact in float32, so that added to the weight it gives the rounded one.
+            return step if weight.dtype == jnp.float32 else held - full
+
+        changes = jax.tree.map(change, weights, hold(jax.tree.map(jnp.add, before, steps), key), before, steps)
+        if kept == "bfloat16":
+            moments = _cast(hold(moments, jax.random.fold_in(key, 1)), kept)
+        return steps, changes, moments
 
     def update(gradients: Any, state: RoundingState, weights: Any = None) -> tuple[Any, RoundingState]:
-        steps, inner_state = inner.update(exact(gradients), state.inner, exact(weights))
-        key = jax.random.fold_in(jax.random.key(seed), state.update)
-
-        def change(path: Any, step: jax.Array, weight: jax.Array) -> jax.Array:
-            if weight.dtype == jnp.float32 or rounding == "nearest":
-                return step
-            name = zlib.crc32(jax.tree_util.keystr(path).encode())
-            # The difference is exact in float32, so that added to the weight it gives the rounded one.
-            return round_stochastically(weight + step, jax.random.fold_in(key, name)) - weight
-
-        changes = jax.tree_util.tree_map_with_path(change, steps, weights)
-        whole = optax.tree.vdot(_float32(steps), _float32(steps))
-        applied = jnp.where(whole > 0, optax.tree.vdot(taken(weights, changes), _float32(steps)) / whole, 1.0)
-        return changes, RoundingState(state.update + 1, applied, inner_state)
+        steps, changes, _ = compute(gradients, state, weights)
+        whole, taken = (optax.tree.sum(jax.tree.map(jnp.multiply, steps, each)) for each in (steps, changes))
+        applied = jnp.where(whole > 0, taken / whole, 1.0)
+        # Again: else XLA keeps float32 steps of all weights, or a copy of the moments, for these sums (7 GiB of a
+        # Llama 8B's 4 chips).  Twice takes time that nothing notices.
+        gradients, state, weights, applied = jax.lax.optimization_barrier((gradients, state, weights, applied))
+        _, changes, moments = compute(gradients, state, weights)
+        # optax.MultiSteps keeps its sum of gradients in the dtype of the changes.  In bfloat16 they are exact but where
+        # a step is larger than its weight, and the sum of a few micro-batches is off by half a per cent at most.
+        return _cast(changes, kept), RoundingState(state.update + 1, applied, moments)
 
     return optax.GradientTransformation(init, update)
 
 
-def taken(weights: Any, changes: Any) -> Any:
-    """What weights move by when changes are added to them, in float32."""
-
-    def of_one(weight: jax.Array, change: jax.Array) -> jax.Array:
-        before = weight.astype(jnp.float32)
-        bits = jnp.finfo(weight.dtype)
-        # XLA leaves out a conversion to bfloat16 and back; this it computes.
-        return jax.lax.reduce_precision(before + change.astype(jnp.float32), bits.nexp, bits.nmant) - before
-
-    return jax.tree.map(of_one, weights, changes)
-
-
-def sum_in_float32(optimizer: nnx.Optimizer, rounding: str) -> nnx.Optimizer:
-    """Where rounding is stochastic, let optax.MultiSteps add up the gradients of micro-batches in float32.
-
-    optax 0.2.6 begins the sum in the weights' dtype, and goes on in that of the steps, which are float32 then.
-    """
-    sums: Any = getattr(optimizer.opt_state, "acc_grads", ()) if rounding == "stochastic" else ()
+def sum_in(optimizer: nnx.Optimizer, dtype: DType) -> nnx.Optimizer:
+    """Let optax.MultiSteps add up the gradients of micro-batches in this dtype; optax 0.2.6 takes the weights'."""
+    sums: Any = getattr(optimizer.opt_state, "acc_grads", ())
     for variable in jax.tree.leaves(sums, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        variable.set_value(variable.get_value().astype(jnp.float32))
+        variable.set_value(variable.get_value().astype(dtype))
     return optimizer
+
+
+@jax.jit
+def nearest_moves(weights: Any, rate: float) -> tuple[jax.Array, jax.Array]:
+    """(`update_applied`, share of the weights that move) when all weights, in bfloat16, get a step of `rate`, as Adam's
+    are, rounded to the nearest."""
+    full = [round_to_nearest(array.astype(jnp.float32)) for array in jax.tree.leaves(weights)]
+    moves = [round_to_nearest(array + rate) - array for array in full]
+    moved, size = [move != 0 for move in moves], sum(array.size for array in full)
+    return optax.tree.sum(moves) / (rate * size), optax.tree.sum(moved) / size
+
+
+def round_to_nearest(values: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    """float32 values that bfloat16 can hold.  XLA leaves out a conversion to bfloat16 and back; this it computes."""
+    return jax.lax.reduce_precision(values, 8, 7)
 
 
 def round_stochastically(values: jax.Array, key: jax.Array) -> jax.Array:
@@ -126,10 +154,32 @@ def round_stochastically(values: jax.Array, key: jax.Array) -> jax.Array:
     carries with the probability that the lower half is of a whole.  NaN and infinity stay what they are.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    noise = jax.random.bits(key, values.shape, jnp.uint16).astype(jnp.uint32)
-    new = jax.lax.bitcast_convert_type((bits + noise) & jnp.uint32(0xFFFF0000), jnp.float32)
+    new = jax.lax.bitcast_convert_type((bits + _noise(values.shape, key)) & jnp.uint32(0xFFFF0000), jnp.float32)
     return jnp.where(jnp.isfinite(values), new, values)
 
 
-def _float32(tree: Any) -> Any:
-    return jax.tree.map(lambda array: array.astype(jnp.float32), tree)
+def _noise(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """16 random bits for each element, as uint32: a hash of its index and the key.
+
+    Tried: jax.random.bits.  On a TPU XLA writes all bits of a weight to memory (5 GiB of a Llama 8B's 4 chips), and
+    those of its fast generators (rbg) depend on how the weight is sharded.  This is computed where it is added.
+    """
+    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
+    parts = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(by) for axis, by in enumerate(strides)]
+    hashed = functools.reduce(jnp.add, parts, jnp.zeros(shape, jnp.uint32))
+    for word in jax.random.key_data(key):
+        hashed ^= word
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # C. Wellons, lowbias32
+            hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
+    return hashed >> 16
+
+
+ROUNDINGS = {"nearest": round_to_nearest, "stochastic": round_stochastically}
+
+
+def _is_float(array: jax.Array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def _cast(tree: Any, dtype: DType) -> Any:
+    return jax.tree.map(lambda array: array.astype(dtype) if _is_float(array) else array, tree)

@@ -15,6 +15,8 @@ LOST = {
     "loss.implementation": "upstream has Tunix's own loss",
     "training.cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
     "training.rounding": "upstream rounds to the nearest",
+    "training.optimizer_dtype": "upstream keeps both in the weights' dtype",
+    "training.stop_after": "upstream has no option for it",
     "evaluation.samples": "upstream evaluates with one completion of each problem",
     "evaluation.temperature": "see evaluation.samples",
     "evaluation.top_p": "see evaluation.samples",

@@ -45,7 +45,8 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
     if (directory / "recipe.yaml").is_file():
         if overwrite:
             return False
-        if differing := differences(load_recipe(directory / "recipe.yaml"), recipe):
+        hours = f"training.stop_after={recipe.training.stop_after or 'null'}"  # another session may have more or fewer
+        if differing := differences(load_recipe(directory / "recipe.yaml", [hours]), recipe):
             raise CourseError(
                 f"run {directory} was started with another recipe ({'; '.join(differing)}); continue it with its own, "
                 "replace it with --overwrite, or choose another name with --run NAME"

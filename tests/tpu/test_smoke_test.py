@@ -222,12 +222,14 @@ def test_passing_needs_a_summary_and_a_report(tmp_path, monkeypatch):
     assert result.exit_code == 0 and not result.passed
     run = tmp_path / "runs" / "trial"
     sync = json.dumps({"weights": 13, "mean_gap": 0.002})
-    for name, text in {"report.html": "", "summary.json": "{}", "sync.json": sync}.items():
+    rows = '{"update_applied": 0.96}\n{"update_applied": 1.02}\n'
+    for name, text in {"report.html": "", "summary.json": "{}", "sync.json": sync, "metrics.jsonl": rows}.items():
         write_text_atomic(run / name, text)
     with pytest.raises(CourseError, match="--overwrite"):
         outcome(tmp_path, monkeypatch, "pass")
     result, _ = outcome(tmp_path, monkeypatch, "pass", overwrite=True)
     assert result.passed and (result.weights, result.mean_gap, result.architecture) == (13, 0.002, "qwen3")
+    assert result.update_applied == 0.96
 
 
 @pytest.mark.parametrize(("more", "listed"), [([], "steps: 100 -> 2"), (["--json", "--steps", "3"], "steps: 100 -> 3")])

@@ -1,11 +1,13 @@
-"""Checkpoints: when they are saved, which one a run continues from, and which cannot be read."""
+"""Checkpoints: when they are saved, which a run continues from, which cannot be read; and runs that stop in time."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from etils import epath
+from helpers import wait_for
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
@@ -16,6 +18,7 @@ import jax  # noqa: E402
 import orbax.checkpoint as ocp  # noqa: E402
 
 from grpo_train.runs import checkpoints  # noqa: E402
+from grpo_train.runs.preemption import Interrupted, PreemptionHandler  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +83,10 @@ def test_a_checkpoint_without_its_row_is_taken_again_but_not_for_rows_that_were_
     assert checkpoints.updates(folder) == [2, 4]
     checkpoints.drop_unlogged_checkpoint(folder, rows, iterations)
     assert checkpoints.updates(folder) == left
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_run_stops_when_its_time_is_over(deferred):
+    with pytest.raises(Interrupted, match="stop_after"), PreemptionHandler("1s") as preemption:  # noqa: SIM117
+        with preemption.defer() if deferred else contextlib.nullcontext():
+            assert wait_for(preemption.requested) == deferred

@@ -44,6 +44,7 @@ IN_THE_FILES = {
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
     "training.layout": "packed", "model.weight_dtype": "bfloat16", "training.rounding": "stochastic",
+    "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
     "model.sizes": "{base_mlp_dim: 128}", "model.remat": "full", "hardware.accelerator": "v6e-8",
     "problems.difficulty": "hard", "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",
@@ -59,6 +60,7 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "training.optimizer_dtype": ["model.dtype=bfloat16"],
 }
 
 
@@ -113,7 +115,7 @@ def test_maxtext_accepts_the_list_and_reads_the_recipe_in_it(path):
     grpo, training, rollout, hardware = recipe.grpo, recipe.training, recipe.rollout, recipe.hardware
     asked = recipe.model.sizes | {
         "model_name": recipe.model.maxtext_name,
-        "weight_dtype": recipe.model.dtype,
+        "weight_dtype": recipe.model.trainer_dtype,
         "dtype": recipe.model.dtype,
         "remat_policy": recipe.model.remat,
         "train_steps": training.steps,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_train.engines.optimizer import round_stochastically, rounded, sum_in_float32
+from grpo_train.engines.optimizer import nearest_moves, round_stochastically, rounded, sum_in
 
 FLOATS = arrays(np.float32, 40, elements=st.floats(width=32, allow_subnormal=True))
 DRAWS = 4000
@@ -55,7 +55,7 @@ def test_the_mean_update_is_that_of_float32():
 
     @jax.jit
     def step(rounding_seed):
-        optimizer = rounded(optax.adamw(3e-6), "stochastic", 0)
+        optimizer = rounded(optax.adamw(3e-6), "stochastic", "float32", 0)
         state = optimizer.init(weights)._replace(update=rounding_seed)
         changes, state = optimizer.update(gradients, state, weights)
         return optax.apply_updates(weights, changes)["w"].astype(jnp.float32), state
@@ -69,25 +69,41 @@ def test_the_mean_update_is_that_of_float32():
     assert (moved @ wanted) / (wanted @ wanted) == pytest.approx(1, abs=0.01)
     assert applied(step(0)[1]) == pytest.approx(1, abs=0.2)
 
-    nearest = rounded(optax.adamw(3e-6), "nearest", 0)
+    nearest = rounded(optax.adamw(3e-6), "nearest", "float32", 0)
     _, state = jax.jit(nearest.update)(gradients, nearest.init(weights), weights)
-    assert applied(state) < 0.1
+    foreseen, moved = nearest_moves(weights, 3e-6)
+    assert 0 < moved < foreseen < 0.1
+    assert applied(state) == pytest.approx(float(foreseen), abs=0.02)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_float32_weights_get_the_optimizers_own_steps(rounding):
     weights = {"w": jnp.linspace(-1, 1, 1000)}
-    own, ours = optax.adamw(1e-3), rounded(optax.adamw(1e-3), rounding, 0)
+    own, ours = optax.adamw(1e-3), rounded(optax.adamw(1e-3), rounding, "float32", 0)
     wanted, _ = own.update(weights, own.init(weights), weights)
     found, state = ours.update(weights, ours.init(weights), weights)
     np.testing.assert_array_equal(found["w"], wanted["w"])
     assert applied(state) == pytest.approx(1, abs=1e-4)
 
 
+def test_moments_in_bfloat16_keep_small_changes():
+    """b2 = 0.999 changes the second moment by a thousandth of it: less than half of what bfloat16 can say."""
+    weights = {"w": jnp.ones(20_000, jnp.bfloat16)}
+    gradients = {"w": jnp.full(20_000, 0.1, jnp.bfloat16)}
+    optimizer = rounded(optax.adamw(3e-6, b2=0.999), "stochastic", "bfloat16", 0)
+    state, update = optimizer.init(weights), jax.jit(optimizer.update)
+    for _ in range(300):
+        changes, state = update(gradients, state, weights)
+    second = optax.tree.get(state, "nu")["w"]
+    assert second.dtype == changes["w"].dtype == jnp.bfloat16
+    wanted = float(gradients["w"][0]) ** 2 * (1 - 0.999**300)
+    assert float(second.astype(jnp.float32).mean()) == pytest.approx(wanted, rel=0.01)
+
+
 def test_gradients_of_micro_batches_are_added_up_in_float32():
     model = nnx.Linear(4, 4, use_bias=False, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    inner = optax.MultiSteps(rounded(optax.sgd(1.0), "stochastic", 0), 256)
-    optimizer = sum_in_float32(nnx.Optimizer(model, inner, wrt=nnx.Param), "stochastic")
+    inner = optax.MultiSteps(rounded(optax.sgd(1.0), "stochastic", "float32", 0), 256)
+    optimizer = sum_in(nnx.Optimizer(model, inner, wrt=nnx.Param), "float32")
     gradients = nnx.state(model, nnx.Param)
     parts = [1.0] * 100 + [1.5]  # the mean of a bfloat16 would stay 1: it has steps of 1 / 128
     update = nnx.jit(

@@ -130,14 +130,14 @@ EVERY = [f"{path}{suffix}" for path in TPU for suffix in ("", *(f"@{name}" for n
 
 
 @pytest.mark.parametrize("path", EVERY, ids=lambda path: Path(path).name)
-def test_a_tpu_recipe_names_its_slice_and_its_engine(path):
+def test_a_tpu_recipe_fits_its_slice(path):
     recipe = load_recipe(path)
     assert recipe.hardware.slice.devices >= recipe.hardware.trainer_count()
     several = recipe.plan.processes > 1
-    assert recipe.rollout.engine == ("tunix" if several or path.endswith("@tunix") else "vllm")
+    assert recipe.rollout.engine == "tunix" or not several
     assert recipe.hardware.colocated or not several
     # The draft of a value that nobody filled in would be the whole batch at once.
-    assert recipe.plan.micro_batch_size <= 4 * recipe.hardware.trainer_count()
+    assert recipe.plan.micro_batch_size <= max(4 * recipe.hardware.trainer_count(), recipe.grpo.group_size)
 
 
 def test_a_profile_changes_what_it_says_and_the_name():

@@ -74,7 +74,7 @@ each_shape = pytest.mark.parametrize(
 def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "grpo_tpu.cli", "smoke-test", str(RECIPES / name), "--runs", str(folder), "--json"]
     command += ["--engine", ENGINES[name]]
-    if load_recipe(RECIPES / name).model.dtype == "bfloat16":
+    if load_recipe(RECIPES / name).model.trainer_dtype == "float32":
         command += ["--base", str(base)]
     variables = os.environ | {"GSM8K_DIR": str(gsm8k or "")}
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=variables)
@@ -82,7 +82,7 @@ def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess
 
 @pytest.fixture(scope="module")
 def processes(request, tmp_path_factory) -> dict[str, Future]:
-    """One smoke test per selected recipe, two at a time (one, under pytest-xdist).  They share a bfloat16 model."""
+    """One smoke test per selected recipe, two at a time (one, under pytest-xdist).  They share a float32 model."""
     from grpo_train.engines import conversion
 
     try:
@@ -107,6 +107,7 @@ def test_it_passes(name, processes):
     recipe = load_recipe(RECIPES / name)
     assert result["passed"] and result["engine"] == ENGINES[name]
     assert result["weights"] > 0 and result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
+    assert result["update_applied"] > 0.9
     assert result["architecture"] == random_model.family(recipe.model)
 
     run = Path(result["run"])
