@@ -139,7 +139,7 @@ def nearest_moves(weights: Any, rate: float) -> tuple[jax.Array, jax.Array]:
     full = [round_to_nearest(array.astype(jnp.float32)) for array in jax.tree.leaves(weights)]
     moves = [round_to_nearest(array + rate) - array for array in full]
     moved, size = [move != 0 for move in moves], sum(array.size for array in full)
-    return optax.tree.sum(moves) / (rate * size), optax.tree.sum(moved) / size
+    return jnp.asarray(optax.tree.sum(moves)) / (rate * size), jnp.asarray(optax.tree.sum(moved)) / size
 
 
 def round_to_nearest(values: jax.Array, key: jax.Array | None = None) -> jax.Array:

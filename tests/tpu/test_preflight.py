@@ -218,4 +218,4 @@ def test_a_margin_smaller_than_the_weights_is_pointed_out():
     assert 0 < result.margin < 2 * GIB
     assert any(f"would be {2 - result.margin / GIB:.2f} GiB short" in note for note in result.notes)
     one = recipe(training={"prompts_per_step": 8, "micro_batch_size": 64})
-    assert not preflight.examine(one, compiler).notes
+    assert not any(" short" in note for note in preflight.examine(one, compiler).notes)
