@@ -94,8 +94,8 @@ def test_the_compiler_s_sizes_are_those_of_the_parameters(results, sizes):
     count, own = parameters(sizes), found.parameter_shard + found.optimizer_shard + found.batch
     assert found.parameters == count
     assert found.parameter_bytes == 2 * count  # bfloat16
-    # Two moments and the accumulated gradients; norms are not split, so a shard is a little more than a quarter.
-    assert found.optimizer_shard == pytest.approx(3 * 2 * count / 4, rel=0.01)
+    # Two moments and the accumulated gradients in float32; norms are not split, so a shard is a little over a quarter.
+    assert found.optimizer_shard == pytest.approx(3 * 4 * count / 4, rel=0.01)
     # In memory small arrays are padded to whole tiles, which is much for a model of this size.
     assert own <= found.arguments < 2 * own
     # Tunix donates the optimizer's state and not the weights: those are outputs.
