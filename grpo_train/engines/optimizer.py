@@ -113,8 +113,7 @@ def rounded(inner: optax.GradientTransformation, rounding: str, kept: DType, see
         steps, changes, _ = compute(gradients, state, weights)
         whole, taken = (optax.tree.sum(jax.tree.map(jnp.multiply, steps, each)) for each in (steps, changes))
         applied = jnp.where(whole > 0, taken / whole, 1.0)
-        # Again: else XLA keeps float32 steps of all weights, or a copy of the moments, for these sums (7 GiB of a
-        # Llama 8B's 4 chips).  Twice takes time that nothing notices.
+        # Again: else the TPU's compiler keeps arrays as large as the weights, for these sums, until the update ends.
         gradients, state, weights, applied = jax.lax.optimization_barrier((gradients, state, weights, applied))
         _, changes, moments = compute(gradients, state, weights)
         # optax.MultiSteps keeps its sum of gradients in the dtype of the changes.  In bfloat16 they are exact but where
@@ -161,8 +160,8 @@ def round_stochastically(values: jax.Array, key: jax.Array) -> jax.Array:
 def _noise(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     """16 random bits for each element, as uint32: a hash of its index and the key.
 
-    Tried: jax.random.bits.  On a TPU XLA writes all bits of a weight to memory (5 GiB of a Llama 8B's 4 chips), and
-    those of its fast generators (rbg) depend on how the weight is sharded.  This is computed where it is added.
+    Tried: jax.random.bits, whose bits the TPU's compiler writes to memory, all of them; those of the fast generators
+    (rbg) may depend on how the weight is sharded.  This is computed where it is added.
     """
     strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
     parts = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(by) for axis, by in enumerate(strides)]
