@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,9 +170,26 @@ def tidy_format(completion: str, gold: str = "") -> Score:
     return 0.1, f"exactly the template, and the answer block says {_line(answer)}"
 
 
+def random_reward(prompts: Any, completions: Iterable[Completion], answer: Any = None, **kwargs: Any) -> list[float]:
+    """1.0 or 0.0 by the toss of a coin, whatever the completion is: a control.
+
+    What a training gains with it comes from no answer being right (R. Shao et al., "Spurious Rewards",
+    arXiv:2506.10947).  The tosses follow from the texts of the batch, so that a resumed run has the same ones.
+    """
+    texts = [_text(completion) for completion in completions]
+    tosses = random.Random("".join(texts).encode(errors="replace"))
+    return [float(tosses.random() < 0.5) for _ in texts]
+
+
+def _explain_random(completion: Completion, gold: str, kind: str = "tagged") -> Part:
+    return Part("random_reward", 0.5, "a coin decides: 0.5 on average")
+
+
+vars(random_reward).update(explain=_explain_random, kinds=answers.KINDS)
+
 REFERENCE_REWARDS = (match_format_exactly, match_format_approximately, check_answer, check_numbers)
 REPAIRED_REWARDS = (correct_answer, tidy_format)
-REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS)}
+REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS, random_reward)}
 
 
 def overlong_penalty(lengths: Iterable[int], limit: int, buffer: int, penalty: float = 1.0) -> list[float]:

@@ -62,6 +62,7 @@ class Program(SavedModel):
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
     lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
     # update: of the optimizer, which is made of the recipe
+    optimizer: Literal["adamw", "lion"] = "adamw"
     rounding: Literal["nearest", "stochastic"] = "nearest"
     optimizer_dtype: DType = "float32"
 

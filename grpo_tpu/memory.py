@@ -153,7 +153,7 @@ def _trainer(
     """Lines of a chip that trains."""
     weights = update.parameter_shard
     code = update.code + (logps.code if logps else 0)
-    how = "AdamW's two moments and the accumulated gradients, an argument of the update"
+    how = "the optimizer's moments and the accumulated gradients, an argument of the update"
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
         _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),

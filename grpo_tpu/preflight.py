@@ -158,6 +158,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
             reference=reference,
             old=old,
             lora=recipe.lora,
+            optimizer=recipe.training.optimizer,
             rounding=recipe.training.rounding,
             optimizer_dtype=recipe.training.optimizer_dtype,
             **common,
@@ -465,15 +466,16 @@ def saved_results() -> list[Result]:
 
 
 def saved_result(recipe: Recipe) -> Result:
-    """The saved result of a shipped recipe.  Raises CourseError when there is none, or the recipe has changed since."""
-    path = environment.repo_root() / SAVED / f"{recipe.name}.json"
-    fix = f"run grpo preflight on it with --output {SAVED / path.name}"
-    if not path.is_file():
-        raise CourseError(f"{SAVED / path.name} does not exist; {fix}")
-    result = read_result(path)
-    if result.digest != digest(recipe):
-        raise CourseError(f"recipe {recipe.name} has changed since {SAVED / path.name} was made; {fix}")
-    return result
+    """The saved result of a shipped recipe, also under another name.  Raises CourseError when there is none of it as
+    it is now."""
+    wanted = digest(recipe)
+    for result in saved_results():
+        if result.digest == wanted:
+            return result
+    file = SAVED / f"{recipe.name}.json"
+    raise CourseError(
+        f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output {file}"
+    )
 
 
 def read_result(path: Path) -> Result:

@@ -17,7 +17,7 @@ import statistics
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -228,27 +228,41 @@ def evaluate(
         int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
     ] = None,
     completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
+    probe: Annotated[
+        Literal["partial-prompt"] | None, typer.Option(help="Has it seen the problems? It completes their questions.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the recipe's model (another with model.path=…) on all problems of a split: greedy completions.
 
     With --output, an interrupted evaluation goes on where it stopped: run the same command again.
+
+    With --probe partial-prompt the model gets the first 60 % of each question, without a chat around it, and what it
+    goes on with is compared with the rest.  Give it problems that it cannot have seen, too (problems.source=words).
     """
     resolved = load_recipe(recipe, overrides or ())
+    if probe and (samples or completions):
+        raise CourseError("--probe is about the model's greedy completions; leave out --samples and --completions")
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
 
-    from grpo_lib import evaluation
+    from grpo_lib import contamination, evaluation
     from grpo_lib.problems import load_problems
 
     problems = load_problems(resolved.problems, split)
-    samples = samples or resolved.evaluation.samples or None
+    samples = None if probe else samples or resolved.evaluation.samples or None
     source = _from_file(completions, problems, samples) if completions else _from_model(resolved, samples)
+    if probe:
+        problems = contamination.partial_prompts(problems)
+        source |= {"render": None, "settings": source["settings"] | {"probe": probe}}
     result = evaluation.evaluate(
         problems=problems, path=output, batch_size=resolved.evaluation.batch_size, label=split,
         progress=sys.stderr.isatty(), samples=samples or 1, overwrite=overwrite, **source,
     )  # fmt: skip
     failures = [record["error"] for record in result.records if record["error"]]
+    if probe:
+        seen = contamination.summary(result) | {"failures": len(failures)}
+        return finish(seen, as_json, _seen(seen))
     summary = result.summary() | {"failures": len(failures)}
     finish(summary, as_json, _verdict(summary, result.records, failures))
 
@@ -389,6 +403,15 @@ def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: l
     if failures:
         lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
     return "\n".join(lines)
+
+
+def _seen(summary: dict[str, Any]) -> str:
+    """What `evaluate --probe` prints."""
+    low, high = summary["interval"]
+    return (
+        f"{summary['exact']:.1%} of {summary['n']} questions completed word for word (95 % interval {low:.1%} to "
+        f"{high:.1%}); on average {summary['words']:.1%} of the rest's words before the first other one"
+    )
 
 
 def log_for(as_json: bool):

@@ -1,9 +1,7 @@
-"""The optimizer of a recipe: AdamW after clipping by the global norm, its learning rates, and rounding of weights."""
+"""The optimizer of a recipe: its steps, after clipping by the global norm, learning rates, and rounding of weights."""
 
 from __future__ import annotations
 
-import functools
-import math
 import zlib
 from typing import Any, NamedTuple
 
@@ -50,7 +48,8 @@ def learning_rates(training: TrainingRecipe) -> np.ndarray:
 def make_optimizer(
     training: TrainingRecipe, iterations: int, seed: int, weights: DType = "float32"
 ) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm, for `iterations` updates a step; preflight compiles the same.
+    """AdamW (arXiv:1711.05101) or Lion (arXiv:2302.06675) after clipping by the global norm, for `iterations` updates
+    a step; preflight compiles the same.
 
     Args:
       seed: of the noise of stochastic rounding.
@@ -58,9 +57,10 @@ def make_optimizer(
     """
     schedule = learning_rate_schedule(training)
     rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
+    algorithm = {"adamw": optax.adamw, "lion": optax.lion}[training.optimizer]
     chain = optax.chain(
         optax.clip_by_global_norm(training.max_grad_norm),
-        optax.adamw(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
+        algorithm(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
     )
     return chain if weights == "float32" else rounded(chain, training.rounding, training.optimizer_dtype, seed)
 
@@ -163,10 +163,12 @@ def _noise(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     Tried: jax.random.bits, whose bits the TPU's compiler writes to memory, all of them; those of the fast generators
     (rbg) may depend on how the weight is sharded.  This is computed where it is added.
     """
-    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
-    parts = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(by) for axis, by in enumerate(strides)]
-    hashed = functools.reduce(jnp.add, parts, jnp.zeros(shape, jnp.uint32))
-    for word in jax.random.key_data(key):
+    words = jax.random.key_data(key)
+    # The index has an offset of the key's: else the compiler keeps one array of indices for all weights of a shape.
+    hashed = jnp.broadcast_to(words[0], shape)
+    for axis, size in enumerate(shape):
+        hashed = hashed * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    for word in words:
         hashed ^= word
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # C. Wellons, lowbias32
             hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)

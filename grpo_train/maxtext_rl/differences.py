@@ -14,6 +14,7 @@ LOST = {
     "lora.alpha": "see lora.rank",
     "loss.implementation": "upstream has Tunix's own loss",
     "training.cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
+    "training.optimizer": "upstream's train_rl has AdamW",
     "training.rounding": "upstream rounds to the nearest",
     "training.optimizer_dtype": "upstream keeps both in the weights' dtype",
     "training.stop_after": "upstream has no option for it",

@@ -293,12 +293,15 @@ class TrainingRecipe(_Section):
         description="rows of the policy update: padded, one completion each; packed, several; groups, a prompt and its "
         "completions; auto: packed where hardware.accelerator is set, else groups",
     )
-    learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate of AdamW")
+    optimizer: Literal["adamw", "lion"] = Field(
+        default="adamw", description="lion moves each weight by the learning rate, and has one moment in place of two"
+    )
+    learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate")
     warmup_steps: NonNegative = Field(default=5, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(default="constant", description="after warm-up; cosine ends at 0")
-    b1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="AdamW β1")
-    b2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.99, description="AdamW β2")
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay")
+    b1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="β1 of the optimizer")
+    b2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.99, description="β2 of the optimizer")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled weight decay")
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest",
         description="of steps to bfloat16 weights; nearest loses those much smaller than a weight; stochastic keeps "
@@ -306,8 +309,8 @@ class TrainingRecipe(_Section):
     )
     optimizer_dtype: DType = Field(
         default="float32",
-        description="of AdamW's moments and of the sum of a step's gradients; bfloat16, with bfloat16 weights, saves 6 "
-        "bytes a weight",
+        description="of the optimizer's moments and of the sum of a step's gradients; bfloat16, with bfloat16 weights, "
+        "saves 6 bytes a weight",
     )
     max_grad_norm: PositiveFloat = Field(default=1.0, description="gradients are clipped to this global norm")
     checkpoint_every: Positive = Field(default=20, description="steps between checkpoints")

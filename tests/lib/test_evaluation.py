@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_lib import answers, evaluation
+from grpo_lib import answers, contamination, evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.evaluation import EvalRun, Generation, evaluate, summarize
@@ -489,3 +489,30 @@ def test_reward_means_are_of_each_function_and_by_the_kind_of_the_record():
     run = quiet(lambda prompts: [said[prompt] for prompt in prompts], problems)
     assert reward_means(run.counted, [correct_answer]) == [pytest.approx(2 / 3)]
     assert reward_means(run.counted[:1], [correct_answer, tidy_format]) == [1.0, 0.1]
+
+
+# --- has it seen the questions? ---
+
+
+def test_who_knows_a_question_completes_it():
+    """One model knows every other question by heart; of each remaining one it has the next word, and then none."""
+    known = {" ".join(p.question.split()): number % 2 == 0 for number, p in enumerate(PROBLEMS)}
+
+    def goes_on(prompts):
+        for prompt in prompts:
+            question = next(each for each in known if each.startswith(prompt))
+            rest = question.removeprefix(prompt).split()
+            yield Generation(" ".join(rest if known[question] else [*rest[:1], "or", *rest[1:]]) + " So:", 9, False)
+
+    asked = contamination.partial_prompts(PROBLEMS)
+    found = contamination.summary(quiet(lambda prompts: list(goes_on(prompts)), asked))
+    lengths = [len(p.solution.split()) for p in asked]
+    assert found["n"] == 20 and found["exact"] == 0.5 and found["interval"][0] < 0.5 < found["interval"][1]
+    assert found["words"] == pytest.approx((10 + sum(1 / n for n in lengths[1::2])) / 20)
+    assert contamination.summary(quiet(lambda prompts: [""] * len(prompts), asked))["words"] == 0
+
+
+@given(st.text(st.characters(), min_size=1).filter(lambda text: text.split()), st.floats(0.1, 0.6))
+def test_a_question_is_cut_between_words_and_something_is_left(text, share):
+    (half,) = contamination.partial_prompts([Problem("p", text, "1", "1", "test")], share)
+    assert [*half.question.split(), *half.solution.split()] == text.split() and half.solution

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lib import rewards
+from grpo_lib import answers, rewards
 from grpo_lib.common.errors import CourseError
 from grpo_lib.prompts import template_completion
 
@@ -147,6 +147,19 @@ EXPLAINED = [
 @pytest.mark.parametrize(("completion", "whys"), EXPLAINED)
 def test_explanations(completion: str, whys: list[str]) -> None:
     assert [part.why for part in rewards.explain(completion, "18", OWN)] == whys
+
+
+def test_a_random_reward_is_of_the_batch_and_not_of_its_answers() -> None:
+    texts = [PERFECT, GARBAGE, "\ud800", ""] * 500
+    paid = rewards.random_reward(prompts=texts, completions=texts, answer=["18"] * 2000)
+    assert set(paid) == {0.0, 1.0} and 900 < sum(paid) < 1100  # 4.5 standard deviations
+    for kind in range(4):  # the same text is paid in one place and not in another
+        assert 200 < sum(paid[kind::4]) < 300
+    assert paid == rewards.random_reward(prompts=texts, completions=texts)  # a resumed run has the same ones
+    assert paid != rewards.random_reward(prompts=texts, completions=texts[::-1])
+    assert rewards.get_rewards(["random_reward"], answers.KINDS) == [rewards.random_reward]
+    (part,) = rewards.explain(PERFECT, "18", [rewards.random_reward])
+    assert (part.name, part.points) == ("random_reward", 0.5)
 
 
 def test_explanations_are_of_the_reference_reward_by_default() -> None:

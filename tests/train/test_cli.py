@@ -48,6 +48,7 @@ def assert_one_line_error(done, *words):
         ([*TRAIN, "--processes", "2", "--process", "0", "--coordinator", "a:65536"], ["is not HOST:PORT"]),
         ([*WORDS, "--split", "dev"], ["'dev'", "validation"]),
         ([*WORDS, "--completions", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        ([*WORDS, "--probe", "partial-prompt", "--samples", "2"], ["--probe", "--samples"]),
     ],
 )
 def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, arguments, words):
@@ -85,6 +86,21 @@ def test_evaluate_answers_for_every_problem_and_keeps_an_existing_file(grpo, tmp
     assert_one_line_error(grpo(*arguments, "--output", tmp_path / "out.jsonl"), tmp_path / "out.jsonl", "--overwrite")
     again = grpo(*arguments, "--completions", tmp_path / "out.jsonl")
     assert json.loads(again.stdout.splitlines()[-1]) == summary
+
+
+@pytest.mark.slow
+def test_the_probe_asks_with_the_beginning_of_each_question(grpo, tmp_path):
+    """The tiny model has read no question to its end as its own text: what it goes on with is an answer."""
+    arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=24", "--probe", "partial-prompt", "--json"]
+    done = grpo(*arguments, "--output", tmp_path / "probe.jsonl")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["n"], found["exact"], found["failures"]) == (24, 0, 0) and found["words"] < 0.5
+    asked = {problem.id: problem.question for problem in words.generate("test", 24, 0)}
+    for record in map(json.loads, (tmp_path / "probe.jsonl").read_text().splitlines()):
+        assert record["prompt"] == record["question"]
+        assert f"{record['question']} {record['solution']}" == " ".join(asked[record["id"]].split())
+        assert 0.5 < len(record["question"].split()) / len(asked[record["id"]].split()) < 0.7
 
 
 # --- evaluate, where another program has answered: no model is loaded ---

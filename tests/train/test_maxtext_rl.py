@@ -44,7 +44,7 @@ IN_THE_FILES = {
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
     "training.layout": "packed", "model.weight_dtype": "bfloat16", "training.rounding": "stochastic",
-    "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
+    "training.optimizer": "lion", "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
     "model.sizes": "{base_mlp_dim: 128}", "model.remat": "full", "hardware.accelerator": "v6e-8",
     "problems.difficulty": "hard", "problems.source": "gsm8k", "rollout.engine": "tunix", "rewards": "[correct_answer]",

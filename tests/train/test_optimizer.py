@@ -1,5 +1,9 @@
 """Steps that are smaller than bfloat16 can say."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_train.engines.optimizer import nearest_moves, round_stochastically, rounded, sum_in
+from grpo_train.engines.optimizer import make_optimizer, nearest_moves, round_stochastically, rounded, sum_in
+from grpo_train.recipes.schema import TrainingRecipe
 
 FLOATS = arrays(np.float32, 40, elements=st.floats(width=32, allow_subnormal=True))
 DRAWS = 4000
@@ -74,6 +79,46 @@ def test_the_mean_update_is_that_of_float32():
     foreseen, moved = nearest_moves(weights, 3e-6)
     assert 0 < moved < foreseen < 0.1
     assert applied(state) == pytest.approx(float(foreseen), abs=0.02)
+
+
+PLACED = """
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from grpo_train.engines.optimizer import rounded
+
+values, mesh = np.random.default_rng(0).normal(size=(8, 12)), Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+optimizer = rounded(optax.adamw(1e-3), "stochastic", "bfloat16", 0)
+for axes in ((), ("a", "b"), ("b", None), (None, ("a", "b"))):
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    weights = {"w": jax.device_put(jnp.asarray(values, jnp.bfloat16), sharding)}
+    gradients = {"w": jax.device_put(jnp.asarray(np.sin(9 * values), jnp.bfloat16), sharding)}
+    changes, state = jax.jit(optimizer.update)(gradients, optimizer.init(weights), weights)
+    print([np.asarray(each, np.float32).tolist() for each in (changes["w"], state.inner[0].nu["w"])])
+"""
+
+
+@pytest.mark.slow
+def test_the_noise_does_not_depend_on_where_the_weights_are():
+    """Nor on the number of processes, whose program is the same."""
+    four = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run([sys.executable, "-c", PLACED], env=four, capture_output=True, text=True, check=True)
+    whole, *split = done.stdout.splitlines()
+    assert len(split) == 3 and set(split) == {whole} and whole.count(",") == 2 * 8 * 12 - 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lion_moves_each_weight_by_the_learning_rate_and_has_one_moment(dtype):
+    training = TrainingRecipe(optimizer="lion", learning_rate=1e-3, warmup_steps=0, rounding="stochastic")
+    weights = {"w": jnp.asarray(np.random.default_rng(2).normal(size=5000), dtype)}
+    gradients = jax.tree.map(lambda w: jnp.sin(100 * w), weights)
+    optimizer = make_optimizer(training, 1, 0, dtype)
+    changes, state = jax.jit(optimizer.update)(gradients, optimizer.init(weights), weights)
+    moved = -np.asarray(changes["w"], np.float64) * np.sign(np.asarray(gradients["w"], np.float64))
+    if dtype == "float32":
+        np.testing.assert_allclose(moved, 1e-3, rtol=1e-5)
+    else:  # on average
+        assert moved.mean() == pytest.approx(1e-3, rel=0.1) and len(set(moved)) > 2
+    assert sum(leaf.size == 5000 for leaf in jax.tree.leaves(state)) == 1
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
