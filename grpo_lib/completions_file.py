@@ -3,21 +3,17 @@
 Nothing is skipped: a missing completion comes back as a Generation with an error, and counts as wrong.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
+from grpo_lib.problems.types import Problem
 from grpo_lib.records import Generation
-
-if TYPE_CHECKING:
-    from grpo_lib.problems.types import Problem
 
 
 @dataclass(frozen=True)

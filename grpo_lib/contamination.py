@@ -4,8 +4,6 @@ M. Wu et al., "Reasoning or Memorization?", arXiv:2507.10532: a model that compl
 word for word has read them, perhaps with their answers, and what it gains there by RL says little.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

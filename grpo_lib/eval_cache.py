@@ -4,21 +4,17 @@ A finished evaluation is PATH, one JSON line per record.  Until then PATH.partia
 evaluation, and one line per finished batch: a process that is killed at any moment loses one batch at most.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import reprlib
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
+from grpo_lib.problems.types import Problem
 from grpo_lib.records import EvalRun, Record, graded_again
-
-if TYPE_CHECKING:
-    from grpo_lib.problems.types import Problem
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ object with whatever else decides a completion (temperature, length limit, weigh
 file read, only with the same settings, so that completions of two kinds never mix.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -104,13 +102,12 @@ def evaluate(
     if cache and cache.path.exists() and not overwrite:
         return cache.load()
 
-    batches = _plan(tasks, batch_size)
     done = cache.finished_batches(overwrite) if cache else {}
     records = {(record["id"], record["sample"]): record for batch in done.values() for record in batch.records}
     with tqdm(
         total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
     ) as bar:
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(_plan(tasks, batch_size)):
             if number in done:
                 continue
             started = time.perf_counter()
@@ -164,8 +161,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
     if isinstance(output, str):
         output = Generation(output, None, False)
     elif not isinstance(output, Generation):
-        error = f"generate returned {type(output).__name__} instead of a completion"
-        output = Generation("", None, False, error)
+        output = Generation("", None, False, f"generate returned {type(output).__name__} instead of a completion")
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = output.text.encode("utf-8", errors="replace").decode()
     grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)

@@ -9,8 +9,6 @@ Shapes: G group_size, B = prompts x G completions, P tokens of a prompt (padded 
 on the right), V vocabulary, D hidden size, H heads.  Log-probabilities are in nats.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator, Sequence

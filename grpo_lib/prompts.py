@@ -3,8 +3,6 @@
 The tags are ordinary text, not special tokens: a decoder that skips special tokens would delete them.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from grpo_lib.common.errors import CourseError
@@ -13,6 +11,7 @@ REASONING_OPEN = "<reasoning>"
 REASONING_CLOSE = "</reasoning>"
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
+TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 SYSTEM_PROMPT = (
     "You solve word problems in mathematics. "
@@ -92,10 +91,7 @@ def template_completion(reasoning: str, answer: str) -> str:
 
 def _own_tokens(tokenizer: Any) -> set[str]:
     """Special and added tokens of a tokenizer, as text."""
-    own = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
-    if hasattr(tokenizer, "get_added_vocab"):
-        own.update(tokenizer.get_added_vocab())
-    return own
+    return {*map(str, tokenizer.all_special_tokens), *tokenizer.get_added_vocab()}
 
 
 def foreign_markers(text: str, tokenizer: Any) -> list[str]:
@@ -116,13 +112,10 @@ def foreign_markers(text: str, tokenizer: Any) -> list[str]:
 
 def strip_end_of_turn(text: str, tokenizer: Any) -> str:
     """`text` without its padding and without the one end-of-turn or end-of-sequence token that closes it."""
-    pad = getattr(tokenizer, "pad_token", None)
-    end = len(text)
+    pad, end = tokenizer.pad_token, len(text)
     while pad and text.endswith(pad, 0, end):
         end -= len(pad)
-    own = _own_tokens(tokenizer)
-    closing = [getattr(tokenizer, "eos_token", None), *(marker for marker in _END_MARKERS if marker in own)]
-    for marker in closing:
+    for marker in (tokenizer.eos_token, *_own_tokens(tokenizer).intersection(_END_MARKERS)):
         if marker and text.endswith(marker, 0, end):
             return text[: end - len(marker)]
     return text[:end]

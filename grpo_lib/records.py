@@ -4,9 +4,6 @@ Records keep the completion, and verdicts are never taken from a file: a file's 
 read, so before and after are compared by the same grader, however old their files are.
 """
 
-from __future__ import annotations
-
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +12,7 @@ from typing import Any
 
 from grpo_lib import answers, statistics
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import read_jsonl, write_text_atomic
+from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.rewards import RewardFunction
 
 Record = dict[str, Any]
@@ -148,7 +145,7 @@ class EvalRun:
         """For each problem id that verdict on each of its counted completions."""
         return {key: [bool(record[verdict]) for record in group] for key, group in by_problem(self.counted).items()}
 
-    def by_task(self) -> dict[str, EvalRun]:
+    def by_task(self) -> dict[str, "EvalRun"]:
         """The records of each task, where they come from several; else empty."""
         tasks: dict[str, list[Record]] = {}
         for record in self.records:
@@ -158,11 +155,10 @@ class EvalRun:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one JSON line per record, atomically."""
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in self.records]
-        return write_text_atomic(path, "".join(lines))
+        return write_jsonl_atomic(path, self.records)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> EvalRun:
+    def load(cls, path: str | os.PathLike) -> "EvalRun":
         """Read what `save` wrote, and grade its completions again (80,000 a second); the file stays as it is.
 
         Raises CourseError when there is no such file, it is empty, or a record lacks a field.
@@ -213,11 +209,10 @@ def summarize(
 
 def _compare(before: EvalRun, after: EvalRun) -> dict[str, Any]:
     """Both summaries and the paired difference of strict accuracy, of runs on the same problems."""
-    verdicts = after.verdicts("strict")
-    pairs = [(old, verdicts[key]) for key, old in before.verdicts("strict").items()]
-    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    first, second = before.verdicts("strict"), after.verdicts("strict")
+    old, new = [*first.values()], [second[key] for key in first]
     bootstrap = statistics.paired_bootstrap(old, new)
-    one_each = all(len(a) == len(b) == 1 for a, b in pairs)
+    one_each = all(len(verdicts) == 1 for verdicts in (*old, *new))
     mcnemar = statistics.mcnemar([a[0] for a in old], [b[0] for b in new]) if one_each else None
     return {
         "before": before.summary(),

@@ -18,8 +18,6 @@ earns 3.0 + 2.0 + 3.0 + 1.5 = 9.5. With gold 18 the sum also pays, which is what
 `correct_answer` and `tidy_format` are the repair. tests/lib/test_attacks.py tries to farm both.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -30,13 +28,12 @@ from typing import Any
 
 from grpo_lib import answers
 from grpo_lib.common.errors import CourseError
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
+from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
 
 RewardFunction = Callable[..., list[float]]
 Completion = str | Sequence[dict[str, Any]]
 Score = tuple[float, str]  # points, and why in one sentence
 
-_TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 _TEMPLATE_MISMATCH = "each of the four tags occurs exactly once, but order, spacing or content is not the template's"
 _SHOWN = 40  # characters of a completion that an explanation quotes
 
@@ -101,7 +98,7 @@ def match_format_exactly(completion: str, gold: str = "") -> Score:
 @reward_function
 def match_format_approximately(completion: str, gold: str = "") -> Score:
     """For each of the four tags +0.5 if it occurs exactly once, else -0.5: from -2.0 to +2.0."""
-    points = sum(0.5 if completion.count(tag) == 1 else -0.5 for tag in _TAGS)
+    points = sum(0.5 if completion.count(tag) == 1 else -0.5 for tag in TAGS)
     return points, _miscounted(completion) or "each of the four tags occurs exactly once"
 
 
@@ -210,8 +207,7 @@ def get_rewards(names: Iterable[str], kinds: Iterable[str] = ("tagged",)) -> lis
     Raises CourseError for a name that is not in REWARDS, or a function that cannot score problems of these `kinds`.
     """
     names = list(names)
-    unknown = [str(name) for name in names if name not in REWARDS]
-    if unknown:
+    if unknown := [str(name) for name in names if name not in REWARDS]:
         raise CourseError(f"rewards: unknown {', '.join(unknown)}; known are {', '.join(REWARDS)}")
     functions: list[Any] = [REWARDS[name] for name in names]
     for function, kind in itertools.product(functions, kinds):
@@ -263,7 +259,7 @@ def _not_one_answer(completion: str) -> str | None:
 
 def _miscounted(completion: str) -> str | None:
     """The tags that do not occur exactly once, or None."""
-    counts = {tag: completion.count(tag) for tag in _TAGS}
+    counts = {tag: completion.count(tag) for tag in TAGS}
     return ", ".join(_count(tag, count) for tag, count in counts.items() if count != 1) or None
 
 

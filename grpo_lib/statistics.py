@@ -5,8 +5,6 @@ Rates are fractions from 0 to 1. NumPy and SciPy are imported inside the functio
 this module costs nothing to import.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -56,20 +54,16 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     Raises:
       ValueError: n < 1, successes outside 0…n, or confidence outside (0, 1).
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    if n < successes < n * (1 + 1e-9):
-        successes = n
-    if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and n = {n}, got {successes}")
+    if n < 1 or not 0 <= successes <= n * (1 + 1e-9):
+        raise ValueError(f"n must be at least 1, and successes between 0 and n; got n = {n}, successes = {successes}")
     z = NormalDist().inv_cdf(0.5 + _checked_confidence(confidence) / 2)
-    p = successes / n
+    p = min(successes / n, 1.0)
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     # At 0 and n the bound is exact; rounding would leave something like 1e-17.
-    low = 0.0 if successes == 0 else max(0.0, (middle - half) / scale)
-    high = 1.0 if successes == n else min(1.0, (middle + half) / scale)
+    low = 0.0 if p == 0 else max(0.0, (middle - half) / scale)
+    high = 1.0 if p == 1 else min(1.0, (middle + half) / scale)
     return low, high
 
 
@@ -132,12 +126,7 @@ def paired_bootstrap(
     values, counts = np.unique(differences, return_counts=True)
     # n problems drawn with replacement matter only through how often each distinct difference was drawn, and
     # those counts are multinomial. For 0/1 verdicts that is three numbers a resample in place of n indices.
-    rng = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    chunk = max(1, 4_000_000 // len(values))
-    for start in range(0, resamples, chunk):
-        size = min(chunk, resamples - start)
-        means[start : start + size] = rng.multinomial(n, counts / n, size=size) @ values / n
+    means = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples) @ values / n
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return PairedDifference(float(differences.mean()), float(low), float(high))
@@ -159,21 +148,17 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     Raises:
       ValueError: lengths differ, no problems, or a value that is neither 0 nor 1.
     """
+    from scipy.stats import binom
+
     _check_pairs(before, after)
-    for value in (*before, *after):
-        if value not in (0, 1):
-            raise ValueError(f"McNemar's test needs one verdict, 0 or 1, for each problem; got {value}")
+    if other := [value for value in (*before, *after) if value not in (0, 1)]:
+        raise ValueError(f"McNemar's test needs one verdict, 0 or 1, for each problem; got {other[0]}")
     only_before = sum(1 for b, a in zip(before, after, strict=True) if b and not a)
     only_after = sum(1 for b, a in zip(before, after, strict=True) if a and not b)
-    if only_before + only_after == 0:
-        return McNemar(0, 0, 1.0, 1.0)
-    from scipy.stats import binom, binomtest
-
     changed, smaller = only_before + only_after, min(only_before, only_after)
-    p_value = binomtest(only_after, changed, 0.5).pvalue
-    # Twice the smaller tail, with the outcome itself at half weight; no difference is taken that could cancel.
-    mid_p = binom.cdf(smaller - 1, changed, 0.5) + binom.cdf(smaller, changed, 0.5)
-    return McNemar(only_before, only_after, float(p_value), min(1.0, float(mid_p)))
+    tail, beyond = (float(binom.cdf(count, changed, 0.5)) for count in (smaller, smaller - 1))
+    # Twice the smaller tail; of mid-p, with the outcome itself at half weight. No difference is taken: it could cancel.
+    return McNemar(only_before, only_after, min(1.0, 2 * tail), min(1.0, tail + beyond))
 
 
 def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: float = 0.95) -> float:
@@ -194,10 +179,8 @@ def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: fl
     from scipy.optimize import brentq
 
     _checked_confidence(confidence)
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    if not 0 < flips <= 1:
-        raise ValueError(f"flips is a fraction of the problems, above 0 and at most 1, got {flips}")
+    if n < 1 or not 0 < flips <= 1:
+        raise ValueError(f"n must be at least 1, and flips a fraction above 0, at most 1; got n = {n}, flips = {flips}")
     if not 1 - confidence < power < 1:
         raise ValueError(f"power must lie between 1 - confidence = {1 - confidence:g} and 1, got {power}")
     if _power(n, flips, flips, confidence) < power:
@@ -215,12 +198,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Raises:
       ValueError: k > n, c > n, k < 1, or c < 0.
     """
-    if min(n, c) < 0 or k < 1:
-        raise ValueError(f"pass@k needs n >= 0, c >= 0 and k >= 1, got n={n}, c={c}, k={k}")
-    if k > n:
-        raise ValueError(f"pass@k cannot be estimated from fewer than k samples: k={k}, n={n}")
-    if c > n:
-        raise ValueError(f"more samples right than drawn: c={c}, n={n}")
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     # Python's integers are exact, so the paper's numerically stable product is not needed.
     total = math.comb(n, k)
     return (total - math.comb(n - c, k)) / total
@@ -248,25 +227,19 @@ def _checked_confidence(confidence: float) -> float:
 
 
 def _check_pairs(before: Sequence, after: Sequence) -> None:
-    if len(before) != len(after):
-        raise ValueError(f"before has {len(before)} problems, after has {len(after)}; give the same ones")
-    if len(before) == 0:
-        raise ValueError("no problems")
+    if not 0 < len(before) == len(after):
+        raise ValueError(f"before has {len(before)} problems, after has {len(after)}; give the same ones, at least one")
 
 
-def _rates(name: str, problems: Sequence[float | Sequence[float]]) -> np.ndarray:
+def _rates(name: str, problems: Sequence[float | Sequence[float]]) -> "np.ndarray":
     """One rate per problem, shape [problems]: the mean of its samples, or the number that it is."""
     import numpy as np
 
     samples = [np.ravel(np.asarray(entry, dtype=np.float64)) for entry in problems]
-    counts = np.array([len(entry) for entry in samples])
-    if not counts.all():
-        raise ValueError(f"{name} holds a problem without samples")
-    values = np.concatenate(samples)
-    wrong = ~((values >= 0) & (values <= 1))  # NaN too
-    if wrong.any():
-        raise ValueError(f"{name} holds {values[wrong][0]}; verdicts and rates lie between 0 and 1")
-    return np.add.reduceat(values, np.cumsum(counts) - counts) / counts
+    for values in samples:
+        if not len(values) or not ((values >= 0) & (values <= 1)).all():  # NaN too
+            raise ValueError(f"{name} holds {values.tolist()}; each problem has one or more numbers from 0 to 1")
+    return np.array([values.mean() for values in samples])
 
 
 def _power(n: int, difference: float, flips: float, confidence: float) -> float:

@@ -1,7 +1,5 @@
 """`grpo preflight` and `grpo smoke-test`, in one command line with those of grpo_train.cli."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

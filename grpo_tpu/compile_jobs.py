@@ -4,8 +4,6 @@ A `Program` holds everything that determines what is compiled, and nothing else:
 share one compilation.  Learning rate, clipping and the like are constants in it, and change neither size nor time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Literal

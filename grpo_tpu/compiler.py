@@ -8,8 +8,6 @@ optimizer; with Tunix's engine its sampler, too, on its own model.  No weight is
 over the slice's devices.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -288,18 +286,6 @@ def _lower_logps(program, mesh, model):
     return traced.lower(lowering_platforms=("tpu",)), {"batch": _shard_bytes((batch.prompt_ids, batch.completion_ids))}
 
 
-def _sampler_module(config: Any, mesh: Any) -> tuple[Any, dict[tuple, Any]]:
-    """(Tunix's model with shapes in place of weights, path -> sharding), as TunixSampler makes them."""
-    from grpo_train.engines import tunix_models
-
-    settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
-    model = tunix_models.model_config(
-        config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
-    )
-    module = tunix_models.abstract_model(model, mesh)
-    return module, tunix_models.weight_shardings(module, mesh)
-
-
 def _lower_sampler(program, devices):
     """Prefill or decoding by Tunix's sampler: its own jitted functions, with the state of sampling donated."""
     from tunix.generate import sampler as tunix
@@ -308,8 +294,13 @@ def _lower_sampler(program, devices):
 
     config = maxtext_config(program)
     mesh = tunix_models.sampler_mesh(devices, program.tensor)
-    module, shardings = _sampler_module(config, mesh)
-    state = nnx.state(module, nnx.Param)
+    # Tunix's model with shapes in place of weights, as TunixSampler makes it.
+    settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
+    model = tunix_models.model_config(
+        config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
+    )
+    module = tunix_models.abstract_model(model, mesh)
+    shardings, state = tunix_models.weight_shardings(module, mesh), nnx.state(module, nnx.Param)
     for path, variable in state.flat_state():
         variable.set_value(_placed(variable.get_value(), shardings[path], mesh))
     nnx.update(module, state)

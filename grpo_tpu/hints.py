@@ -1,7 +1,5 @@
 """What to change in a recipe that does not fit: fixed hints, in the order of notebook 06."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from grpo_train.recipes.batch_plan import BatchPlan, micro_batch_sizes

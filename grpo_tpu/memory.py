@@ -4,8 +4,6 @@ A step has four phases, one after the other: sampling, log-probabilities, update
 transient lines in their own; the largest phase decides whether the recipe fits.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
@@ -29,6 +27,7 @@ RESERVE = 0.02
 # tpu-inference 0.31 pads a head to a multiple of this many numbers.
 HEAD_MULTIPLE = 128
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
+NEEDED = "from the compiler's out-of-memory message: needed in addition to the arguments"
 
 # Reported by the compiler; arithmetic on sizes that it reported or that the recipe sets; or an estimate, which errs on
 # the large side.
@@ -182,8 +181,7 @@ def _trainer(
 def _temporaries(phase: str, program: Compilation, size: int, how: str) -> MemoryItem:
     if program.oom_message is None:
         return _line(f"{phase}: temporaries", size, "compiler", how, phase)
-    how = "from the compiler's out-of-memory message: needed in addition to the arguments"
-    return _line(f"{phase}: out of memory", program.bytes_needed or 0, "compiler", how, phase)
+    return _line(f"{phase}: out of memory", program.bytes_needed or 0, "compiler", NEEDED, phase)
 
 
 def _tunix_sampler(
@@ -206,16 +204,14 @@ def _tunix_sampler(
         _line("sampler's programs", prefill.code + decode.code, "compiler", "generated code"),
     ]
     programs = {"prefill": prefill, "decoding": decode}
-    if failed := [(name, program) for name, program in programs.items() if program.oom_message]:
-        how = "from the compiler's out-of-memory message: needed in addition to the arguments"
-        for name, program in failed:
-            missing = program.bytes_needed or 0
-            sampling.append(_line(f"sampling: {name} out of memory", missing, "compiler", how, "sampling"))
+    if failed := {name: program for name, program in programs.items() if program.oom_message}:
+        sampling += [
+            _line(f"sampling: {name} out of memory", program.bytes_needed or 0, "compiler", NEEDED, "sampling")
+            for name, program in failed.items()
+        ]
     else:
-        sizes = {name: made.outputs - made.aliased + made.temporaries for name, made in programs.items()}
-        largest = max(sizes, key=lambda name: sizes[name])
-        how = f"of {largest}, which needs more"
-        sampling.append(_line("sampling: temporaries", sizes[largest], "compiler", how, "sampling"))
+        size, name = max((made.outputs - made.aliased + made.temporaries, name) for name, made in programs.items())
+        sampling.append(_line("sampling: temporaries", size, "compiler", f"of {name}, which needs more", "sampling"))
     kv_cache = KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
     return sampling, kv_cache
 
@@ -248,8 +244,10 @@ def _vllm_sampler(
     buffers = ENGINE_TOKENS * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
     total = f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}"
-    activations = f"{ENGINE_TOKENS} tokens in {ENGINE_BUFFERS} buffers of the widest layer, and "
-    activations += f"{LOGITS_COPIES} copies of the logits"
+    activations = (
+        f"{ENGINE_TOKENS} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
+        f"and {LOGITS_COPIES} copies of the logits"
+    )
     arriving = "the new weights in addition to the old ones, until all have arrived"
     return [
         _line("sampler weights", weights, "arithmetic", total),

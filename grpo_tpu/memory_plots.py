@@ -5,19 +5,14 @@ draw_phases(axes, result.tightest)
 draw_recipes(axes, results)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
 
 from grpo_tpu.compile_jobs import GIB
 from grpo_tpu.memory import PHASES, ChipMemory
+from grpo_tpu.preflight import Result
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from grpo_tpu.preflight import Result
 
 # Lines with a colour and a hatching of their own, by name, in the order of the bars; the others are one group.
 LOOKS = {

@@ -3,13 +3,10 @@
 The problems are generated word problems, so a model of the tiny tier can answer them.
 """
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import write_jsonl_atomic
 from grpo_lib.problems import words
 from grpo_lib.problems.competition import published_prompt
 from grpo_lib.problems.types import Problem
@@ -28,7 +25,7 @@ def write_placeholders(folder: str | Path, train: int = 300, test: int = 60) -> 
     }
     files = {source: folder / f"{source}.jsonl" for source in rows}
     for source, file in files.items():
-        write_text_atomic(file, "".join(json.dumps(row) + "\n" for row in rows[source]))
+        write_jsonl_atomic(file, rows[source])
     return files
 
 

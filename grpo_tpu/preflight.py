@@ -8,8 +8,6 @@
 `compile` is any function from a Program to a Compilation; nothing here imports JAX.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -353,9 +351,11 @@ def _sampler_notes(recipe: Recipe, decode: Program) -> Iterator[str]:
 
 def table(result: Result) -> str:
     """The result as text."""
-    split = f"{result.trainer_devices} that train and sample"
-    if not result.colocated:
-        split = f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
+    split = (
+        f"{result.trainer_devices} that train and sample"
+        if result.colocated
+        else f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
+    )
     lines = [
         f"{result.name} on {result.accelerator}: {result.devices} chips, {split}; "
         f"{result.parameters / 1e9:.2f} billion parameters"
@@ -429,9 +429,11 @@ def hardware_table(results: list[Result]) -> str:
     ]
     for result in results:
         chip, bound = result.tightest, result.lower_bound
-        split = f"{result.trainer_devices}, both"
-        if not result.colocated:
-            split = f"{result.trainer_devices} / {result.sampler_devices}"
+        split = (
+            f"{result.trainer_devices}, both"
+            if result.colocated
+            else f"{result.trainer_devices} / {result.sampler_devices}"
+        )
         times = "- | -"
         if bound:  # two digits, and no exponent
             digits = ".2g" if bound.chip_hours < 99.5 else ".0f"

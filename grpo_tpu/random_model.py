@@ -6,8 +6,6 @@ The smoke test trains it; tests compare names, biases, heads, norms and the rota
 another implementation (tests/tpu/parity.py).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

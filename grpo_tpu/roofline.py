@@ -5,8 +5,6 @@ counts are the compiler's.  Not counted: traffic between chips, dispatch, reward
 cache, and idle time.
 """
 
-from __future__ import annotations
-
 from grpo_tpu.compile_jobs import FEW_LAYERS, Compilation, SavedModel
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, RolloutRecipe
@@ -21,6 +19,9 @@ class Work(SavedModel):
 
     def seconds(self, chip: Chip) -> float:
         return max(self.flops / chip.flops, self.traffic / chip.bandwidth)
+
+    def bound(self, chip: Chip) -> str:
+        return "compute" if self.flops / chip.flops >= self.traffic / chip.bandwidth else "memory"
 
 
 class Part(SavedModel):
@@ -81,11 +82,11 @@ def lower_bound(
         counted.append(("log-probabilities", plan.accumulation_steps * scorings, logps))
     counted.append(("policy update", plan.accumulation_steps * grpo.iterations, update))
     chip = hardware.slice.chip
-    parts = []
-    for name, times, work in counted:
-        bound = "compute" if work.flops / chip.flops >= work.traffic / chip.bandwidth else "memory"
-        parts.append(Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=bound))
+    parts = tuple(
+        Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=work.bound(chip))
+        for name, times, work in counted
+    )
     seconds = sum(part.seconds for part in parts)
     # All chips of the slice are paid for, also those that wait.
     chip_hours = hardware.slice.devices * steps * seconds / 3600
-    return LowerBound(parts=tuple(parts), seconds=seconds, chip_hours=chip_hours)
+    return LowerBound(parts=parts, seconds=seconds, chip_hours=chip_hours)

@@ -11,8 +11,6 @@ machine is not used; a recipe for several hosts runs as two processes.  What ups
 Not covered: speed and memory.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -97,7 +95,8 @@ def scaled_recipe(
     data = recipe.model_dump(mode="json")
     data["name"] = f"smoke-test-{recipe.name}"
     data["model"] |= TINY_MODEL
-    processes = _processes(recipe)
+    # vLLM has all devices in one process, wherever it runs.
+    processes = min(PROCESSES, recipe.hardware.process_count()) if recipe.rollout.engine == "tunix" else 1
     hardware = scaled_hardware(recipe.hardware, processes)
     data["hardware"] = hardware.model_dump(mode="json")
     problems = [_scaled_problems(source, gsm8k, placeholders or {}) for source in recipe.sources]
@@ -155,11 +154,6 @@ def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
 def trains_random_model(recipe: Recipe, scaled: Recipe) -> bool:
     """Whether the engine of the smoke test knows the recipe's architecture."""
     return scaled.rollout.engine == "vllm" or not recipe.model.maxtext_name.startswith("llama3.1")
-
-
-def _processes(recipe: Recipe) -> int:
-    """Of the smoke test.  vLLM has all devices in one process, wherever it runs."""
-    return min(PROCESSES, recipe.hardware.process_count()) if recipe.rollout.engine == "tunix" else 1
 
 
 def scaled_hardware(hardware: HardwareRecipe, processes: int = 1) -> HardwareRecipe:
@@ -362,7 +356,8 @@ def _run_logged(
     count = recipe.hardware.process_count()
     devices = f"--xla_force_host_platform_device_count={device_count(recipe) // count}"
     variables = VARIABLES | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}"}
-    coordinator, processes, readers = f"127.0.0.1:{_free_port()}", [], []
+    with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
+        coordinator, processes, readers = f"127.0.0.1:{server.getsockname()[1]}", [], []
     for number in range(count):
         place = ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)] * (count > 1)
         with open(log_file, "a", encoding="utf-8") as output:
@@ -393,12 +388,6 @@ def _last_error(log_file: Path) -> str | None:
     lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
     found = ([line for line in lines if sign.match(line)] for sign in ERRORS)
     return next((line for matching in found for line in matching[-1:]), None)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def _command(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:

@@ -9,16 +9,12 @@ Scheduler, KV cache, sampling, model code and weight sync are the ones that run 
 64, as in assets/tiny-base: the attention kernel for other sizes is not replaced.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
 
 from grpo_lib.common import environment
 
-# Attention scores that the causal mask removes.
-MASKED = -1e30
 # Memory that a CPU device reports; vLLM sizes its KV cache by it unless num_gpu_blocks_override is set.
 MEMORY_BYTES = 2 * 2**30
 
@@ -89,19 +85,17 @@ def ragged_paged_attention(
 
     if any(setting is not None for setting in settings.values()):
         raise NotImplementedError("the CPU's attention knows no window, soft cap or quantised cache")
-    tokens, query_heads, size = queries.shape
+    tokens, _, size = queries.shape
     heads, sequences = keys.shape[1], kv_lens.shape[0]
     pages, page_size = kv_cache.shape[:2]
     pages_each = page_indices.shape[0] // sequences
     length = pages_each * page_size
 
-    # The sequence that a token belongs to, and its position in it.
+    # The sequence that a token belongs to, and its position in it: the last new token is the last of its sequence.
     token = jnp.arange(tokens)
     sequence = jnp.clip(jnp.searchsorted(cu_q_lens[1:], token, side="right"), 0, sequences - 1)
     real = token < cu_q_lens[distribution[-1]]
-    first = cu_q_lens[sequence]
-    new = cu_q_lens[sequence + 1] - first
-    position = jnp.where(real, kv_lens[sequence] - new + token - first, 0)
+    position = jnp.where(real, kv_lens[sequence] - cu_q_lens[sequence + 1] + token, 0)
 
     page = jnp.where(real, page_indices[sequence * pages_each + position // page_size], pages)  # else dropped
     rows = merge_kv(keys, values).astype(kv_cache.dtype)
@@ -109,22 +103,19 @@ def ragged_paged_attention(
     cached = kv_cache[page_indices.reshape(sequences, pages_each)].astype(jnp.float32)
     cached = cached.reshape(sequences, length, -1, kv_cache.shape[-1])[:, :, :heads]  # a row a head: its key, its value
     keys, values = cached[..., :size], cached[..., size:]
-    grouped = queries.reshape(tokens, heads, query_heads // heads, size).astype(jnp.float32)
+    asked = queries.astype(jnp.float32)
 
     if tokens <= sequences:  # one new token a sequence
-        scores = jnp.einsum("thgd,tlhd->thgl", grouped, keys[sequence]) * sm_scale
-        seen = jnp.arange(length)[None] <= position[:, None]
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1)
-        output = jnp.einsum("thgl,tlhd->thgd", weights, values[sequence])
+        seen = jnp.arange(length) <= position[:, None]  # [tokens, length]
+        output = jax.nn.dot_product_attention(
+            asked[:, None], keys[sequence], values[sequence], mask=seen[:, None, None], scale=sm_scale
+        )[:, 0]
     else:  # prompts: lay the queries out by sequence
-        spread = jnp.zeros((sequences, length, *grouped.shape[1:]), jnp.float32)
-        spread = spread.at[jnp.where(real, sequence, sequences), position].set(grouped, mode="drop")
-        scores = jnp.einsum("sqhgd,slhd->shgql", spread, keys) * sm_scale
-        seen = jnp.tril(jnp.ones((length, length), bool))
-        weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
-        output = jnp.einsum("shgql,slhd->sqhgd", weights, values)[sequence, position]
-    output = output.reshape(tokens, query_heads, size).astype(queries.dtype)
-    return jnp.where(real[:, None, None], output, 0), kv_cache
+        spread = jnp.zeros((sequences, length, *asked.shape[1:]), jnp.float32)
+        spread = spread.at[jnp.where(real, sequence, sequences), position].set(asked, mode="drop")
+        output = jax.nn.dot_product_attention(spread, keys, values, is_causal=True, scale=sm_scale)
+        output = output[sequence, position]
+    return jnp.where(real[:, None, None], output.astype(queries.dtype), 0), kv_cache
 
 
 if __name__ == "__main__":

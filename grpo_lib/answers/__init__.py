@@ -7,8 +7,6 @@ tagged.py has the graders that the course teaches with, the strict and the lenie
 policy is rewarded for, so none of them may raise or hang on any string.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from grpo_lib.answers.final_answer import canonical_answer

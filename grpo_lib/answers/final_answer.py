@@ -7,8 +7,6 @@ A completion that a policy is rewarded for is hostile text: nothing here raises,
 last `LONGEST` characters.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from fractions import Fraction
@@ -131,7 +129,7 @@ _BETWEEN = re.compile(
 )
 _TRAILER = re.compile(r"\b(?:after|by|from|when|if|in|given|before|while)\b", re.I)
 _CALL = re.compile(r"[A-Za-z_]\([^()]{0,40}\Z")  # print(18): code is not run, so it states nothing
-_BASED = re.compile(r"\b0[xob](?=[0-9a-f])", re.I)
+_BASED = re.compile(r"\b0[xob](?=[0-9a-f])", re.I)  # hexadecimal and the like
 _REJECTED = re.compile(r"(?:\b(?:not|rather than|instead of)\s|不是)\W{0,3}\Z", re.I)
 _VERB = re.compile(
     r"\b(?:is|are|was|were|be|has|have|had|will|would|becomes?|equals?|makes?|made|earn(?:s|ed)?|gets?|got|costs?|pays?|paid"
@@ -146,7 +144,7 @@ _VARIABLE = re.compile(r"\s*[a-z]\s*", re.I)
 _MULTIPLE = re.compile(r"[0-9]\s?[xyzabnpq]\b")
 _LABEL = re.compile(r"\A(?=[^:]*[^\W\d_])[^:,;\n]*:\W*\Z")
 _SPACES = re.compile(r"(\s)\1{2,}")
-_OR = re.compile(r"\bor\b|或|还是|還是", re.I)
+_NUMBER_OR = re.compile(r"[^0-9]*+[0-9].*?(?:\bor\b|或|还是|還是)", re.I | re.S)
 _NOT_EQUAL = re.compile(r"[<>!≠]=")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 _NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{0,40})\s*\Z", re.I)
@@ -174,9 +172,7 @@ def _extract(text: str) -> Fraction | None:
     if "boxed" in text or "\\fbox" in text:
         return _boxed(text)
     text = strip_markup(text)
-    if _BASED.search(text):
-        return None  # hexadecimal and the like
-    if _REFUSAL.search(text) or _ASKS.match(text) or _CONDITION.match(text):
+    if _BASED.search(text) or _REFUSAL.search(text) or _ASKS.match(text) or _CONDITION.match(text):
         return None
     text = _result(_without_aside(_without_reason(text)))  # pyright: ignore[reportAssignmentType]
     return None if text is None else _one_number(text)
@@ -187,9 +183,8 @@ def _without_reason(text: str) -> str:
     reason = _BECAUSE.search(text)
     if not reason or not _DIGIT.search(text[: reason.start()]) or _CONCLUSION.search(text, reason.start()):
         return text
-    if text.count("=", reason.start()) > 1:  # the reason goes on, to a result of its own
-        return text
-    return text[: reason.start()]
+    goes_on = text.count("=", reason.start()) > 1  # to a result of its own
+    return text if goes_on else text[: reason.start()]
 
 
 def _without_aside(text: str) -> str:
@@ -207,7 +202,7 @@ def _result(text: str) -> str | None:
     *before, last = text.split("=")
     if not before:
         return text
-    if _OR.search(_from_first_digit("=".join(before))):
+    if _NUMBER_OR.match("=".join(before)):
         return None  # x = 17 or x = 18
     if _VARIABLE.fullmatch(before[-1]) and _MULTIPLE.search(last):
         return None  # x = 3y
@@ -228,11 +223,6 @@ def _result(text: str) -> str | None:
         solved = variables == {named["name"].strip()} and all(part.strip() not in variables for part in before)
         return last if solved else None  # "3x = 27, x = 9", but not "x = 5, y = 6"
     return last
-
-
-def _from_first_digit(text: str) -> str:
-    match = _DIGIT.search(text)
-    return text[match.start() :] if match else ""
 
 
 def _one_number(text: str, depth: int = 0) -> Fraction | None:
@@ -297,11 +287,9 @@ def _ends_in_answer(text: str, previous: Number, last: Number) -> bool:
 
 def _value_in_context(text: str, number: Number) -> Fraction | None:
     """The number's value, unless the words or signs next to it make it another one: "not 18", "√18", "18²"."""
-    if _CALL.search(text, 0, number.start):
-        return None
-    if _INVALID_PREFIX.search(text[max(0, number.start - 60) : number.start]) or _SPOILT_AFTER.match(text, number.end):
-        return None
-    return number.value
+    before = text[max(0, number.start - 60) : number.start]
+    spoilt = _CALL.search(before) or _INVALID_PREFIX.search(before) or _SPOILT_AFTER.match(text, number.end)
+    return None if spoilt else number.value
 
 
 def _boxed(text: str) -> Fraction | None:

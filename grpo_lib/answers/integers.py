@@ -6,9 +6,6 @@ an answer block. What stands there must be one integer and nothing else: "3 or 4
 are none, and nothing earlier in the text is read instead.
 """
 
-from __future__ import annotations
-
-import math
 import re
 from fractions import Fraction
 
@@ -71,7 +68,7 @@ def read_integer(text: str) -> str | None:
     text = _trim(text)
     simple = parse_decimal(text)
     if simple is not None:
-        return _integer(simple)
+        return None if "." in simple else simple
     if "{" in text:
         text = _FACE.sub(r" \1", text).replace("{}", "")
     text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
@@ -95,36 +92,20 @@ def read_integer(text: str) -> str | None:
 def _value(text: str) -> str | None:
     """The integer that a text without markup and equations is."""
     if power := _POWER.fullmatch(text):
-        return _power(power)
+        value = Fraction(int(power[2])) ** int(power[3])
+        return canonical_form(-value if power[1] else value)
     numbers = find_numbers(text)
     if len(numbers) != 1 or numbers[0].start != 0 or not _only_a_unit(text[numbers[0].end :]):
         return None
     value = numbers[0].value
     if value is None or (numbers[0].scale > 1 and text[numbers[0].end - 1] in "kKMBmb"):
         return None  # 2k is twice a k
-    return _spell(value)
+    return canonical_form(value) if value.denominator == 1 else None
 
 
 def _trim(text: str) -> str:
     """`text` without markup around it and without a full stop; a point before it stays, as in ".33"."""
     return text.strip(_MARKUP).rstrip(f".,;{_MARKUP}")
-
-
-def _spell(value: Fraction) -> str | None:
-    return canonical_form(value) if value.denominator == 1 else None
-
-
-def _integer(spelling: str) -> str | None:
-    return None if "." in spelling else spelling
-
-
-def _power(match: re.Match[str]) -> str | None:
-    """The value of "10^3", of at most `LONGEST` digits."""
-    base, exponent = int(match[2]), int(match[3])
-    if exponent * math.log10(max(base, 1)) >= LONGEST:
-        return None
-    value = base**exponent
-    return str(-value if match[1] else value)
 
 
 def _only_a_unit(text: str) -> bool:

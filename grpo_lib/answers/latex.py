@@ -7,12 +7,11 @@ are compared exactly. Only then math-verify (SymPy) compares what is left, eleme
 
 math-verify can take for ever: "10^{10^{10}}" is enough. Its own guard is SIGALRM, which works in the main thread only
 and does not stop a long operation in C (Math-Verify#55, #65), so the guard is switched off and the work is done in a
-worker process that can be killed: multiprocessing's, started by spawn (fork would inherit a running JAX). Executors and
-pools have no way to end one task. The worker ends when its pipe closes, and the kernel ends it when it has used its CPU
-time, so no worker outlives its parent for long.
+worker process that can be killed: a fresh Python, neither a fork, which would inherit a running JAX, nor
+multiprocessing's spawn, which would import the user's script again. Executors and pools have no way to end one task.
+The worker ends when its pipe closes, and the kernel ends it when it has used its CPU time, so no worker outlives its
+parent for long.
 """
-
-from __future__ import annotations
 
 import atexit
 import contextlib
@@ -20,13 +19,13 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from grpo_lib.answers.final_answer import last_statement
@@ -96,7 +95,7 @@ _SPACING = re.compile(
 _DELIMITERS = re.compile(r"\\\$|\$|(?<!\\)\\[()\[\]]|\\(?:left|right)(?![A-Za-z])\.?")
 _GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\s*\\!\s*)(?=[0-9]{3})")
 _FRACTION_COMMAND = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac\s*(?:([0-9A-Za-z])|(\{[^{}]*\}))\s*(?:([0-9A-Za-z])|(\{[^{}]*\}))")
+_SHORT_FRACTION = re.compile(r"\\frac\s*(?:([0-9A-Za-z])|\{([^{}]*)\})\s*(?:([0-9A-Za-z])|\{([^{}]*)\})")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _WORDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|operatorname|boldsymbol|bm)\s*\{([^{}]*)\}"
@@ -129,13 +128,8 @@ def normalize_latex(text: str) -> str:
     if unit and not _NO_UNIT.search(unit[1]) and not re.search(r"\\begin", text):
         text = text[: unit.start()]
     text = _WORDS.sub(lambda match: match[1] if len(match[1]) < 2 else f" {match[1].strip()} ", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_braced, text))
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1\2}{\3\4}", text))
     return re.sub(r"\s+", " ", text).strip().removesuffix(".").strip()
-
-
-def _braced(match: re.Match[str]) -> str:
-    top, bottom = match[2] or f"{{{match[1]}}}", match[4] or f"{{{match[3]}}}"
-    return f"\\frac{top}{bottom}"
 
 
 _BRACED_CHARACTER = re.compile(r"([_^])\{(\w)\}")
@@ -180,8 +174,7 @@ def read_shape(text: str) -> Shape:
     listed = _split(_AND.sub(", ", text), (",", ";"))
     if len(listed) > 1:
         return Shape("set", listed)
-    signs = text.count("\\pm")
-    if signs == 1 and "\\mp" not in text:
+    if text.count("\\pm") == 1 and "\\mp" not in text:
         return Shape("set", (text.replace("\\pm", "+"), text.replace("\\pm", "-")))
     return Shape("one", (text,))
 
@@ -331,7 +324,7 @@ class _Worker:
 
     killed: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
-    process: SpawnProcess | None = None
+    process: subprocess.Popen | None = None
     pipe: Any = None  # our end
     ready: bool = False
 
@@ -346,8 +339,7 @@ class _Worker:
                         return self.pipe.recv() is True
                     out_of_time = True
                 except (EOFError, OSError):  # it has ended
-                    process.join()
-                    out_of_time = process.exitcode == -signal.SIGPROF
+                    out_of_time = process.wait() == -signal.SIGPROF
                 except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one's
                     self.close()
                     raise
@@ -364,28 +356,29 @@ class _Worker:
             process, self.process, self.ready = self.process, None, False
             if process is not None:
                 process.kill()
-                process.join()
+                process.wait()
                 self.pipe.close()
 
-    def _launch(self) -> SpawnProcess:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs,), daemon=True)
-        # spawn imports the user's script again, unless its `__main__` is one that comes from nowhere.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            self.process.start()
-        finally:
-            sys.modules["__main__"] = main
+    def _launch(self) -> subprocess.Popen:
+        self.pipe, theirs = multiprocessing.Pipe()
+        code = f"from grpo_lib.answers import latex; latex.work({theirs.fileno()})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # ANTLR prints to standard output
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a notebook is not for the worker
+        )
         theirs.close()  # so that the end of the worker closes the pipe
         self.ready = False
         return self.process
 
-    def _start(self) -> SpawnProcess:
+    def _start(self) -> subprocess.Popen:
         """Launch the worker unless it runs, and wait until it is ready."""
         process = self.process
-        if process is None or not process.is_alive():
+        if process is None or process.poll() is not None:
             self.close()
             process = self._launch()
         if not self.ready:
@@ -415,12 +408,9 @@ atexit.register(close)
 # --- The worker itself ---
 
 
-def work(pipe: Any) -> None:
+def work(descriptor: int) -> None:
     """Answer pairs (stated, gold) with True or False, until the pipe closes."""
-    os.setsid()  # Ctrl-C in a notebook is not for the worker
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # ANTLR prints to standard output
-        os.dup2(nowhere, stream)
+    pipe = Connection(descriptor)
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -11,26 +11,28 @@ here, such as one of several different numbers. benchmarks/grading.py measures b
 Both functions are meant for short texts: callers cut long ones first (`LONGEST`).
 """
 
-from __future__ import annotations
-
 import html
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
+from decimal import Context, Inexact
 from fractions import Fraction
+from functools import lru_cache
 
 LONGEST = 1000  # characters: no final answer is longer, and int() itself refuses numerals beyond 4,300 digits
 LARGEST_EXPONENT = 300  # of "1e300"; beyond it a few characters could ask for gigabytes
 
 NARROW = "\u00a0"  # stands for every space that can group digits
 
-# Three kinds of horizontal line: the hyphen of the keyboard, which can be a minus; the true minus signs; and dashes,
-# which are punctuation unless they touch a number.
-_HYPHENS = "\u2010\u2011"
-_MINUSES = "\u2212\u207b\u208b\ufe63\uff0d\u2796\u02d7"
-_DASHES = "\u2012\u2013\u2014\u2015\ufe58"
-_SPACES = "\u00a0\u2007\u2008\u2009\u200a\u202f"
-_OTHER = {
+# One spelling for characters that look alike.
+_SPELLINGS = {
+    # Three kinds of horizontal line: the hyphen of the keyboard, which can be a minus; the true minus signs; and
+    # dashes, which are punctuation unless they touch a number.
+    **dict.fromkeys("\u2010\u2011", "-"),
+    **dict.fromkeys("\u2212\u207b\u208b\ufe63\uff0d\u2796\u02d7", "−"),
+    **dict.fromkeys("\u2012\u2013\u2014\u2015\ufe58", "–"),
+    **dict.fromkeys("\u00a0\u2007\u2008\u2009\u200a\u202f", NARROW),
     **dict.fromkeys("\uff0c\u066c\ufe50\u201a", ","),
     **dict.fromkeys("\uff0e\u066b", "."),
     **dict.fromkeys("\u2044\u2215\uff0f", "/"),
@@ -48,41 +50,24 @@ _CURRENCY_SIGNS = "$€£¥₹₽₩₺₫฿₦₱"
 CURRENCY = rf"[{_CURRENCY_SIGNS}]"
 
 
-class _Characters(dict):
-    """For str.translate: one spelling for each character; worked out when a character is first met."""
+@lru_cache(maxsize=5000)
+def _spelling(character: str) -> str:
+    """The one spelling of a character."""
+    category, decomposed = unicodedata.category(character), unicodedata.decomposition(character)
+    if character in _SPELLINGS:
+        return _SPELLINGS[character]
+    if category == "Nd":  # full-width, Arabic, mathematical bold, ...
+        return str(unicodedata.decimal(character))
+    if category == "Cf":  # zero-width spaces, marks of direction
+        return ""
+    if decomposed.startswith("<super>") and unicodedata.digit(character, None) is not None:
+        return f"^{unicodedata.digit(character)}"
+    if decomposed.startswith("<fraction>"):
+        return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    if category == "Sc" or decomposed.startswith(("<wide>", "<narrow>", "<font>")):
+        return unicodedata.normalize("NFKC", character)
+    return character
 
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        new = self._spelling(character)
-        if len(self) < 5000:  # a hostile text must not make the table grow without end
-            self[code] = new
-        return new
-
-    @staticmethod
-    def _spelling(character: str) -> str:
-        if character in _OTHER:
-            return _OTHER[character]
-        for group, new in ((_HYPHENS, "-"), (_MINUSES, "−"), (_DASHES, "–"), (_SPACES, NARROW)):
-            if character in group:
-                return new
-        category = unicodedata.category(character)
-        if category == "Nd":  # full-width, Arabic, mathematical bold, ...
-            return str(unicodedata.decimal(character))
-        if category == "Cf":  # zero-width spaces, marks of direction
-            return ""
-        if category == "Sc":
-            return unicodedata.normalize("NFKC", character)
-        decomposed = unicodedata.decomposition(character)
-        if decomposed.startswith("<super>") and unicodedata.digit(character, None) is not None:
-            return f"^{unicodedata.digit(character)}"
-        if decomposed.startswith("<fraction>"):
-            return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
-        if decomposed.startswith(("<wide>", "<narrow>", "<font>")):
-            return unicodedata.normalize("NFKC", character)
-        return character
-
-
-_CHARACTERS = _Characters((code, chr(code)) for code in range(128))
 
 # --- Normalisation ---
 
@@ -155,7 +140,7 @@ def normalize_characters(text: str) -> str:
     """`text` with one character for each digit, sign and space; LaTeX and markdown stay."""
     if "&" in text:
         text = html.unescape(text)
-    return text if text.isascii() else text.translate(_CHARACTERS)
+    return text if text.isascii() else "".join(map(_spelling, text))
 
 
 def _without_latex(text: str) -> str:
@@ -284,10 +269,7 @@ def _scale(match: re.Match[str], left: str) -> int:
         money = left.rstrip()[-1:] in _CURRENCY_SIGNS and left.strip() != ""
         letter = letter if len(letter) == 1 else letter.lower()  # "5m" is not "5M", but "5Bn" is "5bn"
         return _SCALES.get(letter) or (_MONEY_SCALES.get(letter) if money else None) or 1
-    scale = 1
-    for sign in match["han"] or "":
-        scale *= _SCALES[sign]
-    return scale
+    return math.prod(_SCALES[sign] for sign in match["han"] or "")
 
 
 def _sign(left: str, match: re.Match[str]) -> int:
@@ -309,12 +291,13 @@ def _sign(left: str, match: re.Match[str]) -> int:
         if before[-1] in "=(:$<>":
             return -1
         return -1 if mark == "−" and (_LINKING.search(before) or not before[-1].isascii()) else 1
-    attached = before == outside
-    return 1 if attached and before[-1].isascii() and before[-1].isalpha() else -1  # "B-12", but "is -5"
+    # "B-12", but "is -5"
+    return 1 if before == outside and before[-1].isascii() and before[-1].isalpha() else -1
 
 
 # --- Spelling ---
 
+_EXACT = Context(prec=2 * LONGEST, traps=[Inexact])
 _SIMPLE = re.compile(r"([-−]?)\$?([0-9]++|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.([0-9]*+))?%?\.?")
 
 
@@ -336,18 +319,8 @@ def canonical_form(value: Fraction | None) -> str | None:
     """The one spelling of a value: a decimal if it ends ("1080", "-0.5"), else a reduced fraction ("1/3")."""
     if value is None or max(value.numerator.bit_length(), value.denominator.bit_length()) > 6 * LONGEST:
         return None  # Python refuses to spell integers of more than 4,300 digits
-    if value.denominator == 1:
-        return str(value.numerator)
-    rest, twos, fives = value.denominator, 0, 0
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    if rest != 1:
+    try:
+        text = f"{_EXACT.divide(value.numerator, value.denominator):f}"
+    except Inexact:  # the decimal does not end
         text = str(value)
-    elif (places := max(twos, fives)) > 2 * LONGEST:
-        return None
-    else:
-        digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-        text = f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
     return text if len(text) <= 2 * LONGEST else None

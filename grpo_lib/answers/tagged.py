@@ -9,17 +9,15 @@ The graders read text that a policy is rewarded for, so none of them may raise o
 found with `str.find`, and patterns only ever see the end of a long text.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache
 
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.answers.numbers import LONGEST, canonical_form, find_numbers, parse_decimal, strip_markup
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN
+from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
 
-_TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+_BLOCKS = re.compile(rf"\s*{REASONING_OPEN}(.*){REASONING_CLOSE}\s*{ANSWER_OPEN}(.*){ANSWER_CLOSE}\s*", re.S)
 
 WINDOW = 100  # characters that the lenient grader looks at, before the last digit
 _LAST_DIGIT = re.compile(r"(?s).*[\d¼½¾⅐-⅞]")
@@ -69,14 +67,8 @@ def near_value(answer: str | None, gold: str, ratio: float) -> bool:
     return abs(Fraction(answer) - Fraction(target)) <= Fraction(str(ratio)) * abs(Fraction(target))
 
 
-@lru_cache(maxsize=4096)
-def _short_gold(gold: str) -> str | None:
-    return canonical_answer(gold)
-
-
-def _gold(gold: str) -> str | None:
-    """`canonical_answer(gold)`, remembered: the same gold is compared with many completions."""
-    return _short_gold(gold) if len(gold) < 100 else canonical_answer(gold)
+# Remembered: the same gold is compared with many completions.
+_gold = lru_cache(maxsize=4096)(canonical_answer)
 
 
 def lenient_answer(completion: str) -> str | None:
@@ -114,16 +106,9 @@ def is_correct_leniently(completion: str, gold: str) -> bool:
 
 def format_is_loose(completion: str) -> bool:
     """Both blocks, in order and not blank, each tag exactly once; white space around the blocks is fine."""
-    if any(completion.count(tag) != 1 for tag in _TAGS):
-        return False
-    before, _, rest = completion.partition(REASONING_OPEN)
-    reasoning, closed, rest = rest.partition(REASONING_CLOSE)
-    between, opened, rest = rest.partition(ANSWER_OPEN)
-    answer, ended, after = rest.partition(ANSWER_CLOSE)
-    if not (closed and opened and ended):
-        return False
-    outside, inside = (before, between, after), (reasoning, answer)
-    return not any(text.strip() for text in outside) and all(text.strip() for text in inside)
+    once_each = all(completion.count(tag) == 1 for tag in TAGS)
+    blocks = _BLOCKS.fullmatch(completion) if once_each else None
+    return blocks is not None and all(text.strip() for text in blocks.groups())
 
 
 def format_is_exact(completion: str) -> bool:

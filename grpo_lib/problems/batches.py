@@ -1,7 +1,5 @@
 """Training batches without end, in an order that only the seed decides."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

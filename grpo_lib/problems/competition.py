@@ -7,13 +7,10 @@ fixed text that says how to answer.  That text is taken off, and repeated proble
      "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "9a9b6eb4-..."}}
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable
+import reprlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from grpo_lib import prompts
 from grpo_lib.common.errors import CourseError
@@ -69,16 +66,12 @@ def published_prompt(question: str) -> str:
 
 @lru_cache(maxsize=4)
 def _read(source: str, files: tuple[File, ...] | None, conflicts: str, key: str) -> tuple[tuple[Problem, ...], Counts]:
-    return _distinct(source, read_rows(source, files, key), conflicts)
-
-
-def _distinct(source: str, rows: Iterable[Row], conflicts: str) -> tuple[tuple[Problem, ...], Counts]:
     """Each problem once, and the counts."""
     found: dict[str, tuple[Problem, str]] = {}  # question -> (problem, where)
     owners: dict[str, str] = {}  # id -> where
     conflicting: set[str] = set()
     total = 0
-    for row in rows:
+    for row in read_rows(source, files, key):
         total += row.count
         question, answer = _question(row), _gold(source, row)
         if question not in found:
@@ -103,7 +96,7 @@ def _distinct(source: str, rows: Iterable[Row], conflicts: str) -> tuple[tuple[P
 
 def _problem(source: str, row: Row, question: str, answer: str) -> Problem:
     if isinstance(row.id, bool) or not isinstance(row.id, (str, int)) or row.id == "":
-        raise _bad(row, row.layout.id, f"{_shown(row.id)} is not an id, which is a text or an integer")
+        raise _bad(row, row.layout.id, f"{reprlib.repr(row.id)} is not an id, which is a text or an integer")
     return Problem(
         id=f"{source}-{row.id}",
         question=question,
@@ -123,7 +116,7 @@ def _question(row: Row) -> str:
             raise _bad(row, row.layout.problem, "the chat must be one user message")
         text = message["content"]
     if not isinstance(text, str) or not text.strip():
-        raise _bad(row, row.layout.problem, f"{_shown(text)} is not a problem, which is a text")
+        raise _bad(row, row.layout.problem, f"{reprlib.repr(text)} is not a problem, which is a text")
     question = text.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
     if len(text) - len(question) != len(DAPO_PREFIX) + len(DAPO_SUFFIX):
         if chat:
@@ -138,26 +131,19 @@ def _question(row: Row) -> str:
 def _gold(source: str, row: Row) -> str:
     """The gold in one spelling: "033" -> "33"; LaTeX stays as it is."""
     gold, column = row.gold, row.layout.gold
-    if gold is None:
-        raise _bad(row, column, "there is no gold answer")
     if source == "math500":
         if not isinstance(gold, str) or not gold.strip():
-            raise _bad(row, column, f"{_shown(gold)} is not a gold answer, which is a text")
+            raise _bad(row, column, f"{reprlib.repr(gold)} is not a gold answer, which is a text")
         return gold.strip()
     text = str(gold).strip() if isinstance(gold, (str, int)) else ""
     parts = _INTEGER.fullmatch(text)
     if isinstance(gold, bool) or not parts:
-        raise _bad(row, column, f"{_shown(gold)} is a gold that is not an integer")
+        raise _bad(row, column, f"{reprlib.repr(gold)} is a gold that is not an integer")
     sign, digits = parts.groups()
     if source == "aime" and ((sign == "-" and digits != "0") or len(digits) > 3):
-        raise _bad(row, column, f"{_shown(gold)} is not an integer from 0 to 999, as AIME has them")
+        raise _bad(row, column, f"{reprlib.repr(gold)} is not an integer from 0 to 999, as AIME has them")
     return "-" + digits if sign == "-" and digits != "0" else digits
 
 
 def _bad(row: Row, column: str, what: str, remedy: str = "repair the row") -> CourseError:
     return CourseError(f"{row.where}, column {column}: {what}; {remedy}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"

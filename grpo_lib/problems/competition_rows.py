@@ -3,8 +3,6 @@
 Files and the hub are read by Hugging Face's datasets, in batches and without a copy on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,13 +60,10 @@ def find_files(path: str, key: str) -> tuple[File, ...]:
     Raises CourseError where there is none.
     """
     place = Path(path).expanduser().absolute()
-    advice = "give a .parquet or .jsonl file, or a folder with some"
-    if not place.exists():
-        raise CourseError(f"{key}={path} does not exist; {advice}")
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     files = [file for file in files if file.is_file() and file.suffix in (".parquet", ".jsonl")]
     if not files:
-        raise CourseError(f"{key}={path} has no .parquet or .jsonl file; {advice}")
+        raise CourseError(f"{key}={path} is no .parquet or .jsonl file, nor a folder with some; give one that exists")
     return tuple(File(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 

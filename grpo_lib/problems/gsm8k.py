@@ -7,8 +7,6 @@ tensorflow-datasets and the original files give the same problems in the same or
 TensorFlow is not needed: tensorflow-datasets writes and reads array_record files without it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -59,16 +57,11 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
     Raises:
       CourseError: no such folder or file; a line that is not a GSM8K problem (it is named).
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise CourseError(f"problems.path={path} is not a folder; {SET_PATH}")
-    file = folder / f"{split}.jsonl"
+    file = Path(path).expanduser() / f"{split}.jsonl"
     try:
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CourseError(f"problems.path={path} has no {file.name}; {SET_PATH}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CourseError(f"{file} cannot be read ({error}); {SET_PATH}") from None
+        raise CourseError(f"problems.path={path}: {file.name} cannot be read ({error}); {SET_PATH}") from None
     problems: list[Problem] = []
     # Not splitlines(): it would also break lines at characters that JSON allows inside a string.
     for line_number, line in enumerate(text.split("\n"), start=1):

@@ -1,7 +1,5 @@
 """From the `problems` of a recipe, a section or several tasks, to a list of problems."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

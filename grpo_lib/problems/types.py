@@ -1,7 +1,5 @@
 """What a problem is, whatever its source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

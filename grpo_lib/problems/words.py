@@ -13,8 +13,6 @@ cannot come from memory.
 A few problems hold a distractor, a sentence about somebody else that must be ignored.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import zlib
@@ -80,12 +78,10 @@ def generate(split: str, n: int, seed: int = 0, difficulty: str = "standard") ->
     seen: set[str] = set()
     while len(problems) < n:
         problem = draw(rng, DIFFICULTIES[difficulty])
-        if split_of(problem.question) != split or (split != "train" and problem.question in seen):
-            continue
-        if split == "train" and needs_held_out(problem.solution):
-            continue
-        seen.add(problem.question)
-        problems.append(replace(problem, id=f"{name}-{split}-{seed}-{len(problems)}"))
+        unfit = needs_held_out(problem.solution) if split == "train" else problem.question in seen
+        if split_of(problem.question) == split and not unfit:
+            seen.add(problem.question)
+            problems.append(replace(problem, id=f"{name}-{split}-{seed}-{len(problems)}"))
     return problems
 
 

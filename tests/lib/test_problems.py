@@ -78,11 +78,11 @@ def test_a_bad_line_is_named(tmp_path, line):
 @pytest.mark.parametrize(
     ("path", "split", "named"),
     [
-        ("absent", "test", "absent is not a folder"),
-        ("train.jsonl", "test", "train.jsonl is not a folder"),
+        ("absent", "test", "absent: test.jsonl cannot be read"),
+        ("train.jsonl", "test", "train.jsonl: test.jsonl cannot be read"),
         (".", "train", "train.jsonl is empty"),
         (".", "test", "test.jsonl cannot be read"),
-        ("none", "test", "none has no test.jsonl"),
+        ("none", "test", "none: test.jsonl cannot be read"),
     ],
 )
 def test_a_bad_folder_is_named(tmp_path, path, split, named):

@@ -73,7 +73,6 @@ def test_bootstrap_is_paired():
 
 
 def test_bootstrap_depends_on_the_seed_alone():
-    # So many distinct rates that the resamples are drawn in chunks.
     before = [i / 2000 for i in range(1500)]
     after = [min(1, value * value + 0.1) for value in before]
     result, again, other = (paired_bootstrap(before, after, resamples=3000, seed=seed) for seed in (3, 3, 4))
