@@ -1,6 +1,6 @@
 """Run vllm-tpu 0.31.0 with a small dense model on JAX's CPU backend: the real engine, another attention.
 
-    python -m grpo_tpu.vllm_on_cpu -m grpo_train.cli train recipes/tiny-cpu.yaml rollout.engine=vllm
+    python -m grpo_tpu.vllm_on_cpu -m grpo_tpu.cli train recipes/tiny-cpu.yaml rollout.engine=vllm
 
     from grpo_tpu import vllm_on_cpu
     vllm_on_cpu.install()                        # before anything imports vllm or asks JAX for its devices

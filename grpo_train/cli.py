@@ -4,8 +4,6 @@ Every command prints errors on one line and leaves with 2; `--json` puts one JSO
 Heavy modules are imported inside the commands, so that `--help` answers at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -54,7 +52,8 @@ def config(
     recipe: RecipePath,
     overrides: Overrides = None,
     form: Annotated[
-        str, typer.Option("--as", help="yaml, with the batch plan; maxtext: arguments for MaxText's train_rl.")
+        Literal["yaml", "maxtext"],
+        typer.Option("--as", help="yaml, with the batch plan; maxtext: arguments for MaxText's train_rl."),
     ] = "yaml",
     problems: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --as maxtext: where what train_rl reads is written.")
@@ -70,8 +69,6 @@ def config(
     goes to stderr.  To run it:
     grpo config RECIPE --as maxtext --problems FOLDER | xargs python -m grpo_train.maxtext_rl
     """
-    if form not in ("yaml", "maxtext"):
-        raise CourseError(f"--as {form}: choose yaml or maxtext")
     if (form == "maxtext") != bool(problems):
         raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
     resolved = load_recipe(recipe, overrides or ())
@@ -143,8 +140,11 @@ def train(
         connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
     # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
     with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
-        if number:  # process 0 does all file I/O and logging
-            _worker_main(resolved, directory, preemption)
+        if number:  # it computes with process 0, which does all file I/O and logging
+            from grpo_train import pipeline, training
+
+            training.require_supported(resolved)
+            pipeline.run(resolved, directory, progress=False, preemption=preemption)
         else:
             _train(resolved, directory, overwrite, base, as_json, preemption)
 
@@ -207,14 +207,6 @@ def _train(
 
     summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
     finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
-
-
-def _worker_main(recipe: Recipe, directory: Path, preemption: PreemptionHandler) -> None:
-    """The other processes of a run: they compute with process 0, without files and messages."""
-    from grpo_train import pipeline, training
-
-    training.require_supported(recipe)
-    pipeline.run(recipe, directory, progress=False, preemption=preemption)
 
 
 @app.command()
@@ -421,7 +413,3 @@ def log_for(as_json: bool):
 
 def finish(result: dict[str, Any], as_json: bool, text: str) -> None:
     print(json.dumps(result) if as_json else text)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ A model that never writes the answer in tags earns no reward, and GRPO has nothi
 examples it writes them, and a part of its answers is right.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Every step keeps what is there already, so a run that was interrupted goes on wh
 all processes take every step together, and process 0 gets what a step returns.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -39,8 +37,10 @@ def require_shared_folders(recipe: Recipe, directory: Path) -> None:
     """Raise CourseError, in all processes, unless they share the run directory and the folder of its checkpoints."""
     multihost.require_shared(directory, "--runs on a disk that all hosts share")
     if recipe.training.checkpoints is not None:
-        remedy = "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER"
-        multihost.require_shared(checkpoint_root(recipe.training, directory), remedy)
+        multihost.require_shared(
+            checkpoint_root(recipe.training, directory),
+            "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER",
+        )
 
 
 def convert(recipe: Recipe, directory: Path) -> Path:
@@ -77,12 +77,12 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
     if rows := describe_filtering(recipe.problems):
         log(rows)
     session = training.build_session(recipe, directory, problems, start(recipe, directory, taught, log), log)
-    rate = recipe.training.learning_rate
     if recipe.model.trainer_dtype == "bfloat16" and recipe.training.rounding == "nearest":
-        applied, moved = nearest_moves(session.actor.weights(), rate)
+        applied, moved = nearest_moves(session.actor.weights(), recipe.training.learning_rate)
         log(
-            f"warning: of steps of {rate:g} the bfloat16 weights take {applied:.1%} (update_applied), and {moved:.1%} "
-            "of them move; set training.rounding=stochastic or model.weight_dtype=float32"
+            f"warning: of steps of {recipe.training.learning_rate:g} the bfloat16 weights take {applied:.1%} "
+            f"(update_applied), and {moved:.1%} of them move; set training.rounding=stochastic or "
+            "model.weight_dtype=float32"
         )
     if session.num_filtered:
         log(
@@ -222,9 +222,9 @@ def run(
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
-        if multihost.any_process(preemption.requested()):  # then all of them stop
-            preemption.request()
-        return preemption.requested()
+        if multihost.any_process(preemption.requested):  # then all of them stop
+            preemption.requested = True
+        return preemption.requested
 
     logged: set[tuple[int, str]] = set()
 
@@ -288,19 +288,18 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
             max_completion_length=recipe.rollout.max_completion_length,
             seed=recipe.seed,
         )
-        return generate, render
+    else:
+        from flax import nnx
 
-    from flax import nnx
+        from grpo_train.engines import tunix_models, tunix_sampler
 
-    from grpo_train.engines import tunix_models, tunix_sampler
-
-    loaded = tunix_sampler.load_hugging_face(directory)
-    module, weights = tunix_models.abstract_model(loaded.config), nnx.state(loaded)
-    nnx.update(module, weights)
-    generate = tunix_sampler.greedy_generate(
-        lambda: (module, weights),
-        tokenizer,
-        max_completion_length=recipe.rollout.max_completion_length,
-        batch_size=recipe.evaluation.batch_size,
-    )
+        loaded = tunix_sampler.load_hugging_face(directory)
+        module, weights = tunix_models.abstract_model(loaded.config), nnx.state(loaded)
+        nnx.update(module, weights)
+        generate = tunix_sampler.greedy_generate(
+            lambda: (module, weights),
+            tokenizer,
+            max_completion_length=recipe.rollout.max_completion_length,
+            batch_size=recipe.evaluation.batch_size,
+        )
     return generate, render

@@ -16,8 +16,6 @@ same problems, noise and rows as if it had not stopped.  The same step in one fi
 grpo_lib/plain_grpo.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -413,7 +411,7 @@ def train(
     def validate_after(step: int) -> None:
         if not (validate and validate_every and step) or step % validate_every:
             return
-        if multihost.broadcast(not recorder.has(step, VALIDATED)):
+        if multihost.broadcast(not any(row["step"] == step and VALIDATED in row for row in recorder.rows)):
             recorder.add(step, validate())
 
     rows = recorder.begin(session.step, on_step)

@@ -57,6 +57,7 @@ def default_variables() -> dict[str, str]:
         "GRPC_VERBOSITY": "ERROR",
         "TRANSFORMERS_VERBOSITY": "error",  # it warns at every start that PyTorch is absent, which is intended
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "WANDB_SILENT": "true",
         "TOKENIZERS_PARALLELISM": "false",  # it warns when a process forks after using its threads
     }
     # `hf auth login` saves its token outside the repository; moving HF_HOME must not hide it.

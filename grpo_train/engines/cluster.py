@@ -1,7 +1,5 @@
 """Which devices train and which sample, and Tunix's RLCluster on them: actor, reference model, sampler, optimizer."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

@@ -7,8 +7,6 @@ TunixSampler itself works around one more fault of google-tunix 0.1.7: without a
 (test_tunix_still_samples_the_same_noise_without_a_seed).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ which must not be chips that hold a training, and their memory is free again aft
 CPU, a small model is converted in this process: a new one would import for ten times as long as it converts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

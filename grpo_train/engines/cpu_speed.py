@@ -17,8 +17,6 @@ number of rows that are computed together; rows spread over several devices; and
 runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -7,8 +7,6 @@ The learner keeps no state of its own: what a step does follows from its number,
 does the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ adapters alone, and its vLLM engine skips what it has no name for: it would go o
 (test_tunix_still_sends_the_adapters_alone).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -3,8 +3,6 @@
 MaxText's arguments are filled in from the model's config.json, so that any size of a supported architecture works.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

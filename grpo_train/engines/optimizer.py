@@ -1,7 +1,5 @@
 """The optimizer of a recipe: its steps, after clipping by the global norm, learning rates, and rounding of weights."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, NamedTuple
 

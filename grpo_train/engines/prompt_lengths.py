@@ -1,7 +1,5 @@
 """A recipe's prompts as the model is sent them: their text, their lengths in tokens, and which problems fit."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

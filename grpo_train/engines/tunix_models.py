@@ -6,8 +6,6 @@ module = abstract_model(config, mesh)                # shapes in place of weight
 shardings = weight_shardings(module, mesh)           # path -> NamedSharding
 """
 
-from __future__ import annotations
-
 import dataclasses
 from types import ModuleType
 from typing import Any

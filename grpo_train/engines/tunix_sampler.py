@@ -1,11 +1,10 @@
 """Tunix's own rollout engine: its sampler on its Qwen2.5 or Qwen3, fed with the MaxText actor's weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, maxtext_model, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
 from grpo_train.runs import multihost
-from grpo_train.runs.metrics_logger import StageTimer
 
 # Tokens from which on greedy_generate makes its batches smaller, since attention needs memory in their square.
 LONG_PROMPT = 128
@@ -135,8 +133,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.repeats = model.num_kv_heads // settings["num_kv_heads"]
         module = tunix_models.abstract_model(model, on_several)
         self.shardings = tunix_models.weight_shardings(module, self.mesh)
-        self.seconds = StageTimer()  # "generating" and "syncing"
-        self.pop_elapsed = self.seconds.pop_elapsed
+        self.seconds: dict[str, float] = defaultdict(float)  # "generating" and "syncing"
         # Without super().__init__, which would make a sampler of its own, of another class.
         self._sampler = make_sampler(module, tokenizer, rollout_config.kv_cache_size, on_several)
         self._sampler.group = group_size
@@ -158,7 +155,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
             output = _gathered(output)
         self.last, self.truncated = compat.keep_end_tokens(output, rollout_config.max_tokens_to_generate, self.eos_id())
         self.lengths = [len(ids) for ids in self.last.tokens]
-        self.seconds.add("generating", started)
+        self.seconds["generating"] += time.perf_counter() - started
         return self.last
 
     def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
@@ -185,7 +182,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
         weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.repeats)
-        self.seconds.add("syncing", started)
+        self.seconds["syncing"] += time.perf_counter() - started
 
     def model(self) -> None:
         """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""

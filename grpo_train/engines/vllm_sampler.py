@@ -7,14 +7,13 @@ Sampling parameters are always explicit.  vLLM would otherwise take them from th
 (Qwen2.5 ships top_k 20 and a repetition penalty), and the importance ratio would refer to another distribution.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,7 +32,6 @@ from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import HardwareRecipe, VllmRecipe
-from grpo_train.runs.metrics_logger import StageTimer
 
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98
@@ -81,8 +79,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
         self.seed, self.dtype = seed, model.dtype
         self.calls = 0
         self.scored_rows = 0  # how many completions of a call the engine also scores
-        self.seconds = StageTimer()  # "generating" and "syncing"
-        self.pop_elapsed = self.seconds.pop_elapsed
+        self.seconds: dict[str, float] = defaultdict(float)  # "generating" and "syncing"
         self.truncated: list[bool] = []  # of the last call, one per completion
         self.lengths: list[int] = []  # of the last call, in tokens, including the end token
 
@@ -120,7 +117,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
             left_padded_prompt_tokens=left_padded,
             logprobs=None,
         )
-        self.seconds.add("generating", started)
+        self.seconds["generating"] += time.perf_counter() - started
         return self.last
 
     def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
@@ -144,7 +141,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
         started = time.perf_counter()
         # Tunix converts what it moves, but after it has moved it.
         super().update_params(jax.tree.map(lambda weight: weight.astype(self.dtype), params), filter_types)
-        self.seconds.add("syncing", started)
+        self.seconds["syncing"] += time.perf_counter() - started
 
     def weights(self) -> dict[str, jax.Array]:
         """The engine's weights by tpu-inference's names."""

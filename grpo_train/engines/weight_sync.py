@@ -4,8 +4,6 @@ Actor and sampler are two implementations of one model. `check_sync` answers two
 do both sides give the same log-probability to the same tokens? A weight can arrive and be read wrongly.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

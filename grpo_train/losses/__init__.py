@@ -12,8 +12,6 @@ a vocabulary of 150,000 are more than all activations of the model.
 `chunked` and `pallas` start from the last hidden states, see `hidden_states`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -5,8 +5,6 @@ states for whoever computes the loss: its own pre-training does it in tiles.  It
 the adapter that it gives Tunix knows logits only.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -15,8 +15,6 @@ into one row, and sequence-mean-token-mean is then a mean over rows and not over
 examples, not a batch that is given.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

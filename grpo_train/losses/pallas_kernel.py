@@ -17,8 +17,6 @@ tokamax 0.0.14 has a related kernel, linear_softmax_cross_entropy_loss: it gives
 the head as [D, V] (a tied embedding is [V, D]), and has none for logits that are there already.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

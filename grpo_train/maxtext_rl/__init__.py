@@ -7,8 +7,6 @@ are ours, through upstream's options: see reward_functions.py and problem_files.
 has no option for.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

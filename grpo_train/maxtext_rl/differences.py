@@ -1,7 +1,5 @@
 """What of a recipe MaxText's own train_rl cannot express, or takes in another sense."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe, RolloutRecipe, TrainingRecipe

@@ -1,7 +1,5 @@
 """The recipe's problems and prompt as files that MaxText's own train_rl reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

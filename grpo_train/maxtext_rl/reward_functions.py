@@ -4,8 +4,6 @@ It imports this file by its path (`dataset_processor_path`, `reward_functions_pa
 arguments come from `grpo_train.maxtext_rl.arguments`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable

@@ -12,11 +12,9 @@ A replica (data-parallel) is the group of devices that works on one part of a ba
 parallelism several.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from grpo_train.recipes.layouts import Layout, choose_layout, row_shapes
 from grpo_train.recipes.text_table import text_table
@@ -42,10 +40,9 @@ class BatchPlan:
     micro_batch_size: int  # completions in one gradient computation
     micro_batch_size_per_device: int  # completions in one trainer replica
     accumulation_steps: int  # micro-batches whose gradients are added up before an update
-    updates_per_step: int  # updates from the same completions
     tokens_per_step: int | None  # at full length, so an upper bound; None: the longest prompt is not known yet
     layout: Layout  # how the policy update lays a micro-batch in rows
-    micro_batch_tokens: list[int] | None  # that it may have, padding of its rows included; None: as tokens_per_step
+    longest: tuple[int, int] | None  # tokens of the longest prompt and completion; None: as tokens_per_step
 
     def row_shapes(self, prompt_length: int, completion_length: int) -> list[tuple[int, int]]:
         """[rows, tokens] that a micro-batch can have in the policy update, smallest first; the last one holds any.
@@ -91,7 +88,6 @@ def make_plan(
     devices: int | None = None,
     trainer_replicas: int = 1,
     sampler_replicas: int = 1,
-    updates_per_step: int = 1,
     longest: tuple[int, int] | None = None,
     layout: str = "padded",
     accelerator: bool = False,
@@ -137,7 +133,7 @@ def make_plan(
         raise ValueError("; ".join(filter(None, errors)))
 
     layout = choose_layout(layout, accelerator=accelerator, groups=micro // group_size, replicas=trainer_replicas)
-    plan = BatchPlan(
+    return BatchPlan(
         processes=processes,
         trainer_replicas=trainer_replicas,
         sampler_replicas=sampler_replicas,
@@ -149,14 +145,10 @@ def make_plan(
         micro_batch_size=micro,
         micro_batch_size_per_device=micro // trainer_replicas,
         accumulation_steps=completions // micro,
-        updates_per_step=updates_per_step,
         tokens_per_step=completions * sum(longest) if longest else None,
         layout=layout,
-        micro_batch_tokens=None,
+        longest=longest,
     )
-    if not longest:
-        return plan
-    return replace(plan, micro_batch_tokens=[rows * width for rows, width in plan.row_shapes(*longest)])
 
 
 def micro_batch_sizes(plan: BatchPlan) -> list[int]:
@@ -204,9 +196,10 @@ def table(plan: BatchPlan, given: Mapping[str, int]) -> str:
         elif value := getattr(plan, name, None):
             rows.append((label, "", f"{value:,}", unit))
     rows.append(("layout", "", plan.layout, "rows of the policy update: training.layout"))
-    if plan.micro_batch_tokens:
-        tokens = f"{plan.micro_batch_tokens[0]:,}" + f" to {plan.micro_batch_tokens[-1]:,}" * (plan.layout != "padded")
-        rows.append(("tokens per micro batch", "", tokens, "computed, padding included"))
+    if plan.longest:
+        tokens = [f"{math.prod(shape):,}" for shape in plan.row_shapes(*plan.longest)]
+        span = " to ".join(dict.fromkeys((tokens[0], tokens[-1])))
+        rows.append(("tokens per micro batch", "", span, "computed, padding included"))
     return text_table(("batch plan", "given", "derived", ""), rows, right=2)
 
 

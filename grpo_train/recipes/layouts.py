@@ -8,8 +8,6 @@ XLA compiles a program for each shape, so there are few shapes: a micro-batch ta
 a shape is compiled when it is first needed.  Most runs need one or two.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

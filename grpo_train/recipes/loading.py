@@ -3,12 +3,10 @@
 recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.source=gsm8k"])
 """
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -18,11 +16,8 @@ from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
-if TYPE_CHECKING:
-    from grpo_lib.plain_grpo import Settings
-
-
 TINY = "recipes/tiny-cpu.yaml"
+KINDS = {"section": ProblemsRecipe, "list": TaskRecipe}  # of `problems`; pydantic's errors name it after the key
 ONE_DEVICE = "hardware.trainer_devices=1"  # on any slice: the tiny model gains nothing from more
 
 
@@ -83,8 +78,8 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
-def plain_settings(recipe: Recipe) -> Settings:
-    """For grpo_lib.plain_grpo.  Raises CourseError where the recipe has a switch that the plain loop has not."""
+def plain_settings(recipe: Recipe) -> Any:
+    """Settings of grpo_lib.plain_grpo.  Raises CourseError where the recipe has a switch that plain_grpo has not."""
     from grpo_lib.plain_grpo import Settings  # imports JAX
 
     names = [field.name for field in fields(Settings)]
@@ -175,27 +170,18 @@ def _apply_override(data: dict, override: str) -> None:
         raise CourseError(f"override {override!r}: the value is not YAML ({_first_line(error)})") from None
     *sections, last = key.split(".")
     place: Any = data
-    for name in sections:
-        place = _entry(place, name, override) if isinstance(place, list) else place.setdefault(name, {})
-        if not isinstance(place, dict | list):
-            raise CourseError(f"override {override!r}: {name} is a value, not a section")
-    if isinstance(place, list):
-        _entry(place, last, override)
-        place[int(last)] = value
-    else:
-        place[last] = value
-
-
-def _entry(items: list, number: str, override: str) -> Any:
-    """The item of a list, such as the tasks of `problems`, that a part of an override's key names."""
-    if number.isdecimal() and int(number) < len(items):
-        return items[int(number)]
-    raise CourseError(f"override {override!r}: the list has no item {number}; number them from 0 to {len(items) - 1}")
+    try:
+        for name in sections:  # of a list, such as the tasks of `problems`, the number of an item
+            place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
+        place[int(last) if isinstance(place, list) else last] = value
+    except (ValueError, IndexError):
+        raise CourseError(f"override {override!r}: no such item; number them from 0 to {len(place) - 1}") from None
+    except (AttributeError, TypeError):
+        raise CourseError(f"override {override!r}: {place!r} is a value, not a section") from None
 
 
 def _explain(error: dict) -> str:
-    # pydantic names the kind of `problems` after it, section or list: not a key of the file.
-    loc = [part for part in error["loc"] if part not in ("section", "list")]
+    loc = [part for part in error["loc"] if part not in KINDS]
     where = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
         known = _known_keys(error["loc"][:-1])
@@ -214,10 +200,8 @@ def _explain(error: dict) -> str:
 def _known_keys(loc: tuple) -> list[str]:
     section: Any = Recipe
     for part in loc:
-        if part == "list":
-            section = TaskRecipe
-        elif part == "section":
-            section = ProblemsRecipe
+        if part in KINDS:
+            section = KINDS[part]
         elif isinstance(part, str):
             section = section.model_fields[part].annotation
             section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)

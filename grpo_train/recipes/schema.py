@@ -4,9 +4,6 @@ Unknown keys and wrong types are refused.  The defaults suit most runs; a recipe
 docs/recipes.md is generated from the descriptions (tools/make_recipe_docs.py).
 """
 
-from __future__ import annotations
-
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -28,12 +25,6 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 DType = Literal["float32", "bfloat16"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-
-
-def _duration(value: Any) -> Any:
-    if value is None or (value and re.fullmatch(r"(\d+h)?(\d+m)?(\d+s)?", str(value))):
-        return value
-    raise ValueError(f"{value} is not a time such as 8h30m, 45m or 90s")
 
 
 class _Section(BaseModel):
@@ -102,13 +93,12 @@ class HardwareRecipe(_Section):
 
     @model_validator(mode="after")
     def _devices_fit(self) -> Self:
-        if self.accelerator:
-            have, want = self.slice.devices, self.trainer_count() + (self.sampler_devices or 0)
-            if want > have:
-                raise ValueError(
-                    f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
-                    f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
-                )
+        want = self.trainer_count() + (self.sampler_devices or 0)
+        if self.slice and want > (have := self.slice.devices):
+            raise ValueError(
+                f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
+                f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
+            )
         return self
 
 
@@ -317,7 +307,7 @@ class TrainingRecipe(_Section):
     max_to_keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="checkpoints to keep; the second is the fallback if the last one is damaged"
     )
-    stop_after: Annotated[str | None, BeforeValidator(_duration)] = Field(
+    stop_after: Annotated[str, Field(pattern=r"^([0-9]+[hms])+$")] | None = Field(
         default=None,
         description="such as 8h30m: save and stop then, with exit code 75; the same command continues",
     )
@@ -372,44 +362,27 @@ class Recipe(_Section):
     tracking: TrackingRecipe = TrackingRecipe()
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> Self:
-        self._make_plan()
-        return self
-
-    @model_validator(mode="after")
-    def _overlong_buffer_fits(self) -> Self:
+    def _sections_fit_each_other(self) -> Self:
+        self._make_plan()  # refuses a batch that does not divide
         buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
         if buffer and buffer >= limit:
             raise ValueError(
                 f"grpo.overlong_buffer={buffer} must be shorter than rollout.max_completion_length={limit}: "
                 "completions of any length would be penalised"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _correction_is_possible(self) -> Self:
         # vLLM's raw_logprobs are of the distribution before temperature.
-        if self.grpo.correction == "none" or self.rollout.engine != "vllm":
-            return self
-        if self.rollout.temperature != 1:
+        exact = self.rollout.engine != "vllm" or self.rollout.temperature == 1
+        if self.grpo.correction != "none" and not exact:
             raise ValueError(
                 f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
                 f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
                 "1, or correction to none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_is_as_exact_as_the_weights(self) -> Self:
         if self.training.optimizer_dtype == "bfloat16" and self.model.trainer_dtype == "float32":
             raise ValueError(
                 "training.optimizer_dtype=bfloat16 is for bfloat16 weights: set model.weight_dtype=bfloat16, or "
                 "optimizer_dtype to float32"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _task_names_differ(self) -> Self:
         names = [task.name for task in self.tasks]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")
@@ -428,7 +401,7 @@ class Recipe(_Section):
     @property
     def plan(self) -> BatchPlan:
         """All sizes of a step, for one device and one process where the recipe names no devices."""
-        return self._plan_or_error()
+        return self._make_plan()
 
     def plan_on(self, devices: int, processes: int = 1) -> BatchPlan:
         """The plan on the devices and processes of the whole run, as JAX finds them.
@@ -439,7 +412,10 @@ class Recipe(_Section):
             raise CourseError(
                 f"hardware.processes={self.hardware.processes}, but the run has {processes}: start as many, or set null"
             )
-        return self._plan_or_error(devices, processes)
+        try:
+            return self._make_plan(devices, processes)
+        except ValueError as error:
+            raise CourseError(str(error)) from None
 
     def sampler_tensor(self, found: int | None = None) -> int:
         """Devices per replica of the sampler; `found`: devices that JAX finds, where the recipe names none."""
@@ -449,15 +425,15 @@ class Recipe(_Section):
     @property
     def batch_given(self) -> dict[str, int]:
         """The sizes of a step that the recipe gives: section.key -> value."""
-        keys = (key for _, key, _ in batch_plan.ROWS if key)
-        values = {key: getattr(getattr(self, key.partition(".")[0]), key.partition(".")[2]) for key in keys}
+        values = {
+            "hardware.processes": self.hardware.processes,
+            "grpo.group_size": self.grpo.group_size,
+            "grpo.iterations": self.grpo.iterations,
+            "training.prompts_per_step": self.training.prompts_per_step,
+            "training.micro_batch_size": self.training.micro_batch_size,
+            "rollout.micro_batch_size": self.rollout.micro_batch_size,
+        }
         return {key: value for key, value in values.items() if value is not None}
-
-    def _plan_or_error(self, devices: int | None = None, processes: int | None = None) -> BatchPlan:
-        try:
-            return self._make_plan(devices, processes)
-        except ValueError as error:
-            raise CourseError(str(error)) from None
 
     def _make_plan(self, found: int | None = None, processes: int | None = None) -> BatchPlan:
         """Args: the devices and processes that were found; None: those that the recipe names."""
@@ -469,7 +445,6 @@ class Recipe(_Section):
             sampler_replicas = _replicas("sampler_tensor", sampler, self.sampler_tensor(found))
             whole = trainer if hardware.colocated else trainer + sampler
             devices = hardware.slice.devices if hardware.slice else found or whole
-        prompt = rollout.max_prompt_length
         plan = batch_plan.make_plan(
             self.batch_given,
             group_size=self.grpo.group_size,
@@ -477,8 +452,9 @@ class Recipe(_Section):
             devices=devices,
             trainer_replicas=trainer_replicas,
             sampler_replicas=sampler_replicas,
-            updates_per_step=self.grpo.iterations,
-            longest=None if prompt == "auto" else (prompt, rollout.max_completion_length),
+            longest=None
+            if rollout.max_prompt_length == "auto"
+            else (rollout.max_prompt_length, rollout.max_completion_length),
             layout=self.training.layout,
             accelerator=bool(hardware.accelerator),
         )
@@ -495,8 +471,7 @@ class Recipe(_Section):
     @property
     def evaluation_sampling(self) -> dict[str, float]:
         """Temperature and top-p of the samples of an evaluation."""
-        evaluation = self.evaluation
-        return {"temperature": evaluation.temperature or self.rollout.temperature, "top_p": evaluation.top_p}
+        return {"temperature": self.evaluation.temperature or self.rollout.temperature, "top_p": self.evaluation.top_p}
 
 
 def _replicas(key: str, devices: int, tensor: int) -> int:

@@ -5,8 +5,6 @@ parse_slice("v4-16").devices     # 8: the names of v4 and v5p count cores, two p
 parse_slice("v4-16").hosts       # 2
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from grpo_lib.common.errors import CourseError

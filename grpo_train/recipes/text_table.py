@@ -1,21 +1,18 @@
 """A table as plain text, by rich."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 WIDTH = 240  # columns of text; longer cells are folded
 
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> str:
     """A table without rules; `right` columns after the first hold numbers."""
-    table = Table(box=None, pad_edge=False, header_style=None)
-    for number, column in enumerate(head):
-        table.add_column(column, justify="right" if 0 < number <= right else "left")
+    columns = (Column(name, justify="right" if 0 < n <= right else "left") for n, name in enumerate(head))
+    table = Table(*columns, box=None, pad_edge=False, header_style=None)
     for row in rows:
         table.add_row(*row)
     file = io.StringIO()

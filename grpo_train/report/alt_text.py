@@ -5,8 +5,6 @@
 matplotlib has no such text: `Figure.set_label` is kept by the figure and written to no file (3.11).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

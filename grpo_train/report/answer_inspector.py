@@ -8,8 +8,6 @@ repeat (the prompt around the question, the reasons of the reward) are stored on
 to open at once, and a page of 1,000 tiny ones has to fit into a notebook.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 from grpo_lib import answers, rewards
 from grpo_lib.records import Record, by_problem, kind_of
 from grpo_train.report import comparison, html_page, taxonomy
-from grpo_train.report.comparison import Comparison
 
 # Bits of a completion's verdicts; inspector.js reads them.
 FLAGS = {"strict": 1, "lenient": 2, "partial": 4, "format": 8, "truncated": 16, "greedy": 32}
@@ -32,12 +29,15 @@ def inspector(run_dir: str | os.PathLike) -> html_page.Frame:
       CourseError: no such run directory, or no evaluation in it.
     """
     compared = comparison.load(run_dir, need_evaluation=True)
-    document = html_page.render("inspector_frame.html.j2", "inspector.js", **page_values(compared))
-    note = "Every answer. If nothing is shown here, trust the notebook, or open the run's report.html."
-    return html_page.Frame(document, "every answer, before and after", 720, note)
+    return html_page.Frame(
+        html_page.render("inspector_frame.html.j2", "inspector.js", **page_values(compared)),
+        title="every answer, before and after",
+        height=720,
+        note="Every answer. If nothing is shown here, trust the notebook, or open the run's report.html.",
+    )
 
 
-def page_values(compared: Comparison) -> dict[str, Any]:
+def page_values(compared: comparison.Comparison) -> dict[str, Any]:
     """The values of templates/inspector.html.j2."""
     return {
         "data": html_page.data(page_data(compared)),
@@ -46,7 +46,7 @@ def page_values(compared: Comparison) -> dict[str, Any]:
     }
 
 
-def page_data(compared: Comparison) -> dict[str, Any]:
+def page_data(compared: comparison.Comparison) -> dict[str, Any]:
     """The table as JSON; its format is described at the head of templates/inspector.js."""
     phases = [by_problem(run.records) for run in compared.runs.values()]
     sampled = [record for groups in phases for group in groups.values() for record in _sampled(group)]

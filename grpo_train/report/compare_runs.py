@@ -6,8 +6,6 @@
 Every difference is B - A.  What only one of the runs has is shown with a dash for the other.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +14,13 @@ from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, summarize
-from grpo_train.recipes import differences, load_recipe
+from grpo_train.recipes import differences
 from grpo_train.recipes.text_table import text_table
 from grpo_train.report.comparison import flip_counts
 from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent
 from grpo_train.runs.health_checks import by_step, finite
 from grpo_train.runs.metric_glossary import METRICS, Row, read_metrics, reading_order
+from grpo_train.runs.run_directory import load_run
 
 WINDOW = 10  # steps whose mean is compared
 
@@ -45,19 +44,14 @@ def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison
     Raises:
       CourseError: one is not a run, both are the same, or a file cannot be read.
     """
-    folders = [Path(run).resolve() for run in (run_a, run_b)]
-    for run, folder in zip((run_a, run_b), folders, strict=True):
-        if not (folder / "recipe.yaml").is_file():
-            raise CourseError(f"{run} is not a run (it has no recipe.yaml); name a folder in runs/")
-    a, b = folders
+    (a, recipe_a), (b, recipe_b) = load_run(run_a), load_run(run_b)
     if a == b:
         raise CourseError(f"{run_a} and {run_b} are the same run; name two")
     names = (str(a), str(b)) if a.name == b.name else (a.name, b.name)
-    rows_a, rows_b = (by_step(read_metrics(folder / "metrics.jsonl")) for folder in folders)
+    rows_a, rows_b = (by_step(read_metrics(folder / "metrics.jsonl")) for folder in (a, b))
     known = {name for row in (*rows_a, *rows_b) for name in row if finite(row[name]) is not None} - {"step"}
     metrics = {name: (_last_mean(rows_a, name), _last_mean(rows_b, name)) for name in reading_order(known)}
-    recipe = differences(load_recipe(a / "recipe.yaml"), load_recipe(b / "recipe.yaml"))
-    return RunComparison(names, recipe, metrics, *_pair(folders, names))
+    return RunComparison(names, differences(recipe_a, recipe_b), metrics, *_pair((a, b), names))
 
 
 def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:

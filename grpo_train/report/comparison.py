@@ -1,7 +1,5 @@
 """Before and after, problem by problem: the data of the figures, the inspector and the exported tables."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
@@ -75,10 +73,9 @@ def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
     Raises:
       CourseError: the two runs have different problems.
     """
-    counts: dict[str, int] = dict.fromkeys(("right_right", "right_wrong", "wrong_right", "wrong_wrong"), 0)
-    for pair in _pairs(before, after):
-        counts["_".join("right" if record["strict"] else "wrong" for record in pair)] += 1
-    return counts
+    pairs = (["right" if record["strict"] else "wrong" for record in pair] for pair in _pairs(before, after))
+    counts = Counter(map("_".join, pairs))
+    return {name: counts[name] for name in ("right_right", "right_wrong", "wrong_right", "wrong_wrong")}
 
 
 def category_counts(compared: Comparison) -> list[dict[str, Any]]:
@@ -128,9 +125,7 @@ def _part(record: Record) -> str:
 
 def reward_means(compared: Comparison) -> list[dict[str, Any]]:
     """The mean of each reward part over the problems, and of their sum: part, before, after; columns as above."""
-    columns: dict[str, list[float]] = {}
-    for phase, run in compared.runs.items():
-        means = records.reward_means(first_completions(run), compared.functions)
-        columns[phase] = [*means, sum(means)]
+    means = {p: records.reward_means(first_completions(run), compared.functions) for p, run in compared.runs.items()}
+    columns = {phase: [*values, sum(values)] for phase, values in means.items()}
     names = [*(function.__name__ for function in compared.functions), "sum"] if columns else []
-    return [{"part": name, **{p: means[i] for p, means in columns.items()}} for i, name in enumerate(names)]
+    return [{"part": name, **{p: values[i] for p, values in columns.items()}} for i, name in enumerate(names)]

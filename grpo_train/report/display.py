@@ -3,10 +3,7 @@
 Every function but `style` returns an object that Jupyter displays.
 """
 
-from __future__ import annotations
-
 import html
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from IPython import get_ipython
-from IPython.core.pylabtools import print_figure
 from IPython.display import HTML, Markdown
 
 from grpo_train.recipes.text_table import text_table
+from grpo_train.report import figures
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, LINES, ORANGE, PURPLE, SKY, VERMILLION
 
 __all__ = [
@@ -115,18 +112,9 @@ def style() -> None:
         "legend.handlelength": 2.8,
     }
     if shell := get_ipython():
-        from matplotlib.figure import Figure
+        import matplotlib_inline.backend_inline  # noqa: F401  first, because it sets its own formatter when imported
 
-        # Imported first, because it sets its own formatter when it is.
-        importlib.import_module("matplotlib_inline.backend_inline")
-        shell.display_formatter.formatters["image/png"].for_type(Figure, _described)
-
-
-def _described(figure: Any) -> tuple[Any, dict[str, str]]:
-    """A figure as PNG, in base64, with its description for those who cannot see it."""
-    from grpo_train.report.alt_text import alt_text
-
-    return print_figure(figure, "png", base64=True), {"alt": alt_text(figure)}
+        shell.display_formatter.formatters["image/png"].for_type(figures.Figure, figures.described_png)
 
 
 def _cell(value: Any, digits: int) -> str:

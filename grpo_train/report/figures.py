@@ -7,8 +7,6 @@
 Before is always light blue and hatched or dashed, after dark blue.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io
@@ -26,7 +24,7 @@ from grpo_train.report.alt_text import alt_text
 from grpo_train.report.formatting import MINUS, NBSP, percent
 from grpo_train.report.palette import AFTER, BEFORE, BLUE, GREEN, INK, LINES, SKY, VERMILLION
 from grpo_train.runs.health_checks import by_step, finite
-from grpo_train.runs.metric_glossary import Row, reward_function, task_of
+from grpo_train.runs.metric_glossary import REWARD_MEAN, TASK_METRIC, Row, name_in
 
 environment.prepare()
 
@@ -72,13 +70,17 @@ CURVES = {
 }
 
 
+def described_png(figure: Figure) -> tuple[bytes, dict[str, str]]:
+    """A figure as a notebook shows it: PNG, with its description for those who cannot see it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight", facecolor="white")
+    return buffer.getvalue(), {"alt": alt_text(figure)}
+
+
 class _NotebookFigure(Figure):
     """A figure that a notebook shows once: pyplot does not know it, and it draws itself when it is displayed."""
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=self.dpi, facecolor="white")
-        return buffer.getvalue(), {"alt": alt_text(self)}
+    _repr_png_ = described_png
 
 
 def training_curves(rows: Sequence[Row], total_steps: int | None = None) -> Figure:
@@ -203,8 +205,7 @@ def decomposition(before: EvalRun, after: EvalRun) -> Figure:
 def runs_side_by_side(runs: Mapping[str, Sequence[Row]], names: Sequence[str]) -> Figure:
     """The same metrics of several runs, one panel for each key of `names`; `runs` has the rows of metrics.jsonl."""
     figure = _figure(3.0 * len(names), 2.5)
-    for index, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), index + 1)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for (label, rows), look in zip(runs.items(), LINES(), strict=False):
             steps, values = _points(by_step(rows), name)
             axes.plot(steps, values, **look, label=label, marker="o" if len(values) < 15 else None)
@@ -297,9 +298,9 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
         return any(values) if panel.series[0][0] == "kl" else bool(values)  # without a reference the KL is 0
 
     keys = dict.fromkeys(key for row in rows for key in row)
-    series = tuple((key, name) for key in keys if (name := reward_function(key)))
+    series = tuple((key, name) for key in keys if (name := name_in(key, REWARD_MEAN)))
     by_part = [Panel("Reward by part", "mean per completion", series)] if len(series) > 1 else []
-    parts = [(key, task) for key in keys if (task := task_of(key, "accuracy"))]
+    parts = [(key, task) for key in keys if (task := name_in(key, TASK_METRIC.format("{}", "accuracy")))]
     by_task = [Panel("Accuracy by task", "fraction of completions", tuple(parts), fraction=True)] if parts else []
     return [panel for panel in (PANELS[0], *by_part, *PANELS[1:2], *by_task, *PANELS[2:]) if has_values(panel)]
 

@@ -1,7 +1,5 @@
 """Results as text: percentages, points, p-values, and the headline of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

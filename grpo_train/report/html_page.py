@@ -4,8 +4,6 @@ A frame is an iframe whose whole document is its `srcdoc`: it needs no kernel, n
 sandbox gives it an origin of its own, so that nothing in it can reach the notebook.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

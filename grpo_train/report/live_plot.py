@@ -1,7 +1,5 @@
 """The training curves, redrawn in a notebook while training runs."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """report.html of a run: one file with the result, the curves, and every problem with its completions."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +50,6 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
     if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
         result.append(figures.svg(figures.pass_at_k(summary), "pass@k before and after, with 95 % intervals"))
-    kinds, parts = figures.categories(before, after), figures.reward_parts(compared)
     page = html_page.render(
         "report.html.j2",
         "inspector.js",
@@ -64,9 +61,9 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         result_figures=result,
         first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
         categories=comparison.category_counts(compared),
-        category_figure=figures.svg(kinds, "answers by kind, before and after"),
+        category_figure=figures.svg(figures.categories(before, after), "answers by kind, before and after"),
         reward_means=comparison.reward_means(compared),
-        reward_figure=figures.svg(parts, "mean reward by part, before and after"),
+        reward_figure=figures.svg(figures.reward_parts(compared), "mean reward by part, before and after"),
         curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
         smoothed=figures.smoothing(len(rows)),
         alerts=health_checks.find_alerts(rows),
@@ -97,9 +94,8 @@ def _rate_table(summary: dict[str, Any], before: EvalRun | None, after: EvalRun 
         key = {"strict": "accuracy", "truncated": "truncated"}.get(verdict, f"{verdict}_accuracy")
         line = {"label": label}
         for phase, part in phases.items():
-            line[phase] = percent(part[key])
             interval = statistics.wilson_interval(part[key] * part["n"], part["n"])
-            line[f"{phase}_range"] = rate_range(interval)
+            line |= {phase: percent(part[key]), f"{phase}_range": rate_range(interval)}
         if before and after:
             old, new = before.rates(verdict), after.rates(verdict)
             change = statistics.paired_bootstrap(list(old.values()), [new[key] for key in old])
@@ -147,11 +143,11 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     if (file := run_dir / "recipe.yaml").exists():
         recipe = load_recipe(file)
         sources = ", ".join(dict.fromkeys(SOURCES[part.test_source or part.source] for part in recipe.sources))
-        plan = f"{recipe.training.steps:,} steps × {recipe.plan.prompts_per_step} prompts"
         facts += [
             f"model {Path(recipe.model.path).name}",
             f"seed {recipe.seed}",
-            f"{plan} × {recipe.grpo.group_size} completions",
+            f"{recipe.training.steps:,} steps × {recipe.plan.prompts_per_step} prompts × "
+            f"{recipe.grpo.group_size} completions",
         ]
     for run in list(compared.runs.values())[-1:]:
         facts += [f"{len(run.verdicts('strict')):,} test problems" + f" ({sources})" * bool(sources)]

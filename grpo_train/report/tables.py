@@ -8,8 +8,6 @@ cell gets an apostrophe in front, unless it is a plain number. The file begins w
 Excel does not read it as UTF-8.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -19,7 +17,6 @@ from grpo_lib import rewards
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.records import kind_of
 from grpo_train.report import comparison, taxonomy
-from grpo_train.report.comparison import Comparison
 
 TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", "format", "truncated")
 _FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
@@ -43,20 +40,24 @@ def export_table(run_dir: str | os.PathLike) -> Path:
     return write_text_atomic(Path(run_dir) / "evals" / "answers.csv", f"\ufeff{text}")
 
 
-def table(compared: Comparison) -> list[dict[str, Any]]:
+def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
     """The rows of both files; all have the same columns."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for phase, run in compared.runs.items():
         for record in run.records:
             key = record["id"], record["sample"]
             own = {"id": key[0], "sample": key[1], **{name: record[name] for name in ("question", "gold", "solution")}}
-            values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
             parts = rewards.explain(
                 record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
             )
             points = {f"reward_{part.name}": float(part.points) for part in parts}
-            values |= {"tokens": record.get("tokens"), "category": taxonomy.classify(record)}
-            values |= points | {"reward": sum(points.values())}
+            values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
+            values |= {
+                "tokens": record.get("tokens"),
+                "category": taxonomy.classify(record),
+                **points,
+                "reward": sum(points.values()),
+            }
             rows.setdefault(key, own).update({f"{phase}_{name}": value for name, value in values.items()})
     names = dict.fromkeys(name for row in rows.values() for name in row)
     return [{name: row.get(name) for name in names} for row in rows.values()]

@@ -19,8 +19,6 @@ training problems 22,430 calculations are found and 44 of them called false: mis
 completed by words ("half of 10 + 2 = 7") or change the unit ("2 hours + 30 minutes = 150 minutes").
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import operator

@@ -5,8 +5,6 @@ sure that the newest one may be restored: its step has a row in metrics.jsonl (r
 killed right after a save has a checkpoint without one), and it can be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,8 @@ ITEMS = ("model_params", "optimizer_state")
 
 def checkpoint_root(training: TrainingRecipe, directory: Path) -> epath.Path:
     """Where a run keeps its checkpoints: in itself, or under its name in a folder or bucket for those of all runs."""
-    if training.checkpoints is None:
-        return epath.Path(directory) / "checkpoints"
-    return epath.Path(training.checkpoints) / directory.name
+    shared = training.checkpoints
+    return epath.Path(shared) / directory.name if shared is not None else epath.Path(directory) / "checkpoints"
 
 
 def updates(folder: epath.Path) -> list[int]:
@@ -91,8 +88,7 @@ def move_aside(folder: epath.Path, reason: str) -> str:
     *older, newest = updates(folder)
     target = folder.parent / "damaged" / f"{folder.name}-{newest}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        target.rmtree()
+    target.rmtree(missing_ok=True)
     (folder / str(newest)).rename(target)
     instead = f"continuing from update {older[-1]}" if older else "there is no older one, so training starts again"
     return f"the checkpoint of update {newest} cannot be restored ({reason}) and was moved to {target}; {instead}"

@@ -7,8 +7,7 @@ An alert is given once, and again only after its condition has cleared.  The lim
 none; a comment says why each is what it is.
 """
 
-from __future__ import annotations
-
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,13 +64,12 @@ def find_alerts(rows: Iterable[Row]) -> list[Alert]:
     rows = by_step(rows)
     found = []
     for kind, rule in RULES.items():
-        quiet = QUIET
-        for row, message in zip(rows, rule(rows), strict=True):
-            quiet = quiet + 1 if message is None else quiet
+        last = -math.inf  # the number of the last row with this condition
+        for number, (row, message) in enumerate(zip(rows, rule(rows), strict=True)):
             if message is not None:
-                if quiet >= QUIET:
+                if number - last > QUIET:
                     found.append(Alert(int(row["step"]), kind, message))
-                quiet = 0
+                last = number
     return sorted(found, key=lambda alert: alert.step)
 
 
@@ -92,47 +90,6 @@ def by_step[R: Row](rows: Iterable[R]) -> list[R]:
 def finite(value: Any) -> float | None:
     """A finite number as a float; None for anything else."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _no_signal(rows: Sequence[Row]) -> Iterator[str | None]:
-    """No learning signal: in every group all completions have the same reward, for many steps.
-
-    The reward need not be constant for that: it then changes only with the problems of the step.
-    """
-    streak: deque[Row] = deque(maxlen=STEPS_WITHOUT_SIGNAL)
-    for row in rows:
-        streak.append(row)
-        if (finite(row.get("frac_reward_zero_std")) or 0) < 1:
-            streak.clear()
-        if len(streak) < STEPS_WITHOUT_SIGNAL:
-            yield None
-            continue
-        accuracy = _mean(finite(r.get("accuracy")) for r in streak)
-        advice = (
-            "the problems are solved: stop here, or take harder ones"
-            if accuracy is not None and accuracy >= SOLVED
-            else "try a higher rollout.temperature, a larger grpo.group_size, easier problems, or rewards that give "
-            "partial credit"
-        )
-        yield f"in every group all completions had the same reward for {len(streak)} steps; {advice}"
-
-
-def _kl(rows: Sequence[Row]) -> Iterator[str | None]:
-    """Far from the reference.  Without a penalty there is no reference, and the KL is logged as 0."""
-    return _streaks(
-        rows, "kl", KL, STEPS_ABOVE_KL,
-        f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
-        "grpo.beta, or lower training.learning_rate",
-    )  # fmt: skip
-
-
-def _length(rows: Sequence[Row]) -> Iterator[str | None]:
-    """Completions that reach the length limit."""
-    return _streaks(
-        rows, "completions/clipped_ratio", CLIPPED_RATIO, STEPS_CLIPPED,
-        f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} steps; "
-        "raise rollout.max_completion_length, or add a reward (rewards) for ending in time",
-    )  # fmt: skip
 
 
 def _not_applied(rows: Sequence[Row]) -> Iterator[str | None]:
@@ -235,8 +192,7 @@ class _Trend:
         self.count += 1
         self.last.append(value)
         self.mean = sum(self.last) / len(self.last)
-        if self.count <= WINDOW:
-            self.first = self.mean
+        self.first = self.mean if self.count <= WINDOW else self.first
         return True
 
     def noise_of_a_step(self) -> float:
@@ -245,26 +201,21 @@ class _Trend:
 
     def noise_of_change(self) -> float:
         """Standard deviation of the difference between the two means, if nothing but chance were at work."""
-        if self.count < 2 * WINDOW:
-            return math.inf
         # A mean of WINDOW steps has the variance of a step over WINDOW, and the difference of two twice that.
-        return self.noise_of_a_step() * math.sqrt(2 / WINDOW)
+        return self.noise_of_a_step() * math.sqrt(2 / WINDOW) if self.count >= 2 * WINDOW else math.inf
 
 
 def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:
     """A metric that is NaN or infinite."""
     for row in rows:
         names = sorted(name for name, value in row.items() if finite(value) is None)
-        if not names:
-            yield None
-            continue
         advice = (
             "fix the reward function that returned it (rewards)"
             if any(name.startswith("reward") for name in names)
             else "stop, and lower training.learning_rate or training.max_grad_norm, raise training.warmup_steps, or "
             "use model.dtype=float32"
         )
-        yield f"not a finite number: {', '.join(names)}; {advice}"
+        yield f"not a finite number: {', '.join(names)}; {advice}" if names else None
 
 
 # The most severe first.
@@ -274,13 +225,32 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "hacked": _hacked,
     "entropy": _entropy,
     "not applied": _not_applied,
-    "no signal": _no_signal,
+    # The reward need not be constant for this: it then changes only with the problems of the step.
+    "no signal": functools.partial(
+        _streaks,
+        name="frac_reward_zero_std",
+        bound=math.nextafter(1, 0),
+        least=STEPS_WITHOUT_SIGNAL,
+        message="in every group all completions had the same reward for {steps} steps; if the problems are solved, "
+        "stop here or take harder ones; else try a higher rollout.temperature, a larger grpo.group_size, easier "
+        "problems, or rewards that give partial credit",
+    ),
     "left out": _left_out,
-    "kl": _kl,
-    "length": _length,
+    # Far from the reference.  Without a penalty there is no reference, and the KL is logged as 0.
+    "kl": functools.partial(
+        _streaks,
+        name="kl",
+        bound=KL,
+        least=STEPS_ABOVE_KL,
+        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
+        "grpo.beta, or lower training.learning_rate",
+    ),
+    "length": functools.partial(
+        _streaks,
+        name="completions/clipped_ratio",
+        bound=CLIPPED_RATIO,
+        least=STEPS_CLIPPED,
+        message=f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} "
+        "steps; raise rollout.max_completion_length, or add a reward (rewards) for ending in time",
+    ),
 }
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -3,8 +3,6 @@
 machine.describe()             # environment.json of a run
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

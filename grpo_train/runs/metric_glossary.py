@@ -3,8 +3,6 @@
 A metric that TRL's GRPOTrainer logs too has TRL's name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +17,8 @@ Row = dict[str, Any]  # numbers, or None where a value was not finite
 
 # A row has these two keys for each reward function of the recipe.
 REWARD_MEAN, REWARD_STD = "rewards/{}/mean", "rewards/{}/std"
-_REWARD = re.compile(r"rewards/(.+)/(mean|std)")
 # And these, for each task of a recipe with several.
 TASK_METRIC = "tasks/{}/{}"
-_TASK = re.compile(r"tasks/([^/]+)/(.+)")
 
 
 @dataclass(frozen=True)
@@ -56,16 +52,10 @@ def reading_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (order.get(_entry(name), len(order)), name))
 
 
-def reward_function(name: str) -> str | None:
-    """The NAME of a key rewards/NAME/mean; None for any other key."""
-    match = _REWARD.fullmatch(name)
-    return match[1] if match and match[2] == "mean" else None
-
-
-def task_of(name: str, metric: str) -> str | None:
-    """The NAME of a key tasks/NAME/metric; None for any other key."""
-    match = _TASK.fullmatch(name)
-    return match[1] if match and match[2] == metric else None
+def name_in(key: str, form: str) -> str | None:
+    """The NAME in a key of this form, such as REWARD_MEAN; None for any other key."""
+    match = re.fullmatch(form.format("(.+)"), key)
+    return match[1] if match else None
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -75,7 +65,4 @@ def read_metrics(path: Path) -> list[Row]:
 
 def _entry(name: str) -> str:
     """The key in METRICS: rewards/correct_answer/mean -> rewards/NAME/mean."""
-    if match := _REWARD.fullmatch(name):
-        return f"rewards/NAME/{match[2]}"
-    match = _TASK.fullmatch(name)
-    return f"tasks/NAME/{match[2]}" if match else name
+    return re.sub(r"^(rewards|tasks)/.+/", r"\1/NAME/", name)

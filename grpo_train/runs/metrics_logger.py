@@ -4,10 +4,8 @@ Tunix logs a step's metrics in pieces, some of them one step late.  `Recorder` i
 collects the pieces and appends the row once it is complete.  `batch_metrics` computes what Tunix does not log.
 """
 
-from __future__ import annotations
-
-import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,20 +33,6 @@ TUNIX_METRICS = {
 REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
 
 
-class StageTimer:
-    """Seconds spent, by stage."""
-
-    def __init__(self):
-        self.spent: dict[str, float] = {}
-
-    def add(self, what: str, started: float) -> None:
-        self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - started
-
-    def pop_elapsed(self, what: str) -> float:
-        """Seconds since the last time this was asked."""
-        return self.spent.pop(what, 0.0)
-
-
 class TimedReward:
     """A reward function as Tunix calls it; keeps the values of its last call and adds up the time of its calls."""
 
@@ -56,12 +40,12 @@ class TimedReward:
         self.function = function
         self.__name__ = function.__name__
         self.values: list[float] = []
-        self.timer = StageTimer()
+        self.seconds: dict[str, float] = defaultdict(float)  # "grading", since it was taken out last
 
     def __call__(self, prompts, completions, **columns: Any) -> list[float]:
         started = time.perf_counter()
         self.values = self.function(prompts=prompts, completions=completions, **columns)
-        self.timer.add("reward", started)
+        self.seconds["grading"] += time.perf_counter() - started
         return self.values
 
 
@@ -82,7 +66,7 @@ def batch_metrics(
     """Metrics of the completions of one rollout micro-batch, in Tunix's form {name: (value, how to join several)}.
 
     Args:
-      sampler: has sampled them; has their `lengths` and `truncated`, and the seconds of sampling and weight sync.
+      sampler: has sampled them; has their `lengths` and `truncated`, and the `seconds` of sampling and weight sync.
       group_size: G, completions per prompt; the completions of a group are next to each other.
       parts: the reward functions, which have just been called on this batch.
       gap: see `training.sampler_trainer_gap`.
@@ -103,23 +87,25 @@ def batch_metrics(
     }
     columns = {name: np.asarray(column, np.float32) for name, column in columns.items()}  # (B,) each
     groups = columns["reward"].reshape(-1, group_size)  # (B / G, G)
-    values = {name: column.mean() for name, column in columns.items()}
-    values |= {REWARD_STD.format(part.__name__): columns[REWARD_MEAN.format(part.__name__)].std() for part in parts}
-    values |= {
+    values = {
+        **{name: column.mean() for name, column in columns.items()},
+        **{REWARD_STD.format(part.__name__): columns[REWARD_MEAN.format(part.__name__)].std() for part in parts},
         "reward_std": groups.std(axis=1).mean(),
         # Largest minus smallest, not a standard deviation: rounding may leave that above 0 for equal rewards.
         "frac_reward_zero_std": (np.ptp(groups, axis=1) == 0).mean(),
         "sampler_trainer_gap": gap(),
     }
     seconds = {
-        "seconds_rollout": sampler.pop_elapsed("generating"),
-        "seconds_sync": sampler.pop_elapsed("syncing"),
-        "seconds_reward": sum(part.timer.pop_elapsed("reward") for part in parts),
+        "seconds_rollout": sampler.seconds.pop("generating", 0.0),
+        "seconds_sync": sampler.seconds.pop("syncing", 0.0),
+        "seconds_reward": sum(part.seconds.pop("grading", 0.0) for part in parts),
     }
     # Of several batches in a step: the mean of the metrics, the sum of the seconds.
-    means = {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
-    sums = {f"step/{name}": (value, np.sum) for name, value in seconds.items()}
-    return means | sums | _task_metrics(columns, groups, task)
+    return (
+        {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
+        | {f"step/{name}": (value, np.sum) for name, value in seconds.items()}
+        | _task_metrics(columns, groups, task)
+    )
 
 
 def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any) -> dict[str, tuple[Any, Callable]]:
@@ -155,8 +141,7 @@ class StepTimer(hooks.TrainingHooks):
     def start(self) -> None:
         """Begin with the first step; what was sampled or evaluated before does not count."""
         self.last = time.perf_counter()
-        for what in ("generating", "syncing"):
-            self.cluster.rollout.pop_elapsed(what)
+        self.cluster.rollout.seconds.clear()
 
     def on_train_start(self, train_ctx) -> None:
         self.update_started = time.perf_counter()
@@ -226,10 +211,6 @@ class Recorder:
         self._rewrite()
         self._report(written, {"step": step, **values})
 
-    def has(self, step: int, name: str) -> bool:
-        """Whether the row of this step is written and has this metric."""
-        return any(row["step"] == step and name in row for row in self.rows)
-
     def log_scalar(self, event: str, value: Any, **kwargs: Any) -> None:
         """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
         if not self.recording or kwargs.get("step") is None:
@@ -263,7 +244,7 @@ class Recorder:
             if values["seconds"]:
                 tokens = values["completions/mean_length"] * self.completions * values.get("dynamic_sampling/passes", 1)
                 row["tokens_per_second"] = tokens / values["seconds"]
-            row = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
+            row = {key: (value if np.isfinite(value) else None) for key, value in row.items()}
             self.rows.append(row)
             if self.writes:
                 append_jsonl(self.path, row)

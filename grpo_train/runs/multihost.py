@@ -13,8 +13,6 @@ On CPU devices, one program at a time: with several devices per process, two pro
 at the same time deadlock, sooner or later (jaxlib 0.11). So the functions here wait for what they start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -87,8 +85,8 @@ def distributed_context(
     if coordinator:
         _require_address(coordinator, processes, process)
     _connect(coordinator, processes, process)
-    _compare(processes, digest)
     try:
+        _compare(processes, digest)
         yield jax.process_index()
         barrier("the end")  # process 0 has more to do than the others
     except (CourseError, Interrupted):
@@ -114,14 +112,16 @@ def _require_address(coordinator: str, processes: int, process: int | None) -> N
 def _connect(coordinator: str | None, processes: int, process: int | None) -> None:
     """Start JAX's distributed runtime; on CPU devices, gloo carries what the processes exchange."""
     where, patience = "the processes that JAX finds by itself", CLUSTER_ARRIVAL_SECONDS
-    address: dict[str, Any] = {}
     if coordinator:
         where, patience = f"--coordinator {coordinator}", ARRIVAL_SECONDS
-        address = {"coordinator_address": coordinator, "num_processes": processes, "process_id": process}
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
-            **address, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            coordinator,
+            num_processes=processes if coordinator else None,
+            process_id=process,
+            initialization_timeout=patience,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except Exception as error:  # of the runtime; without a coordinator also of metadata servers and Kubernetes
         if coordinator and not isinstance(error, RuntimeError):
@@ -144,13 +144,11 @@ def _compare(processes: int, digest: str) -> None:
     started.client.key_value_set(f"grpo/started/{started.process_id}", own)
     started.client.wait_at_barrier("grpo/started", 1000 * ARRIVAL_SECONDS)
     if len({value for _, value in started.client.key_value_dir_get("grpo/started")}) > 1:
-        _leave_together()
         raise CourseError(
             "the processes were started with different recipes or different numbers of processes; give all of them the "
             "same RECIPE, overrides and --processes"
         )
     if (found := started.num_processes) != processes:
-        _leave_together()
         raise CourseError(
             f"the run has {processes} processes, {'more' if processes > found else 'fewer'} than the {found} that JAX "
             f"finds on this slice or cluster; set hardware.accelerator to this slice, or hardware.processes={found}"

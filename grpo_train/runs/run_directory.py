@@ -6,8 +6,6 @@ runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoi
             sync.json  export/  summary.json  report.html
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -158,8 +156,7 @@ def location(path: str | os.PathLike) -> Any:
 
     Returns a pathlib.Path, or, of an address, etils' epath.Path, which has the same methods.
     """
-    text = os.fspath(path)
-    return epath.Path(text) if is_address(text) else Path(text).expanduser().resolve()
+    return epath.Path(path) if is_address(path) else Path(path).expanduser().resolve()
 
 
 def is_address(path: str | os.PathLike) -> bool:

@@ -3,8 +3,6 @@
 wandb itself reads its API key, from WANDB_API_KEY or a login on this machine; no code here does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -99,21 +97,20 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run named after the recipe, with the recipe as its config, through Tunix's logging backend.
+    """A W&B run named after the recipe, with the recipe as its config.
 
     A resumed run continues the same W&B run: its id is kept in the run directory, in wandb-id.  Offline runs are
     written to wandb/ there, a folder for each time that it was continued; `wandb sync` uploads them in order.
     """
 
     def __init__(self, tracking: TrackingRecipe, directory: Path, config: dict[str, Any]):
-        from tunix.sft import metrics_logger
+        import wandb
 
-        os.environ.setdefault("WANDB_SILENT", "true")
         self.metrics = directory / "metrics.jsonl"
         kept = directory / "wandb-id"
         if not kept.exists():
             write_text_atomic(kept, secrets.token_hex(4))
-        self.backend = metrics_logger.WandbBackend(
+        self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "grpo-hands-on"),
             name=config["name"],
             mode=tracking.wandb,
@@ -125,23 +122,19 @@ class WeightsAndBiases:
 
     def log(self, row: Row) -> None:
         """W&B drops values of a step before its last one, so rows must come complete and in order."""
-        for name, value in _values(row):
-            self.backend.log_scalar(name, value, step=row["step"])
+        self.run.log(dict(_values(row)), step=row["step"])
 
     def log_evaluation(self, rows: dict[str, Row]) -> None:
         """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
 
         With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
         """
-        import wandb
-
-        if wandb.run:
-            trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
-            evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
-            wandb.run.summary.update(trained | evaluations)
+        trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
+        evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
+        self.run.summary.update(trained | evaluations)
 
     def close(self) -> None:
-        self.backend.close()
+        self.run.finish()
 
 
 def _values(row: Row) -> list[tuple[str, float]]:
@@ -153,7 +146,6 @@ def _logged_in() -> bool:
     """Whether W&B's server accepts this machine's key; checked before the run, which would otherwise lose its log."""
     import wandb
 
-    os.environ.setdefault("WANDB_SILENT", "true")
     try:
         return bool(wandb.login(prompt=False, verify=True))
     except wandb.errors.Error:

@@ -19,7 +19,7 @@ def test_a_run_on_dapo_math_is_judged_on_aime_with_samples(root, tmp_path):
         *(
             sys.executable,
             "-m",
-            "grpo_train.cli",
+            "grpo_tpu.cli",
             "train",
             "recipes/tiny-cpu.yaml",
             "--runs",

@@ -60,7 +60,7 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         (["name=a/b"], ["name"]),
         (["training.steps"], ["section.key=value"]),
         (["=3"], ["section.key=value"]),
-        (["name.x=3"], ["name is a value"]),
+        (["name.x=3"], ["'tiny-cpu' is a value, not a section"]),
         (["training.steps=[1"], ["not YAML"]),
         (["training.learning_rate=.inf"], ["training.learning_rate", "finite"]),
         (["problems=[]"], ["problems", "at least 1"]),
