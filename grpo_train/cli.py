@@ -332,11 +332,11 @@ def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
 
     run = runs / recipe.name
     checkpoint = run / "checkpoints" / "base" / "0" / "items"
-    written = maxtext_rl.write_problems(recipe, problems)
-    arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", written.test)
-    lost = maxtext_rl.not_expressible(recipe, written.test)
+    tests, filtered = maxtext_rl.write_problems(recipe, problems)
+    arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", tests)
+    lost = maxtext_rl.not_expressible(recipe, tests)
     for note in (
-        *(f"problems: {sentence}" for sentence in written.filtered),
+        *(f"problems: {sentence}" for sentence in filtered),
         *(f"not expressible: {sentence}" for sentence in lost),
         *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
     ):

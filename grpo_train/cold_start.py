@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 from tqdm.auto import tqdm
 from tunix.sft import peft_trainer
@@ -18,8 +17,9 @@ from tunix.sft import peft_trainer
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses, training
 from grpo_train.engines import conversion, maxtext_model
-from grpo_train.engines.optimizer import rounded
+from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes import Recipe
+from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import multihost
 
 BATCH_SIZE = 16  # examples per update
@@ -73,9 +73,10 @@ def fine_tune(
         batch["weights"] = tokens * np.float32(parts / tokens.sum())  # the mean over the parts is the loss
         return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
 
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.0))
-    if recipe.model.trainer_dtype == "bfloat16":
-        optimizer = rounded(optimizer, recipe.training.rounding, recipe.training.optimizer_dtype, recipe.seed)
+    own = TrainingRecipe(
+        learning_rate=LEARNING_RATE, warmup_steps=0, b2=0.95, rounding=recipe.training.rounding,
+        optimizer_dtype=recipe.training.optimizer_dtype,
+    )  # fmt: skip
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
@@ -83,19 +84,18 @@ def fine_tune(
             loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
-        config = peft_trainer.TrainingConfig(
-            data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
-            eval_every_n_steps=1,  # Tunix asks for it
-            checkpoint_root_directory=str(partial / "updates"),
-            checkpointing_options=ocp.CheckpointManagerOptions(
-                should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
-            ),
-        )
         with actor.scope():
             trainer = peft_trainer.PeftTrainer(
                 actor.module,
-                optimizer,
-                config,
+                make_optimizer(own, 1, recipe.seed, recipe.model.trainer_dtype),
+                peft_trainer.TrainingConfig(
+                    data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
+                    eval_every_n_steps=1,  # Tunix asks for it
+                    checkpoint_root_directory=str(partial / "updates"),
+                    checkpointing_options=ocp.CheckpointManagerOptions(
+                        should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
+                    ),
+                ),
             )
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
             trainer.train(map(batch_of, tqdm(batches, desc="cold start", unit="update", disable=not progress)))

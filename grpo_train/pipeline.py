@@ -84,9 +84,9 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
             f"(update_applied), and {moved:.1%} of them move; set training.rounding=stochastic or "
             "model.weight_dtype=float32"
         )
-    if session.num_filtered:
+    if filtered := len(problems) - len(session.problems):
         log(
-            f"filtered out of training: {session.num_filtered} of {len(problems)} problems, with prompts longer than "
+            f"filtered out of training: {filtered} of {len(problems)} problems, with prompts longer than "
             f"{recipe.rollout.max_prompt_length} tokens"
         )
     return session

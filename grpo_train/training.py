@@ -18,6 +18,7 @@ grpo_lib/plain_grpo.py.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ from typing import Any
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
-from grpo_lib.problems import Problem, batch_of_step, load_problems, training_batches
+from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards, overlong_penalty
 from grpo_train import losses
 from grpo_train.engines import compat, maxtext_model
-from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe, TaskRecipe
+from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
+from grpo_train.recipes import PromptsRecipe, Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import multihost, tracking
@@ -72,10 +73,10 @@ class Session:
     learner: learners.Learner
     rollout_config: RolloutConfig
     problems: list[Problem]
+    batches: Callable[[int], dict[str, np.ndarray]]  # training prompts by the number of their step, from 0
     recorder: Recorder
     timer: StepTimer
     checkpoints: epath.Path  # folder of the actor's
-    num_filtered: int  # training problems whose prompts are too long
     closed: bool = False
 
     @property
@@ -108,9 +109,7 @@ class Session:
             result = work()
             multihost.broadcast(None)
             return result
-        asked: Any
-        while (asked := multihost.broadcast(None)) is not None:
-            prompts, sampling = asked
+        for prompts, sampling in iter(lambda: multihost.broadcast(None), None):
             self._completions(prompts, **sampling)
         return None
 
@@ -137,13 +136,14 @@ def require_supported(recipe: Recipe) -> None:
 def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
     """Tokens of the longest prompt of an evaluation and its completion."""
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-    return longest_prompt(recipe.prompts, tokenizer, evaluated) + recipe.rollout.max_completion_length
+    return max(prompt_lengths(recipe.prompts, tokenizer, evaluated)) + recipe.rollout.max_completion_length
 
 
 def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
-    found = jax.devices()
-    return clusters.assign_devices(recipe.hardware, recipe.rollout.engine, recipe.sampler_tensor(len(found)), found)
+    return clusters.assign_devices(
+        recipe.hardware, recipe.rollout.engine, recipe.sampler_tensor(jax.device_count()), jax.devices()
+    )
 
 
 def build_session(
@@ -175,12 +175,11 @@ def build_session(
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
     max_prompt_length, fitting = fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)
-    rollout = recipe.rollout
     rollout_config = RolloutConfig(
-        max_tokens_to_generate=rollout.max_completion_length,
+        max_tokens_to_generate=recipe.rollout.max_completion_length,
         max_prompt_length=max_prompt_length,
-        kv_cache_size=max_prompt_length + rollout.max_completion_length,
-        temperature=rollout.temperature,
+        kv_cache_size=max_prompt_length + recipe.rollout.max_completion_length,
+        temperature=recipe.rollout.temperature,
     )
 
     # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `saved`, the folder of its checkpoints.
@@ -211,20 +210,18 @@ def build_session(
         )
         shares_devices = recipe.hardware.colocated and not multihost.is_distributed()
         sampler = clusters.sampler_class(
-            rollout,
+            recipe.rollout,
             recipe.model,
             plan,
             tensor=recipe.hardware.sampler_tensor,
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        shared = recipe.lora.rank is not None  # the actor's base is the reference
         frozen = recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
-        reference = load(frozen).module if recipe.grpo.beta and not shared else None
+        reference = load(frozen).module if recipe.grpo.beta and not recipe.lora.rank else None
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
-            kl_reference = actor.base if shared and recipe.grpo.beta else reference
             cluster = clusters.make_cluster(
                 recipe.name,
                 recipe.training,
@@ -233,7 +230,7 @@ def build_session(
                 recipe.model.trainer_dtype,
                 plan,
                 actor,
-                kl_reference,
+                actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
                 tokenizer,
                 rollout_config,
                 sampler=sampler,
@@ -250,7 +247,9 @@ def build_session(
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         render = functools.partial(render_with, recipe.prompts, tokenizer)
-        batches = batch_of_step(fitting, render, plan.prompts_per_step, recipe.seed, _weights(recipe.tasks))
+        batches = batch_of_step(
+            fitting, render, plan.prompts_per_step, recipe.seed, {task.name: task.weight for task in recipe.tasks}
+        )
         learner = _make_learner(recipe, plan, actor, cluster, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
@@ -266,10 +265,10 @@ def build_session(
         learner=learner,
         rollout_config=rollout_config,
         problems=fitting,
+        batches=batches,
         recorder=recorder,
         timer=timer,
         checkpoints=saved,
-        num_filtered=len(problems) - len(fitting),
     )
     cluster.rollout.update_params(actor.weights())
     session.sampler.calls = session.step * plan.num_rollout_micro_batches
@@ -286,8 +285,9 @@ def _adapt_cluster(
     if recipe.grpo.iterations > 1:
         compat.old_logps_from_actor(cluster, actor)
     if recipe.grpo.beta and recipe.loss.implementation != "jax":
-        worker = cluster.inference_worker
-        worker.get_ref_per_token_logps = losses.reference_logps(worker, recipe.loss.implementation)
+        cluster.inference_worker.get_ref_per_token_logps = losses.reference_logps(
+            cluster.inference_worker, recipe.loss.implementation
+        )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
     if plan.layout != "padded":
@@ -331,16 +331,11 @@ def _make_learner(
 def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[..., list[float]]:
     """The penalty for long completions as a reward function.  Tunix's own, for DAPO, counts the letters of a text."""
 
+    @functools.wraps(overlong_penalty)  # its name is in those of its metrics
     def penalty(**_: Any) -> list[float]:
         return overlong_penalty(sampler.lengths, limit, grpo.overlong_buffer or 0, grpo.overlong_penalty)
 
-    penalty.__name__ = overlong_penalty.__name__  # in the names of its metrics
     return penalty
-
-
-def _weights(tasks: list[TaskRecipe]) -> dict[str, float]:
-    """The tasks' shares of the training prompts."""
-    return {task.name: task.weight for task in tasks}
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -356,8 +351,9 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
         parts = (slice(start, start + rows) for start in range(0, len(ids), rows))
-        logps = [maxtext_model.per_token_logps(session.actor, prompt_ids[part], ids[part], pad, eos) for part in parts]
-        return np.concatenate([multihost.to_numpy(part) for part in logps])
+        return np.concatenate(
+            [maxtext_model.per_token_logps(session.actor, prompt_ids[part], ids[part], pad, eos) for part in parts]
+        )
 
     calls = session.sampler.calls
     check = weight_sync.check_sync(
@@ -376,13 +372,10 @@ def sampler_trainer_gap(sampler: Any, actor: maxtext_model.Actor, rows: int, wid
       width: tokens to which completions are padded, so that one shape is compiled.
     """
     scored = sampler.last_scored(rows, width)
-    trained = multihost.to_numpy(
-        maxtext_model.per_token_logps(
-            actor, scored.prompt_ids, scored.completion_ids, sampler.pad_id(), sampler.eos_id()
-        )
+    trained = maxtext_model.per_token_logps(
+        actor, scored.prompt_ids, scored.completion_ids, sampler.pad_id(), sampler.eos_id()
     )
-    gaps = [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
-    return float(np.concatenate(gaps).mean())
+    return float(weight_sync.gaps(scored, trained).mean())
 
 
 def train(
@@ -409,9 +402,9 @@ def train(
         raise CourseError("this session was closed by an interrupted training; build a new one, it continues the run")
 
     def validate_after(step: int) -> None:
-        if not (validate and validate_every and step) or step % validate_every:
-            return
-        if multihost.broadcast(not any(row["step"] == step and VALIDATED in row for row in recorder.rows)):
+        due = validate_every and step and step % validate_every == 0
+        validated = any(row["step"] == step and VALIDATED in row for row in recorder.rows)
+        if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
     rows = recorder.begin(session.step, on_step)
@@ -430,8 +423,7 @@ def train(
             validate_after(session.step)
     except Exception as error:
         if full := _disk_full(error):
-            found = checkpoints.updates(session.checkpoints)
-            step = found[-1] // recipe.grpo.iterations if found else 0
+            step = max(checkpoints.updates(session.checkpoints), default=0) // recipe.grpo.iterations
             good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
             raise CourseError(
                 f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
@@ -460,15 +452,7 @@ def _batches(
     Tunix skips one batch per update, so a batch of a restored step is yielded `iterations` times.
     """
     recipe, restored = session.recipe, session.step
-    batches = training_batches(
-        session.problems,
-        session.render,
-        batch_size=session.plan.prompts_per_step,
-        seed=recipe.seed,
-        weights=_weights(recipe.tasks),
-    )
-    for step, batch in enumerate(batches, start=1):
-        done = step - 1
+    for done in itertools.count():
         if done >= max(restored, 1) and stop():
             return  # Tunix saves a checkpoint when it closes
         if done >= restored:
@@ -476,5 +460,5 @@ def _batches(
             if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
-        for _ in range(recipe.grpo.iterations if step <= restored else 1):
-            yield dict(batch)
+        for _ in range(recipe.grpo.iterations if done < restored else 1):
+            yield session.batches(done)

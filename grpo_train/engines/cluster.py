@@ -184,16 +184,17 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
     """
     trainer = cluster.actor_trainer
     prepare = trainer._prepare_inputs
-    shapes = plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate)
     if plan.layout == "groups":
         packing.share_prompts(trainer.model)
-
-    def packed(input_data: Any) -> Any:
-        rows = {"layout": plan.layout, "shapes": shapes, "group_size": plan.group_size}
-        parts = plan.micro_batches_in_loss
-        return prepare(packing.pack(input_data, **rows, aggregation=aggregation, micro_batches=parts))
-
-    trainer._prepare_inputs = packed
+    pack = functools.partial(
+        packing.pack,
+        layout=plan.layout,
+        shapes=plan.row_shapes(rollout_config.max_prompt_length, rollout_config.max_tokens_to_generate),
+        group_size=plan.group_size,
+        aggregation=aggregation,
+        micro_batches=plan.micro_batches_in_loss,
+    )
+    trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
 
 
 def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:

@@ -1,7 +1,7 @@
 """Workarounds of faults in the released versions of Tunix, MaxText, vLLM-TPU and JAX.
 
 Each function says which version, what goes wrong without it, and the test that fails on the day it is no longer needed
-(of tests/train/test_compat.py, where no file is named). Nothing heavy is imported before a function is called.
+(of tests/train/test_compat.py, where no file is named).  What has a fault is imported where it is worked around.
 
 TunixSampler itself works around one more fault of google-tunix 0.1.7: without a seed, every call draws the same noise
 (test_tunix_still_samples_the_same_noise_without_a_seed).
@@ -14,7 +14,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
 from grpo_lib.common.errors import CourseError
+from grpo_train.runs import multihost
 
 # ------------------------------------------------------------------------------------------------------------- Tunix
 
@@ -26,8 +32,6 @@ def keep_end_tokens(output: Any, limit: int, eos_id: int) -> tuple[Any, list[boo
     One that fills the `limit` of tokens never had one.
     Test: test_tunix_still_cuts_off_the_end_token.
     """
-    import numpy as np
-
     truncated = [len(ids) >= limit for ids in output.tokens]
     tokens = [
         ids if cut else np.append(ids, np.int32(eos_id)) for ids, cut in zip(output.tokens, truncated, strict=True)
@@ -53,8 +57,6 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
     The snapshot is what the ratio means by the old policy: at the first update the ratio is 1.
     Tests: test_tunix_still_forgets_the_temperature_of_old_logps, tests/tpu/stack/test_vllm.py.
     """
-    import jax.numpy as jnp
-    from flax import nnx
     from tunix.rl import rl_cluster as rl
     from tunix.rl import utils
     from tunix.sft import sharding_utils
@@ -84,9 +86,6 @@ def shard_whole_batches(cluster: Any, mesh: Any) -> None:
     device where it does not divide by the devices of all processes; RLCluster slices global arrays by local sizes.
     Test: test_tunix_still_takes_a_batch_for_this_process_s_part (and test_several_processes.py trains with two).
     """
-    import jax.numpy as jnp
-
-    from grpo_train.runs import multihost
 
     def sharded(logps: Callable) -> Callable:
         def compute(*, prompt_tokens, completion_tokens, micro_batch_size, **more):
@@ -114,15 +113,13 @@ def make_keys_plain(module: Any) -> None:
     sync, but typed keys cannot ("device_put's second argument must be … addressable devices").
     Test: test_jax_still_refuses_typed_keys (tests/train/test_multihost.py).
     """
-    import jax
-    from flax import nnx
-
     nnx.update(module, jax.tree.map(jax.random.key_data, nnx.state(module, nnx.RngKey)))
 
 
 # ------------------------------------------------------------------------------------------------- MaxText and Orbax
 
 
+@functools.cache  # Orbax takes a handler once
 def save_lazy_tensors() -> None:
     """Let MaxText's converter save its lazy tensors, each read, written and dropped before the next one is read.
 
@@ -131,7 +128,6 @@ def save_lazy_tensors() -> None:
     writes: twice the model in memory. Registered for this process, under the name that MaxText saves weights by.
     Test: test_maxtext_still_cannot_save_lazy_tensors.
     """
-    import numpy as np
     from maxtext.checkpoint_conversion.to_maxtext import LazyTensor
     from orbax.checkpoint import v1 as ocp
     from orbax.checkpoint.experimental.v1._src.serialization import numpy_leaf_handler, registry
@@ -160,9 +156,8 @@ def save_lazy_tensors() -> None:
 
 # ------------------------------------------------------------------------------------------- MaxText and vLLM on TPU
 
-# MaxText's name of the output layer of an untied model, and tpu-inference's of Qwen2.5's and Qwen3's.
+# MaxText's name of the output layer of an untied model.
 ACTOR_HEAD = "base.decoder.logits_dense.kernel"
-QWEN_HEAD = "lm_head.weight"
 # Options of MaxTextVllmRollout that google-tunix 0.1.7 does not have.
 MISSING_OPTIONS = ("server_mode_submission_threshold", "server_mode_submission_timeout_s")
 
@@ -201,8 +196,7 @@ def untied_lm_head_mapping(mapping: dict[str, tuple], model_name: str) -> dict[s
     """
     if not model_name.startswith(("qwen2.5", "qwen3")) or ACTOR_HEAD not in mapping:
         return mapping
-    _, axes = mapping[ACTOR_HEAD]
-    return mapping | {ACTOR_HEAD: (QWEN_HEAD, axes)}
+    return mapping | {ACTOR_HEAD: ("lm_head.weight", mapping[ACTOR_HEAD][1])}
 
 
 def untied_qwen2_config(config: Any) -> Any:
@@ -224,8 +218,6 @@ def set_noise(llm: Any, key: Any) -> None:
     engine's own seed. Without this a resumed run would sample the noise of its first steps again.
     Test: test_upstream_still_takes_no_seed_with_a_request (tests/tpu/stack/test_compat.py).
     """
-    import jax
-
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     replicated = jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
     runner.rng_params_for_sampling = jax.device_put(key, replicated)

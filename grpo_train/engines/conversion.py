@@ -6,10 +6,8 @@ CPU, a small model is converted in this process: a new one would import for ten 
 """
 
 import contextlib
-import functools
 import gc
 import importlib
-import logging
 import os
 import shutil
 import subprocess
@@ -122,16 +120,13 @@ def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Pat
 
     Raises CourseError, which names the log, when it fails, or leaves nothing that matches `made` in `output`.
     """
-    run = _run_here if _is_small(source) and _has_only_cpus() else _run_in_process
+    size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+    run = _run_here if size <= SMALL and _has_only_cpus() else _run_in_process
     with open(log, "w", encoding="utf-8") as file:
         done = run(convert, file, model, str(source), str(output))
     if not done or not list(output.glob(made)):
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
         raise CourseError(f"MaxText could not convert {source} ({' '.join(last)[:200]}); the whole log is {log}")
-
-
-def _is_small(source: Path) -> bool:
-    return sum(path.stat().st_size for path in source.rglob("*") if path.is_file()) <= SMALL
 
 
 def _has_only_cpus() -> bool:
@@ -142,10 +137,8 @@ def _has_only_cpus() -> bool:
 
 
 def _run_here(convert: Callable, log: TextIO, *arguments: Any) -> bool:
-    logging.disable(logging.WARNING)  # `quiet` is not enough: the module itself turns information logs on
     with quiet():
         importlib.import_module("maxtext.checkpoint_conversion.to_maxtext")
-    logging.disable(logging.NOTSET)
     gc.freeze()  # the converter collects garbage after each weight, and would look through all libraries each time
     with quiet(), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
@@ -170,16 +163,11 @@ def _run_in_process(convert: Callable, log: TextIO, model: ModelRecipe, *folders
     return done.returncode == 0
 
 
-@functools.cache  # Orbax takes a handler once
-def _save_lazy_tensors() -> None:
-    compat.save_lazy_tensors()
-
-
 def _to_maxtext(model: ModelRecipe, directory: str, output: str) -> None:
     from maxtext.checkpoint_conversion import to_maxtext
 
     register_architecture(model)
-    _save_lazy_tensors()
+    compat.save_lazy_tensors()
     to_maxtext.main(
         maxtext_arguments(model, base_output_directory=output, scan_layers=True),
         lazy_load_tensors=True,
@@ -208,5 +196,4 @@ def _to_hugging_face(model: ModelRecipe, checkpoint: str, output: str) -> None:
 
 
 if __name__ == "__main__":  # the process that _run_converter starts
-    _task = {function.__name__: function for function in (_to_maxtext, _to_hugging_face)}[sys.argv[1]]
-    _task(ModelRecipe.model_validate_json(sys.argv[2]), *sys.argv[3:])
+    globals()[sys.argv[1]](ModelRecipe.model_validate_json(sys.argv[2]), *sys.argv[3:])

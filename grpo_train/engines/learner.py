@@ -8,7 +8,7 @@ does the same.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -201,16 +201,15 @@ class Learner(GRPOLearner):
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 
-def weight_by_tokens(examples: Sequence[common.TrainExample]) -> Iterator[Example]:
+def weight_by_tokens(examples: Sequence[common.TrainExample]) -> list[Example]:
     """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
     tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
-    for example in examples:
-        yield _to_example(
-            example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1))
-        )
+    return [
+        _to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
+        for example in examples
+    ]
 
 
 def _to_example(example: common.TrainExample, **more: Any) -> Example:
-    """As grpo_lib's own example, with more fields."""
-    given = {field.name: getattr(example, field.name) for field in dataclasses.fields(example)}
-    return Example(**given | more)
+    """As our own example, with more fields."""
+    return Example(**vars(example) | more)

@@ -25,9 +25,8 @@ A, B = "_lora_a", "_lora_b"  # qwix's names, after that of the matrix
 
 def maxtext_settings(lora: LoRARecipe) -> dict[str, str]:
     """Extra MaxText settings; empty for a full training."""
-    if not lora.rank:
-        return {}
-    return {"lora": json.dumps({"enable_lora": True, "lora_rank": lora.rank, "lora_alpha": lora.alpha})}
+    settings = {"enable_lora": True, "lora_rank": lora.rank, "lora_alpha": lora.alpha}
+    return {"lora": json.dumps(settings)} if lora.rank else {}
 
 
 def with_adapters(
@@ -63,9 +62,11 @@ def shapes_with_adapters(
     adapted = nnx.eval_shape(lambda model: lora_utils.apply_lora_to_model(model, None, config), base)
     nnx.pop(adapted, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
     graph, state = nnx.split(adapted)
-    known, filled = dict(nnx.state(base).flat_state()), {}
-    for path, variable in state.flat_state():
-        filled[path] = known[path] if path in known else variable.replace(value(path, variable.get_value()))
+    known = dict(nnx.state(base).flat_state())
+    filled = {
+        path: known[path] if path in known else variable.replace(value(path, variable.get_value()))
+        for path, variable in state.flat_state()
+    }
     return nnx.merge(graph, nnx.State.from_flat_path(filled))
 
 
@@ -85,19 +86,15 @@ def merged(module: nnx.Module, scale: float) -> nnx.State:
     In bfloat16 an entry of the product that is below 0.2 % of W's is rounded away, and the sampler stays behind the
     policy, which adds W x and A B x.  The metric sampler_trainer_gap shows how far.
     """
-    flat = dict(nnx.state(module, nnx.Param).flat_state())
-    result = {}
-    for path, variable in flat.items():
+    added, base = (dict(state.flat_state()) for state in nnx.state(module, nnx.LoRAParam, nnx.Param))
+    for path, variable in base.items():
         *before, name = path
-        if isinstance(variable, nnx.LoRAParam):
-            continue
-        if a := flat.get((*before, f"{name}{A}")):
-            b, weight = flat[(*before, f"{name}{B}")], variable.get_value()
+        if a := added.get((*before, f"{name}{A}")):
+            b, weight = added[(*before, f"{name}{B}")], variable.get_value()
             axis = variable.get_metadata()["param_scan_axis"]
             value = _with_product(weight, a.get_value(), b.get_value(), axis, scale, weight.sharding)
-            variable = variable.replace(value)
-        result[path] = variable
-    return nnx.State.from_flat_path(result)
+            base[path] = variable.replace(value)
+    return nnx.State.from_flat_path(base)
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "scale", "sharding"))

@@ -4,32 +4,27 @@ MaxText's arguments are filled in from the model's config.json, so that any size
 """
 
 import contextlib
-import functools
 import json
 import logging
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import compat
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
-
-environment.prepare()  # before JAX is imported
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-from flax import nnx  # noqa: E402
-from flax.linen import partitioning as nn_partitioning  # noqa: E402
-
-from grpo_train.runs import multihost  # noqa: E402
-from grpo_train.runs.run_directory import location  # noqa: E402
+from grpo_train.runs import multihost
+from grpo_train.runs.run_directory import location
 
 # Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
 PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
@@ -86,24 +81,21 @@ def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
     A hub name such as Qwen/Qwen3-1.7B is downloaded once, into the hub's own cache; `weights=False` leaves out the
     weights.  Raises CourseError when the directory is missing or incomplete, or the download fails.
     """
-    path = Path(model.path).expanduser()
-    if not path.is_absolute() and not path.exists():
-        path = environment.repo_root() / path
-    if not path.is_dir():
-        path = _download(model.path, weights)
+    path = local_folder(model) or _download(model.path, weights)
     for name in ("config.json", "tokenizer.json", *(["*.safetensors"] if weights else [])):
         if not list(path.glob(name)):
             raise CourseError(f"model.path={model.path} has no {name}; give a complete Hugging Face directory")
     return path
 
 
+def local_folder(model: ModelRecipe) -> Path | None:
+    """The model's folder, relative to here or to the repository; None for a hub name."""
+    path = Path(model.path).expanduser()
+    return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
+
+
 def _download(name: str, weights: bool) -> Path:
     """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-        raise CourseError(
-            f"model.path={name} is not a folder; give a Hugging Face model directory, or a hub name"
-            + "; make real-model brings this one" * name.startswith(".cache/")
-        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError
 
@@ -118,7 +110,7 @@ def _download(name: str, weights: bool) -> Path:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(
             f"model.path={name} is not a folder here and could not be fetched from the hub ({reason}); "
-            "give a Hugging Face model directory"
+            "give a Hugging Face model directory" + ", or run make real-model" * name.startswith(".cache/")
         ) from None
 
 
@@ -171,8 +163,11 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
 
 def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
-    rope: dict[str, Any] = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
-    rope |= config.get("rope_parameters") or {}
+    rope: dict[str, Any] = (
+        {"rope_theta": config.get("rope_theta")}
+        | (config.get("rope_scaling") or {})
+        | (config.get("rope_parameters") or {})
+    )
     return rope.get("rope_type", rope.get("type", "default")), rope
 
 
@@ -226,7 +221,7 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
       weights: False needs no model directory: the sizes are the recipe's `model.sizes`, else MaxText's own file.
       more: further MaxText keys; they win over those set here.
     """
-    import maxtext
+    from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
     sizes = maxtext_sizes(model) if weights else model.sizes
     settings = {
@@ -237,9 +232,7 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
         "hardware": "cpu" if jax.default_backend() == "cpu" else "tpu",
         **more,
     }
-    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
-    texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
-    return ["maxtext", str(base), *(f"{key}={text}" for key, text in texts.items())]
+    return ["maxtext", f"{MAXTEXT_CONFIGS_DIR}/base.yml", *(f"{key}={value}" for key, value in settings.items())]
 
 
 def load_actor(
@@ -315,26 +308,19 @@ def load_actor(
     return Actor(trained, config, mesh, loss, lora, *base)
 
 
-def per_token_logps(actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0):
+def per_token_logps(
+    actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0
+) -> np.ndarray:
     """log π(token) of completions [B, C], padded on the right, after prompts [B, P], padded on the left: [B, C].
 
-    By Tunix's own function, or the loss's.  In a multi-process run all processes call it with the same ids, and the
-    result is sharded (`multihost.to_numpy`).
+    As the loss computes them.  In a multi-process run all processes call it with the same ids.
     """
-    from tunix.rl import common
-
     from grpo_train import losses
 
-    prompt_ids, completion_ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
-    graphdef, state = nnx.split(actor.module)
-    compute = common.compute_per_token_logps
-    if actor.loss != "jax":
-        compute = functools.partial(losses.per_token_logps, implementation=actor.loss)
+    ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
     with actor.scope():
-        return compute(
-            graphdef, state, prompt_tokens=jnp.asarray(prompt_ids), completion_tokens=jnp.asarray(completion_ids),
-            pad_id=pad_id, eos_id=eos_id, temperature=temperature,
-        )  # fmt: skip
+        logps = losses.per_token_logps(*nnx.split(actor.module), *ids, pad_id, eos_id, temperature, actor.loss)
+    return multihost.to_numpy(logps)
 
 
 @contextlib.contextmanager
@@ -342,16 +328,15 @@ def quiet() -> Iterator[None]:
     """Keep the information logs and warnings of the libraries underneath out of the reader's way; errors stay."""
     from absl import logging as absl_logging
 
-    before, root = absl_logging.get_verbosity(), logging.getLogger().level
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    logging.getLogger().setLevel(logging.ERROR)
+    before, disabled = absl_logging.get_verbosity(), logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        absl_logging.set_verbosity(before)
-        logging.getLogger().setLevel(root)
+        absl_logging.set_verbosity(before)  # MaxText's converter turns information logs on when it is imported
+        logging.disable(disabled)
 
 
 def register_architecture(model: ModelRecipe) -> None:

@@ -39,8 +39,7 @@ def learning_rates(training: TrainingRecipe) -> np.ndarray:
 
     Computed at once: one by one, each would wait on the device for the update that is under way.
     """
-    rates = learning_rate_schedule(training)(jnp.arange(training.steps))
-    return np.broadcast_to(np.asarray(rates), training.steps)
+    return np.broadcast_to(learning_rate_schedule(training)(jnp.arange(training.steps)), training.steps)
 
 
 def make_optimizer(

@@ -21,11 +21,6 @@ def prompt_lengths(prompts: PromptsRecipe, tokenizer: Any, problems: list[Proble
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
-def longest_prompt(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> int:
-    """Tokens of the longest rendered prompt."""
-    return max(prompt_lengths(prompts, tokenizer, problems))
-
-
 def fit_prompts(
     rollout: RolloutRecipe, prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]
 ) -> tuple[int, list[Problem]]:

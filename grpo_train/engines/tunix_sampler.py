@@ -39,7 +39,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
     """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
 
     `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several micro-batches, in
-    several processes. Tunix draws the noise of a whole batch from one key.
+    several processes. Tunix draws the noise of a whole batch from one key.  With keys of rows the whole distribution is
+    sampled (a rollout's top_k and top_p, which no recipe has, are not looked at).
 
     With a `mesh` (tunix_models.sampler_mesh) the rows of a batch are spread over its axis `fsdp`; missing rows are
     filled up, and left out of the result.
@@ -55,10 +56,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
                 seed = jnp.concatenate([seed, jnp.repeat(seed[:1], missing, axis=0)])
         with NO_MESH:
             output = super().__call__(input_strings, *arguments, seed=seed, **more)
-        if missing:
-            for name in ("text", "logits", "tokens", "padded_prompt_tokens", "logprobs"):
-                filled = getattr(output, name)
-                setattr(output, name, filled if filled is None else filled[:rows])
+        output.text, output.tokens = output.text[:rows], output.tokens[:rows]
+        output.padded_prompt_tokens = output.padded_prompt_tokens[:rows]
         return output
 
     def init_sample_state(self, all_input_ids, *arguments, **more):
@@ -70,40 +69,26 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
             has_rows = isinstance(leaf, jax.Array) and leaf.ndim and len(leaf) == rows
             return jax.device_put(leaf, tunix_models.row_sharding(self.mesh)) if has_rows else leaf
 
-        cache = state.cache  # is where it belongs
-        return dataclasses.replace(jax.tree.map(spread, dataclasses.replace(state, cache=None)), cache=cache)
+        # The cache is where it belongs.
+        return dataclasses.replace(jax.tree.map(spread, dataclasses.replace(state, cache=None)), cache=state.cache)
 
     def _sample(self, logits, eos, cache, sampler_state):
         if sampler_state.sampling_mode != "top_p" or sampler_state.seed.ndim == 1:  # greedy, or one key for all
             return super()._sample(logits, eos, cache, sampler_state)
-        scores = top_k_top_p_filter(
-            logits[:, -1].astype(jnp.float32) / sampler_state.temperature,
-            sampler_state.sampling_parameters["top_p"],
-            sampler_state.sampling_parameters["top_k"],
-        )
+        scores = logits[:, -1].astype(jnp.float32) / sampler_state.temperature
         keys = jax.vmap(jax.random.fold_in, (0, None))(sampler_state.seed, sampler_state.decoding_step)
         noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
         # The largest of scores and Gumbel noise is a sample of softmax(scores).
         greedy = dataclasses.replace(sampler_state, sampling_mode="greedy")
-        state = super()._sample((scores + noise)[:, None], eos, cache, greedy)
-        return dataclasses.replace(state, sampling_mode="top_p")
+        return dataclasses.replace(
+            super()._sample((scores + noise)[:, None], eos, cache, greedy), sampling_mode="top_p"
+        )
 
 
 @jax.jit
 def row_keys(key: jax.Array, rows: np.ndarray) -> jax.Array:
     """A random key for each row of a step, [B, 2]."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(rows))
-
-
-def top_k_top_p_filter(scores: jax.Array, top_p: float, top_k: int | None) -> jax.Array:
-    """[B, V]: -inf for all but the `top_k` best, and for those beyond a probability of `top_p` together."""
-    if not top_k and top_p >= 1:
-        return scores
-    best = jax.lax.top_k(scores, top_k or scores.shape[-1])[0]
-    probabilities = jax.nn.softmax(best, axis=-1)
-    kept = jnp.cumsum(probabilities, axis=-1) - probabilities <= top_p
-    worst = jnp.min(jnp.where(kept, best, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(scores >= worst, scores, -jnp.inf)
 
 
 class TunixSampler(vanilla_rollout.VanillaRollout):
@@ -140,21 +125,19 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.update_params(nnx.state(rollout_actor, nnx.Param))
         self.seed, self.num_rollout_micro_batches = seed, num_rollout_micro_batches
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
-        self.truncated: list[bool] = []  # of the last call, one per completion
-        self.lengths: list[int] = []  # tokens of each completion of the last call, with the end token
 
-    def generate(self, prompts, rollout_config, **kwargs) -> base_rollout.RolloutOutput:
+    def generate(self, prompts, rollout_config, **_: Any) -> base_rollout.RolloutOutput:
         started = time.perf_counter()
         step, micro_batch = divmod(self.calls, self.num_rollout_micro_batches)
         rows = micro_batch * len(prompts) + np.arange(len(prompts))
         keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
         self.calls += 1
         own = multihost.process_slice(len(prompts))
-        output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]), **kwargs)
+        output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]))
         if multihost.is_distributed():
             output = _gathered(output)
         self.last, self.truncated = compat.keep_end_tokens(output, rollout_config.max_tokens_to_generate, self.eos_id())
-        self.lengths = [len(ids) for ids in self.last.tokens]
+        self.lengths = [len(ids) for ids in self.last.tokens]  # with the end token
         self.seconds["generating"] += time.perf_counter() - started
         return self.last
 
@@ -202,11 +185,6 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         for name, source, value in translate(actor, self.repeats):
             yield source, name, multihost.reshard_locally(value, shardings[name]) if name in shardings else value
 
-    def scored(self, prompts, rollout_config) -> tuple[base_rollout.RolloutOutput, list[np.ndarray]]:
-        """Completions, and the sampler's log-probability of each of their tokens, at temperature 1."""
-        output = self.generate(prompts, rollout_config)
-        return output, self.last_scored(len(prompts), rollout_config.max_tokens_to_generate).logps
-
     def greedy_generate(self, *, max_completion_length: int, batch_size: int) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, from the weights of the last sync."""
         return greedy_generate(
@@ -231,10 +209,9 @@ def _gathered(output: base_rollout.RolloutOutput) -> base_rollout.RolloutOutput:
     """The completions of all processes."""
     tables = (output.text, [ids.tolist() for ids in output.tokens], output.left_padded_prompt_tokens.tolist())
     text, tokens, prompts = zip(*multihost.gather(list(zip(*tables, strict=True))), strict=True)
-    tokens = [np.array(ids, np.int32) for ids in tokens]
     return dataclasses.replace(
-        output, text=list(text), tokens=tokens, left_padded_prompt_tokens=np.array(prompts, np.int32),
-        logits=None, logprobs=None,
+        output, text=list(text), tokens=[np.array(ids, np.int32) for ids in tokens],
+        left_padded_prompt_tokens=np.array(prompts, np.int32), logits=None, logprobs=None,
     )  # fmt: skip
 
 
@@ -281,11 +258,14 @@ def greedy_generate(
         for start in range(0, len(prompts), rows):
             chunk = prompts[start : start + rows]
             filled = chunk + chunk[:1] * (rows - len(chunk))
-            sampling: dict[str, Any] = {}
-            if temperature is not None:  # top_p is what makes Tunix sample; each chunk has noise of its own
-                key = jax.random.fold_in(jax.random.PRNGKey(seed), start)
-                sampling = {"temperature": temperature, "top_p": top_p, "seed": key}
-            output = sampler(filled, max_generation_steps=max_completion_length, max_prompt_length=width, **sampling)
+            output = sampler(
+                filled,
+                max_generation_steps=max_completion_length,
+                max_prompt_length=width,
+                temperature=temperature or 0.0,
+                top_p=None if temperature is None else top_p,  # with it Tunix samples
+                seed=jax.random.fold_in(jax.random.PRNGKey(seed), start),  # each chunk has noise of its own
+            )
             for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
                 truncated = len(ids) >= max_completion_length
                 generations.append(Generation(text, len(ids) + (not truncated), truncated))

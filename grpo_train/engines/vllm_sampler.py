@@ -80,8 +80,6 @@ class VllmSampler(vllm_rollout.VllmRollout):
         self.calls = 0
         self.scored_rows = 0  # how many completions of a call the engine also scores
         self.seconds: dict[str, float] = defaultdict(float)  # "generating" and "syncing"
-        self.truncated: list[bool] = []  # of the last call, one per completion
-        self.lengths: list[int] = []  # of the last call, in tokens, including the end token
 
     def generate(self, prompts, rollout_config, *, scored: int | None = None, **_: Any) -> base_rollout.RolloutOutput:
         """One completion for each prompt; the engine also scores the first `scored`, by default `scored_rows`, of them:
@@ -100,12 +98,9 @@ class VllmSampler(vllm_rollout.VllmRollout):
         ]
         ids, completions = _complete(self._sampler.llm, self.hf_tokenizer, prompts, sampling, key)
         width = max(rollout_config.max_prompt_length, *(len(row) for row in ids))
-        left_padded = np.full((len(ids), width), self.pad_id(), np.int32)
-        for row, prompt in zip(left_padded, ids, strict=True):
-            row[width - len(prompt) :] = prompt
         generations = [_generation(completion, self.hf_tokenizer) for completion in completions]
         self.truncated = [generation.truncated for generation in generations]
-        self.lengths = [len(completion.token_ids) for completion in completions]
+        self.lengths = [generation.tokens for generation in generations]  # with the end token
         self.logps = [
             np.array([step[token].logprob for token, step in zip(one.token_ids, one.logprobs, strict=True)])
             for one in completions[:scored]
@@ -114,20 +109,17 @@ class VllmSampler(vllm_rollout.VllmRollout):
             text=[generation.text for generation in generations],
             logits=None,
             tokens=[np.asarray(completion.token_ids, np.int32) for completion in completions],
-            left_padded_prompt_tokens=left_padded,
+            left_padded_prompt_tokens=np.array([[self.pad_id()] * (width - len(row)) + row for row in ids], np.int32),
             logprobs=None,
         )
         self.seconds["generating"] += time.perf_counter() - started
         return self.last
 
     def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
-        """As TunixSampler.last_scored; `scored_rows` rows at most, temperature 1 (a recipe asks for no other)."""
+        """As TunixSampler.last_scored; as many rows at most as `generate` scored, temperature 1 (a recipe asks for no
+        other)."""
         completion_ids = padded(self.last.tokens[:rows], width, self.pad_id())
         return Scored(self.last.left_padded_prompt_tokens[:rows], completion_ids, self.logps[:rows])
-
-    def scored(self, prompts, rollout_config) -> tuple[base_rollout.RolloutOutput, list[np.ndarray]]:
-        """Completions, and the engine's log-probability of each of their tokens, at temperature 1."""
-        return self.generate(prompts, rollout_config, scored=len(prompts)), self.logps
 
     def greedy_generate(self, *, max_completion_length: int, **_: Any) -> Callable[..., list[Generation]]:
         """The `generate` of grpo_lib.evaluation, with the weights of the last sync."""
@@ -258,10 +250,8 @@ def utilization(mesh: jax.sharding.Mesh, fraction: float) -> float:
 
     vLLM counts everything on the device, and a colocated actor is there before the engine starts.
     """
-    used = 0.0
-    for device in mesh.local_devices:
-        if stats := device.memory_stats():  # a CPU device has none
-            used = max(used, stats["bytes_in_use"] / stats["bytes_limit"])
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]  # a CPU device has none
+    used = max(each.get("bytes_in_use", 0) / each.get("bytes_limit", 1) for each in stats)
     return min(used + fraction, FULL)
 
 

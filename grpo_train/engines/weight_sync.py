@@ -146,10 +146,9 @@ def check_sync(
     """
     actor = by_name(weights)
     check_weights(sampler, actor)
-    output, sampled = sampler.scored(prompts, config)
-    completions = padded(output.tokens, config.max_tokens_to_generate, sampler.pad_id())
-    trained = logps(output.left_padded_prompt_tokens, completions)
-    gap = np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(sampled, trained, strict=True)])
+    sampler.generate(prompts, config, scored=len(prompts))
+    scored = sampler.last_scored(len(prompts), config.max_tokens_to_generate)
+    gap = gaps(scored, logps(scored.prompt_ids, scored.completion_ids))
     check = SyncCheck(len(actor), int(gap.size), float(gap.mean()), float(gap.max()))
     if not check.mean_gap <= MAX_MEAN_GAP[dtype]:  # also true for NaN
         raise CourseError(
@@ -157,6 +156,12 @@ def check_sync(
             f"{check.mean_gap:.3g} on average (limit {MAX_MEAN_GAP[dtype]}); the two do not compute the same model"
         )
     return check
+
+
+def gaps(scored: Scored, trained: Sequence[np.ndarray]) -> np.ndarray:
+    """Absolute differences from the trainer's log-probabilities [B, C], of all tokens in one array."""
+    pairs = zip(scored.logps, trained, strict=True)
+    return np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in pairs])
 
 
 def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
@@ -182,10 +187,8 @@ def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
 
 def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:
     """[B, width], padded on the right."""
-    rows = np.full((len(tokens), width), pad, dtype)
-    for row, ids in zip(rows, tokens, strict=True):
-        row[: len(ids)] = ids
-    return rows
+    rows = [np.pad(ids, (0, width - len(ids)), constant_values=pad) for ids in tokens]
+    return np.array(rows, dtype).reshape(-1, width)
 
 
 def by_name(state: nnx.State) -> dict[str, jax.Array]:

@@ -78,9 +78,7 @@ def token_statistics(
     Raises ValueError for an unknown implementation, and for others than `jax` from logits: nothing is left to save.
     """
     if implementation == "jax":
-        if logits is None:
-            logits = _project(hidden, head, vocab_axis)
-        return _plain(logits, target_ids, temperature)
+        return _plain(_project(hidden, head, vocab_axis) if logits is None else logits, target_ids, temperature)
     if implementation == "chunked" and hidden is not None:
         return _chunked(hidden, head, target_ids, temperature, vocab_axis, partition)
     if implementation == "pallas" and hidden is not None:
@@ -317,12 +315,11 @@ def model_statistics(
     temperature = temperature or 1.0  # Tunix divides by no 0
     # MaxText changes its modules when it hands out hidden states: those of a copy.
     model = nnx.merge(*nnx.split(model))
-    if segment_ids is None:
-        tokens, positions, attention_mask, segments = common.process_ids(prompt_ids, completion_ids, pad_id, eos_id)
-        targets = completion_ids
-    else:
-        tokens, positions, attention_mask, segments = completion_ids, segment_positions, None, segment_ids
-        targets = completion_ids[:, 1:]
+    tokens, positions, attention_mask, not_padding = common.process_ids(
+        prompt_ids, completion_ids, pad_id, eos_id, segment_ids, segment_positions
+    )
+    segments = not_padding if segment_ids is None else segment_ids
+    targets = completion_ids if segment_ids is None else completion_ids[:, 1:]
     # What predicts a token stands one place before it.
     before = slice(-targets.shape[1] - 1, -1)
     statistics = functools.partial(token_statistics, targets, implementation=implementation)

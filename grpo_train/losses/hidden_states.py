@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from maxtext.common.common_types import MODEL_MODE_TRAIN
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 
 from grpo_lib.common.errors import CourseError
@@ -37,18 +36,10 @@ def adapter_for(implementation: str, adapter: TunixMaxTextAdapter) -> TunixMaxTe
 
 
 class HiddenStatesAdapter(TunixMaxTextAdapter):
-    """Tunix's view of a MaxText model, from which the last hidden states can be had without logits.
+    """Tunix's view of a MaxText model, which gives the last hidden states and no logits.
 
-    Its MaxText config needs `maxtext_settings`.  Logits can be had as before.
+    Its MaxText config needs `maxtext_settings`.
     """
-
-    def __call__(self, input_tokens, positions, cache=None, attention_mask=None, segment_ids=None, **more):
-        """(logits [B, L, V], None), as the class above."""
-        hidden = self.hidden_states(input_tokens, positions, attention_mask, segment_ids, **more)
-        logits = self.base.logits_from_hidden_states_for_vocab_tiling(
-            hidden, deterministic=False, model_mode=MODEL_MODE_TRAIN
-        )
-        return logits, None
 
     def hidden_states(self, input_tokens, positions, attention_mask=None, segment_ids=None, **more) -> jax.Array:
         """[B, L, D], before the last norm."""

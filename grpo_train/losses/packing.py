@@ -102,8 +102,8 @@ def pack(
     shape = micro_batches * rows, width
     places = [(part * rows + row, at) for part, units in enumerate(found) for row, at in units]
 
-    given = {name: getattr(host, name, None) for name in PER_TOKEN}
-    source = {name: values for name, values in given.items() if values is not None}  # [B, C] each
+    # [B, C] each
+    source = {name: values for name in PER_TOKEN if (values := getattr(host, name, None)) is not None}
     weights = getattr(host, "weights", None)
     weights = token_weights(example.completion_mask, aggregation) if weights is None else weights
     source["weights"] = np.asarray(weights) * np.float32(micro_batches)  # so that the mean over them is the loss

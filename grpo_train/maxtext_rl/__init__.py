@@ -7,24 +7,20 @@ are ours, through upstream's options: see reward_functions.py and problem_files.
 has no option for.
 """
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.rewards import get_rewards
-from grpo_train.engines import compat
+from grpo_train.engines import compat, maxtext_model
 from grpo_train.maxtext_rl import problem_files
-from grpo_train.maxtext_rl.differences import devices, lost, other_meaning
+from grpo_train.maxtext_rl.differences import devices, differing
 from grpo_train.recipes import HardwareRecipe, ModelRecipe, Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import RolloutRecipe, TrainingRecipe
-
-__all__ = ["arguments", "main", "not_expressible", "train", "write_problems"]
 
 # Steps of the cosine per step of a recipe whose learning rate is constant.
 FLAT = 1000
@@ -45,13 +41,14 @@ def arguments(
       output: where upstream makes its run.
       tests: how many test problems it wrote.
 
-    Raises CourseError when MaxText is not installed, a reward is unknown, or `rollout.max_prompt_length: auto` or the
-    model's sizes cannot be worked out because its files cannot be read.
+    Raises CourseError when a reward is unknown, or `rollout.max_prompt_length: auto` or the model's sizes cannot be
+    worked out because its files cannot be read.
     """
+    from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
+
     get_rewards(recipe.rewards)
-    problem_source = problem_files.only_source(recipe.problems)
-    source = problem_source.source
-    prompt = problem_files.prompt_length(problem_source, recipe.prompts, recipe.rollout, recipe.model)
+    source = problem_files.only_source(recipe.problems)
+    prompt = problem_files.prompt_length(source, recipe.prompts, recipe.rollout, recipe.model)
     folder, functions = Path(problems).resolve(), Path(__file__).with_name("reward_functions.py")
     test_batches, test_batch_size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     values = {
@@ -61,8 +58,8 @@ def arguments(
         "init_weights_seed": recipe.seed,
         **_model(recipe.model, Path(checkpoint)),
         **_hardware(recipe.hardware),
-        "dataset_name": source,
-        "eval_dataset_name": source,
+        "dataset_name": source.source,
+        "eval_dataset_name": source.source,
         "hf_train_files": folder / problem_files.TRAIN,
         "hf_eval_files": folder / problem_files.TEST,
         "data_template_path": folder / problem_files.TEMPLATE,
@@ -81,8 +78,8 @@ def arguments(
         "num_test_batches": test_batches,
         "eval_interval": recipe.training.steps + 1,  # never: it would look at the test problems
     }
-    base = _maxtext_folder() / "configs" / "post_train" / "rl.yml"
-    return [str(base), *(f"{key}={_text(value)}" for key, value in values.items())]
+    settings = (f"{key}={value}" for key, value in values.items() if value is not None)  # null where upstream has null
+    return [f"{MAXTEXT_CONFIGS_DIR}/post_train/rl.yml", *settings]
 
 
 def not_expressible(recipe: Recipe, tests: int) -> list[str]:
@@ -91,15 +88,15 @@ def not_expressible(recipe: Recipe, tests: int) -> list[str]:
     `tests` is the number of test problems that were written.
     """
     source = problem_files.only_source(recipe.problems)
-    found = lost(recipe.model_dump(exclude_defaults=True), source, recipe.rollout, recipe.training)
-    found += other_meaning(recipe.hardware, recipe.grpo, recipe.training)
+    changed = recipe.model_dump(exclude_defaults=True)
+    found = differing(changed, source, recipe.rollout, recipe.training, recipe.hardware, recipe.grpo)
     batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     if (evaluated := batches * size) < tests:
         found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
     return found
 
 
-def write_problems(recipe: Recipe, folder: str | Path) -> problem_files.Written:
+def write_problems(recipe: Recipe, folder: str | Path) -> tuple[int, list[str]]:
     """The files that the arguments name; see problem_files.write_problems."""
     rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.plan.prompts_per_step
     return problem_files.write_problems(folder, recipe.problems, recipe.prompts, recipe.rollout, recipe.model, rows)
@@ -107,12 +104,12 @@ def write_problems(recipe: Recipe, folder: str | Path) -> problem_files.Written:
 
 def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     """Architecture, sizes and number format as in our own training, and the checkpoint to start from."""
-    from grpo_train.engines import maxtext_model  # imports JAX
-
-    folder = problem_files.local_folder(model)
+    folder = maxtext_model.local_folder(model)
     sizes = maxtext_model.maxtext_sizes(model) if folder else model.sizes
     return {
-        **maxtext_model.maxtext_overrides(model, sizes=sizes, tokenizer_path=folder or model.path),
+        **maxtext_model.maxtext_overrides(
+            model, sizes=sizes, tokenizer_path=folder.resolve() if folder else model.path
+        ),
         "load_parameters_path": checkpoint.resolve(),
         "convert_checkpoint_if_possible": False,  # `grpo convert` has done it
         "checkpoint_storage_use_ocdbt": True,  # as it writes them; rl.yml's false is for Pathways
@@ -191,14 +188,6 @@ def _fraction(part: int, whole: int) -> float:
     return fraction if int(fraction * whole) == part else (part + 0.5) / whole
 
 
-def _maxtext_folder() -> Path:
-    """Where MaxText is installed, without importing it."""
-    spec = importlib.util.find_spec("maxtext")
-    if spec is None or not spec.submodule_search_locations:
-        raise CourseError("MaxText is not installed here; make setup, or make setup-tpu, installs it")
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 def train(arguments: Sequence[str]) -> None:
     """Run MaxText's train_rl, unmodified, with the arguments that `arguments` made.
 
@@ -210,11 +199,9 @@ def train(arguments: Sequence[str]) -> None:
             raise CourseError(f"{key}={given.get(key, '')} does not exist; {command} makes it")
     if os.environ.setdefault("WANDB_MODE", "disabled") == "disabled":
         compat.hide_wandb()
-    from grpo_train.engines import maxtext_model
-
     compat.add_missing_options()
     compat.send_untied_head()
-    if given.get("override_model_config") == "true":
+    if given.get("override_model_config") == "True":
         maxtext_model.register_architecture(ModelRecipe(path=given["tokenizer_path"], maxtext_name=given["model_name"]))
     from maxtext.trainers.post_train.rl import train_rl
 
@@ -224,14 +211,9 @@ def train(arguments: Sequence[str]) -> None:
 def main() -> None:
     """Entry point of `python -m grpo_train.maxtext_rl`: a CourseError is one line on stderr and exit code 2."""
     try:
-        environment.prepare()
         if len(sys.argv) < 3:
             raise CourseError("give the arguments that `grpo config RECIPE --as maxtext` prints")
         train(sys.argv[1:])
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

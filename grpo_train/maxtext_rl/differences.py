@@ -6,27 +6,35 @@ from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe
 
 # Keys that upstream has no option for, where they are not at their defaults.
 LOST = {
-    "hardware.processes": "see several hosts",
-    "training.checkpoints": "upstream writes to base_output_directory, which may be a gs:// address",
-    "lora.rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
-    "lora.alpha": "see lora.rank",
-    "loss.implementation": "upstream has Tunix's own loss",
-    "training.cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
-    "training.optimizer": "upstream's train_rl has AdamW",
-    "training.rounding": "upstream rounds to the nearest",
-    "training.optimizer_dtype": "upstream keeps both in the weights' dtype",
-    "training.stop_after": "upstream has no option for it",
-    "evaluation.samples": "upstream evaluates with one completion of each problem",
-    "evaluation.temperature": "see evaluation.samples",
-    "evaluation.top_p": "see evaluation.samples",
-    "tracking.wandb": "upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error",
-    "grpo.advantage": "upstream divides by the standard deviation of the group, without an option",
-    "grpo.aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
-    "grpo.epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
-    "grpo.overlong_buffer": "upstream has no option for it; Tunix's DAPO counts characters and not tokens",
-    "grpo.overlong_penalty": "see grpo.overlong_buffer",
-    "grpo.dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
-    "grpo.correction": "upstream has importance sampling for its agentic learner alone",
+    "hardware": {"processes": "see several hosts"},
+    "lora": {
+        "rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
+        "alpha": "see lora.rank",
+    },
+    "loss": {"implementation": "upstream has Tunix's own loss"},
+    "grpo": {
+        "advantage": "upstream divides by the standard deviation of the group, without an option",
+        "aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
+        "epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
+        "overlong_buffer": "upstream has no option for it; Tunix's DAPO counts characters and not tokens",
+        "overlong_penalty": "see grpo.overlong_buffer",
+        "dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
+        "correction": "upstream has importance sampling for its agentic learner alone",
+    },
+    "training": {
+        "checkpoints": "upstream writes to base_output_directory, which may be a gs:// address",
+        "cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
+        "optimizer": "upstream's train_rl has AdamW",
+        "rounding": "upstream rounds to the nearest",
+        "optimizer_dtype": "upstream keeps both in the weights' dtype",
+        "stop_after": "upstream has no option for it",
+    },
+    "evaluation": {
+        "samples": "upstream evaluates with one completion of each problem",
+        "temperature": "see evaluation.samples",
+        "top_p": "see evaluation.samples",
+    },
+    "tracking": {"wandb": "upstream logs to W&B where WANDB_MODE is set, and can then stop with a wandb.Error"},
 }
 # What upstream does otherwise in every run.
 ALWAYS = [
@@ -38,80 +46,73 @@ ALWAYS = [
 ]
 
 
-def lost(
-    changed: dict[str, Any], source: ProblemsRecipe, rollout: RolloutRecipe, training: TrainingRecipe
+def differing(
+    changed: dict[str, Any],
+    source: ProblemsRecipe,
+    rollout: RolloutRecipe,
+    training: TrainingRecipe,
+    hardware: HardwareRecipe,
+    grpo: GRPORecipe,
 ) -> list[str]:
-    """Fields that upstream has no option for.  `changed`: the recipe's values that are not defaults, by section."""
-    found = [f"{key}: {reason}" for key, reason in LOST.items() if _is_in(key, changed)]
+    """One sentence for each field that upstream has no option for, or that means something else there, and for what it
+    does otherwise in every run.  `changed`: the recipe's values that are not defaults, by section."""
     others = sorted(set(rollout.vllm.options) - {"max_num_seqs", "block_size"})
-    return found + _that_apply(
-        {
-            "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags": (
-                source.source in ("dapo-math", "aime", "math500")
-            ),
-            "problems.validation: upstream would measure the test set during training, so that is switched off": (
-                training.validate_every > 0
-            ),
-            "training.validate_every: see problems.validation": training.validate_every > 0,
-            "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
-            f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
-            "training.layout: upstream computes padded rows; loss and gradient are the same": (
-                training.layout != "padded"
-            ),
-        }
-    )
-
-
-def other_meaning(hardware: HardwareRecipe, grpo: GRPORecipe, training: TrainingRecipe) -> list[str]:
-    """Fields that mean something else upstream, and what it does otherwise in every run."""
     found = devices(hardware)
     apart = not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found
-    return ALWAYS + _that_apply(
-        {
-            "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (
-                training.warmup_steps > 0
-            ),
-            "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of it": (
-                training.schedule == "constant"
-            ),
-            "grpo.beta=0: upstream keeps the reference model in memory all the same": grpo.beta == 0,
-            f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has": (
-                grpo.beta > 0 and grpo.kl != "k1"
-            ),
-            "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)": (
-                grpo.iterations > 1
-            ),
-            "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple": (
-                training.steps % grpo.iterations > 0
-            ),
-            "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu": (
-                hardware.accelerator is None
-            ),
-            "hardware.trainer_devices: upstream's colocated run takes all devices": (
-                hardware.colocated and hardware.trainer_devices not in (None, found)
-            ),
-            "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": apart,
-            "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device": (
-                hardware.colocated
-            ),
-            "several hosts: upstream is one process, which reaches the other hosts through Pathways": (
-                hardware.process_count() > 1
-            ),
-        }
-    )
-
-
-def _is_in(key: str, changed: dict[str, Any]) -> bool:
-    section, _, name = key.partition(".")
-    return name in changed.get(section, {})
-
-
-def _that_apply(sentences: dict[str, bool]) -> list[str]:
-    return [sentence for sentence, applies in sentences.items() if applies]
+    by_condition = {
+        "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags": (
+            source.source in ("dapo-math", "aime", "math500")
+        ),
+        "problems.validation: upstream would measure the test set during training, so that is switched off": (
+            training.validate_every > 0
+        ),
+        "training.validate_every: see problems.validation": training.validate_every > 0,
+        "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
+        f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
+        "training.layout: upstream computes padded rows; loss and gradient are the same": training.layout != "padded",
+        "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (
+            training.warmup_steps > 0
+        ),
+        "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of it": (
+            training.schedule == "constant"
+        ),
+        "grpo.beta=0: upstream keeps the reference model in memory all the same": grpo.beta == 0,
+        f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has": (
+            grpo.beta > 0 and grpo.kl != "k1"
+        ),
+        "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)": (
+            grpo.iterations > 1
+        ),
+        "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple": (
+            training.steps % grpo.iterations > 0
+        ),
+        "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu": (
+            hardware.accelerator is None
+        ),
+        "hardware.trainer_devices: upstream's colocated run takes all devices": (
+            hardware.colocated and hardware.trainer_devices not in (None, found)
+        ),
+        "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": apart,
+        "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device": (
+            hardware.colocated
+        ),
+        "several hosts: upstream is one process, which reaches the other hosts through Pathways": (
+            hardware.process_count() > 1
+        ),
+    }
+    return [
+        *(
+            f"{section}.{key}: {reason}"
+            for section, reasons in LOST.items()
+            for key, reason in reasons.items()
+            if key in changed.get(section, {})
+        ),
+        *ALWAYS,
+        *(sentence for sentence, applies in by_condition.items() if applies),
+    ]
 
 
 def devices(hardware: HardwareRecipe) -> int | None:
     """Devices of the slice; of a recipe without one those it counts, or None where it takes what it finds."""
-    if hardware.slice:
-        return hardware.slice.devices
-    return hardware.trainer_devices and hardware.trainer_devices + (hardware.sampler_devices or 0)
+    counted = hardware.trainer_devices and hardware.trainer_devices + (hardware.sampler_devices or 0)
+    return hardware.slice.devices if hardware.slice else counted

@@ -1,25 +1,16 @@
 """The recipe's problems and prompt as files that MaxText's own train_rl reads."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lib import prompts
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
 from grpo_lib.problems import load_problems
-from grpo_train.engines.prompt_lengths import fit_prompts, longest_prompt
+from grpo_train.engines.maxtext_model import load_tokenizer
+from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths
 from grpo_train.recipes.schema import ModelRecipe, ProblemsRecipe, PromptsRecipe, RolloutRecipe, TaskRecipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
-
-
-@dataclass(frozen=True)
-class Written:
-    """What `write_problems` wrote."""
-
-    test: int  # problems in test.parquet
-    filtered: list[str]  # how many problems were left out of each split, in sentences
 
 
 def write_problems(
@@ -29,8 +20,9 @@ def write_problems(
     rollout: RolloutRecipe,
     model: ModelRecipe,
     rows: int,
-) -> Written:
-    """Write the recipe's problems and its prompt as `train_rl` reads them.
+) -> tuple[int, list[str]]:
+    """Write the recipe's problems and its prompt as `train_rl` reads them; returns (problems in test.parquet, sentences
+    about the problems that were left out).
 
     The files are train.parquet and test.parquet with the columns question and answer, and template.json with the
     system message.  Upstream stops when the rows of train.parquet are used up, so they are repeated until there are
@@ -45,7 +37,7 @@ def write_problems(
         found = load_problems(only_source(problems), split)
         # A training prompt that is too long can be an error; a test prompt is left out.
         allowed = rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout
-        fitting = fit_prompts(allowed, template, _tokenizer(model), found)[1]
+        fitting = fit_prompts(allowed, template, load_tokenizer(model), found)[1]
         if num_filtered := len(found) - len(fitting):
             filtered.append(f"{num_filtered} of {len(found)} {split} problems left out: the prompt is too long")
         if split == "train":
@@ -58,7 +50,7 @@ def write_problems(
     write_json_atomic(
         folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}
     )
-    return Written(counts["test"], filtered)
+    return counts["test"], filtered
 
 
 def batches(steps: int, iterations: int) -> int:
@@ -84,16 +76,4 @@ def prompt_length(source: ProblemsRecipe, template: PromptsRecipe, rollout: Roll
     if rollout.max_prompt_length != "auto":
         return rollout.max_prompt_length
     problems = [problem for split in ("train", "test") for problem in load_problems(source, split)]
-    return longest_prompt(template, _tokenizer(model), problems)
-
-
-def _tokenizer(model: ModelRecipe):
-    from grpo_train.engines import maxtext_model  # imports JAX
-
-    return maxtext_model.load_tokenizer(model)
-
-
-def local_folder(model: ModelRecipe) -> Path | None:
-    """The model's folder, relative to here or to the repository; None for a hub name."""
-    path = Path(model.path).expanduser()
-    return next((place.resolve() for place in (path, environment.repo_root() / path) if place.is_dir()), None)
+    return max(prompt_lengths(template, load_tokenizer(model), problems))

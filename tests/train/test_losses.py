@@ -15,7 +15,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tunix.rl import function_registry
+from tunix.rl import common, function_registry
 from tunix.rl.algo_core import grpo_loss_fn
 from tunix.rl.common import TrainExample
 from tunix.rl.grpo.grpo_learner import GRPOConfig
@@ -391,7 +391,8 @@ def pair(recipe, **size):
     size = {**size, "normalize_embedding_logits": True}  # with weights as random as these, logits would be far apart
     plain = one_layer(recipe, **size)
     other = one_layer(recipe, **size, **hidden_states.maxtext_settings("pallas", 33))
-    return plain, maxtext_model.Actor(hidden_states.adapter_for("pallas", other.module), other.config, other.mesh)
+    module = hidden_states.adapter_for("pallas", other.module)
+    return plain, maxtext_model.Actor(module, other.config, other.mesh, loss="chunked")
 
 
 @pytest.mark.slow
@@ -417,14 +418,17 @@ def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
 
 @pytest.mark.slow
 def test_log_probabilities_of_a_maxtext_model_are_tunix_own(tiny_recipe):
-    """A head of its own; and who asks for logits gets them as before."""
+    """A head of its own; from logits, from hidden states, and as the reference's."""
     from grpo_train.engines import maxtext_model
 
-    plain, other = pair(tiny_recipe, logits_via_embedding=False)
+    actors = plain, other = pair(tiny_recipe, logits_via_embedding=False)
     given_ = example(rows=4, prompt=10, length=23, vocabulary=256)
     ids = (given_.prompt_ids, given_.completion_ids)
-    logps = maxtext_model.per_token_logps(plain, *ids, PAD, EOS, temperature=0.9)
-    np.testing.assert_allclose(maxtext_model.per_token_logps(other, *ids, PAD, EOS, temperature=0.9), logps, atol=1e-5)
+    with plain.scope():
+        logps = common.compute_per_token_logps(*nnx.split(plain.module), *ids, PAD, EOS, temperature=0.9)
+    for actor in actors:
+        ours = maxtext_model.per_token_logps(actor, *ids, PAD, EOS, temperature=0.9)
+        np.testing.assert_allclose(ours, logps, atol=1e-5)
     worker = SimpleNamespace(get_model={"reference": other.module}.get)
     with other.scope():
         scored = losses.reference_logps(worker, "chunked")(*ids, PAD, EOS, temperature=0.9)

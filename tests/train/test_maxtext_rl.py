@@ -195,9 +195,9 @@ def test_a_split_of_an_unknown_number_of_devices_is_refused():
 
 def test_problems_last_for_all_steps(tmp_path):
     recipe = load_recipe(TINY, ["problems.train=50", "problems.test=20", "training.steps=7"])
-    written = maxtext_rl.write_problems(recipe, tmp_path)
+    tests, _ = maxtext_rl.write_problems(recipe, tmp_path)
     train, test = pq.read_table(tmp_path / problem_files.TRAIN), pq.read_table(tmp_path / problem_files.TEST)
-    assert (train.num_rows, test.num_rows, written.test) == (7 * 16, 20, 20)
+    assert (train.num_rows, test.num_rows, tests) == (7 * 16, 20, 20)
     assert train.column_names == ["question", "answer"]
     assert train.slice(0, 50).to_pylist() == train.slice(50, 50).to_pylist()
 
@@ -219,9 +219,10 @@ def test_prompts_that_are_too_long_are_refused_or_left_out(tmp_path):
     for refused, words in ((short, "overlong_prompts=filter"), (none, "max_prompt_length")):
         with pytest.raises(CourseError, match=words):
             maxtext_rl.write_problems(load_recipe(TINY, refused), tmp_path)
-    written = maxtext_rl.write_problems(load_recipe(TINY, [*short, "rollout.overlong_prompts=filter"]), tmp_path)
-    assert written.filtered
-    assert pq.read_table(tmp_path / problem_files.TEST).num_rows == written.test < 100
+    recipe = load_recipe(TINY, [*short, "rollout.overlong_prompts=filter"])
+    tests, filtered = maxtext_rl.write_problems(recipe, tmp_path)
+    assert filtered
+    assert pq.read_table(tmp_path / problem_files.TEST).num_rows == tests < 100
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from grpo_tpu import vllm_on_cpu
-from grpo_train import maxtext_rl
 from grpo_train.engines import compat
 
 ROOT = Path(__file__).parents[3]
@@ -61,10 +60,11 @@ def test_tunix_does_without_wandb_where_it_is_hidden(monkeypatch, tmp_path):
 
 def test_maxtext_reads_the_missing_options_and_tunix_does_not_have_them():
     """Fails on the day Tunix has them: then compat.add_missing_options can go."""
+    from maxtext.utils.globals import MAXTEXT_PKG_DIR
     from tunix.generate.vllm_sampler import VllmConfig
     from tunix.rl.rollout.base_rollout import RolloutConfig
 
-    text = (maxtext_rl._maxtext_folder() / "integration" / "vllm" / "maxtext_vllm_rollout.py").read_text()
+    text = (Path(MAXTEXT_PKG_DIR) / "integration" / "vllm" / "maxtext_vllm_rollout.py").read_text()
     read = set(re.findall(r"rollout_config\.rollout_vllm_(\w+)", text))
     missing = {name for name in read if f"rollout_vllm_{name}" not in RolloutConfig.__dataclass_fields__}
     # This one MaxText asks for with hasattr first.
