@@ -52,6 +52,7 @@ class PromptSettings(Protocol):
 
     system: str  # "default", or a text of its own; empty: no system message
     user: str  # a name in USER_PROMPTS
+    thinking: bool  # for templates such as Qwen3's: may the model think, in <think> tags, before it answers?
 
 
 def user_prompt(setting: str, question: str) -> str:
@@ -70,8 +71,10 @@ def messages(question: str, system: str = "") -> list[dict[str, str]]:
     return [*turns, {"role": "user", "content": question}]
 
 
-def render(tokenizer: Any, question: str, system: str = "") -> str:
+def render(tokenizer: Any, question: str, system: str = "", thinking: bool = False) -> str:
     """The exact text the model is sent: the tokenizer's own chat template, up to where the answer begins.
+
+    `thinking` is for templates that know `enable_thinking`, as Qwen3's does; there it is on unless it is switched off.
 
     Raises CourseError if the tokenizer has no chat template.
     """
@@ -81,7 +84,14 @@ def render(tokenizer: Any, question: str, system: str = "") -> str:
             f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
             "or add chat_template.jinja next to its tokenizer.json"
         )
-    return tokenizer.apply_chat_template(messages(question, system), tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(
+        messages(question, system), tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+    )
+
+
+def cut_while_thinking(completion: str) -> bool:
+    """Whether a completion ends inside its <think> block: it was too short for the thoughts, and has no answer."""
+    return "<think>" in completion and "</think>" not in completion
 
 
 def template_completion(reasoning: str, answer: str) -> str:

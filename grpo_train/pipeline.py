@@ -16,7 +16,7 @@ from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems, take_different
-from grpo_lib.prompts import template_completion
+from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training
@@ -250,6 +250,11 @@ def run(
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
         log(f"before: {before.summary()['accuracy']:.1%} of {before.summary()['n']} problems")
+        if cut := sum(cut_while_thinking(record["completion"]) for record in before.counted):
+            log(
+                f"warning: {cut} of {len(before.counted)} completions end inside <think>; set prompts.thinking=false, "
+                "or raise rollout.max_completion_length"
+            )
 
     # 5. Train: metrics.jsonl and checkpoints.
     if session.step:

@@ -12,7 +12,7 @@ from grpo_train.recipes.schema import PromptsRecipe, RolloutRecipe
 def render_with(prompts: PromptsRecipe, tokenizer: Any, question: str, own: PromptsRecipe | None = None) -> str:
     """A question as the recipe's model is sent it; `own`: the prompts of a task that has its own."""
     template = own or prompts
-    return render(tokenizer, user_prompt(template.user, question), system_prompt(template.system))
+    return render(tokenizer, user_prompt(template.user, question), system_prompt(template.system), template.thinking)
 
 
 def prompt_lengths(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> list[int]:

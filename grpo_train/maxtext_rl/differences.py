@@ -11,6 +11,7 @@ LOST = {
         "rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
         "alpha": "see lora.rank",
     },
+    "prompts": {"thinking": "the prompts that upstream is given ask the model not to think"},
     "loss": {"implementation": "upstream has Tunix's own loss"},
     "grpo": {
         "advantage": "upstream divides by the standard deviation of the group, without an option",

@@ -151,6 +151,11 @@ class PromptsRecipe(_Section):
         description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
         "last line `Answer: N`; boxed: with a request for \\boxed{}",
     )
+    thinking: bool = Field(
+        default=False,
+        description="whether a model such as Qwen3, whose chat template has the choice, thinks before it answers; its "
+        "thoughts count in rollout.max_completion_length",
+    )
 
 
 class TaskRecipe(ProblemsRecipe):

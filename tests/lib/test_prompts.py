@@ -44,6 +44,16 @@ def chatml():
     return tokenizer
 
 
+def test_a_model_that_can_think_is_asked_not_to(chatml, monkeypatch):
+    """As Qwen3's template has it: without the switch it thinks."""
+    switch = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    monkeypatch.setattr(chatml, "chat_template", CHATML + switch)
+    assert prompts.render(chatml, "Q?").endswith("assistant\n<think>\n\n</think>\n\n")
+    assert prompts.render(chatml, "Q?", thinking=True).endswith("assistant\n")
+    for completion, cut in (("<think>so", True), ("<think>so</think>18", False), ("18", False), ("so</think>", False)):
+        assert prompts.cut_while_thinking(completion) == cut
+
+
 def stub(eos: str | None = None, pad: str | None = None, added: tuple[str, ...] = (), template: str | None = None):
     special = [token for token in (eos, pad) if token]
     return SimpleNamespace(

@@ -43,6 +43,7 @@ IN_THE_FILES = {
 }
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
+    "prompts.thinking": "true",
     "training.layout": "packed", "model.weight_dtype": "bfloat16", "training.rounding": "stochastic",
     "training.optimizer": "lion", "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
