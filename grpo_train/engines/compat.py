@@ -39,6 +39,32 @@ def keep_end_tokens(output: Any, limit: int, eos_id: int) -> tuple[Any, list[boo
     return dataclasses.replace(output, tokens=tokens), truncated
 
 
+def reshard_on_devices() -> None:
+    """Let Tunix move weights to the sampler's devices without a way through the host.
+
+    google-tunix 0.1.7, rl/reshard.py, without Pathways: jax.device_put, which does not; see multihost.reshard.  Its
+    vLLM engine has no option for it.
+    Test: test_tunix_still_reshards_through_the_host (tests/train/test_multihost.py).
+    """
+    from tunix.rl import reshard
+
+    reshard._get_reshard_fn_jax_device_put = lambda **_: functools.partial(jax.tree.map, multihost.reshard)
+
+
+def sync_without_snapshot(cluster: Any) -> None:
+    """Where each batch is used for one update: sync without a copy of the policy in the host's memory.
+
+    google-tunix 0.1.7, RLCluster.sync_weights makes it each time, for log-probabilities that only several updates need.
+    Test: test_tunix_still_copies_the_policy_after_each_sync.
+    """
+
+    def sync_weights() -> None:
+        cluster.rollout.update_params(nnx.state(cluster.actor_trainer.model, nnx.Param), (nnx.Param,))
+        cluster.global_steps += 1
+
+    cluster.sync_weights, cluster._anchor_policy_state = sync_weights, None
+
+
 def require_rope_theta(rope_theta: float | None) -> None:
     """Refuse a Qwen3 model with a rotary base of its own.
 

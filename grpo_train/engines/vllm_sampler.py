@@ -55,6 +55,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
         self.mapping.to_hf_mappings = compat.untied_lm_head_mapping(
             self.mapping.to_hf_mappings, rollout_actor.base.config.model_name
         )
+        compat.reshard_on_devices()
         tensor = tensor or mesh.size
         super().__init__(
             rollout_actor,

@@ -274,10 +274,9 @@ def reshard_locally(array: jax.Array, sharding: jax.sharding.NamedSharding) -> j
     Args:
       sharding: over a mesh of this process's devices; the other processes give the same over theirs.
     """
-    # Between virtual CPU devices JAX copies through the host, which Tunix forbids while it syncs.
-    with jax.transfer_guard("allow"):
+    with jax.transfer_guard("allow"):  # Tunix forbids transfers while it syncs, those between virtual devices, too
         if array.is_fully_addressable:
-            return jax.device_put(array, sharding)
+            return reshard(array, sharding)
         # The same sharding in every process is one over a mesh of all devices, with an axis more.
         mesh, count = sharding.mesh, jax.process_count()
         own = [[device for device in jax.devices() if device.process_index == number] for number in range(count)]
@@ -285,6 +284,22 @@ def reshard_locally(array: jax.Array, sharding: jax.sharding.NamedSharding) -> j
         spread = jax.device_put(array, jax.sharding.NamedSharding(whole, sharding.spec))
         pieces = [shard.data for shard in jax.block_until_ready(spread).addressable_shards]
         return jax.make_array_from_single_device_arrays(array.shape, sharding, pieces)
+
+
+def reshard(array: Any, sharding: Any) -> jax.Array:
+    """The array with another sharding, on the same devices or on others, without a way through the host's memory.
+
+    jax.device_put (JAX 0.11) gathers an array on the host wherever the new devices do not hold the slices that the old
+    ones do.  Here its own devices slice it first as the new ones will, and then whole slices move.
+    """
+    here = getattr(getattr(array, "sharding", None), "mesh", None)
+    if here is None or here.size == 1:  # of one device, or of the host
+        return jax.device_put(array, sharding)
+    if len(sharding.device_set) == here.size:
+        mesh = jax.sharding.Mesh(here.devices.reshape(sharding.mesh.devices.shape), sharding.mesh.axis_names)
+        return jax.device_put(_move_to(jax.sharding.NamedSharding(mesh, sharding.spec))(array), sharding)
+    whole = _move_to(jax.sharding.NamedSharding(here, jax.sharding.PartitionSpec()))(array)
+    return jax.device_put(whole.addressable_data(0), sharding)
 
 
 @functools.cache

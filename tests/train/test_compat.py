@@ -39,6 +39,15 @@ def test_tunix_still_forgets_the_temperature_of_old_logps():
     assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
 
 
+def test_tunix_still_copies_the_policy_after_each_sync():
+    """Tunix 0.1.7.  When this fails, compat.sync_without_snapshot can go."""
+    import inspect
+
+    from tunix.rl import rl_cluster
+
+    assert "pinned_host" in inspect.getsource(rl_cluster.RLCluster.sync_weights)
+
+
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])
 def test_tunix_still_ignores_rope_theta(family):
     """Tunix 0.1.7.  When this fails, compat.require_rope_theta or tunix_models.Llama can go."""

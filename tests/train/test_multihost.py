@@ -293,3 +293,70 @@ def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, wor
     with pytest.raises(CourseError, match=words):
         recipe.plan_on(4, 2)
         cluster.assign_devices(recipe.hardware, recipe.rollout.engine, 1, devices)
+
+
+# Prints the bytes that go through the host for each placement, by JAX's device_put and by ours; and Tunix's.
+MOVES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax._src import array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from tunix.rl import reshard
+from grpo_train.engines import compat
+from grpo_train.runs import multihost
+
+through, fetch = [0], array.ArrayImpl._value.fget
+
+def counted(self):
+    through[0] += self.nbytes * (self._npy_value is None)
+    return fetch(self)
+
+def moved(move, source, target):
+    placed = jax.device_put(values, source)
+    through[0] = 0
+    arrived = jax.block_until_ready(move(placed, target))
+    seen = through[0]
+    assert arrived.sharding == target and np.array_equal(np.asarray(arrived), values)
+    return seen
+
+array.ArrayImpl._value = property(counted)
+devices, values = np.array(jax.devices()), np.arange(48 * 16, dtype=np.float32).reshape(48, 16)
+trains, both = lambda n: Mesh(devices[:n], ("fsdp",)), Mesh(devices.reshape(4, 2), ("fsdp", "tensor"))
+samples = lambda chosen, *shape: Mesh(devices[chosen].reshape(shape), ("data", "model"))
+rows, columns = P("fsdp"), P(None, "model")
+for mesh, spec, target in (
+    (trains(8), rows, samples(slice(8), 1, 8)),  # the same chips, one replica
+    (trains(8), rows, samples(slice(8), 4, 2)),  # four replicas
+    (trains(8), rows, samples(slice(8), 8, 1)),  # eight
+    (both, P("fsdp", "tensor"), samples(slice(8), 2, 4)),
+    (trains(4), rows, samples(slice(4, 8), 1, 4)),  # other chips
+    (trains(4), rows, samples(slice(4, 8), 2, 2)),
+    (trains(2), rows, samples(slice(4, 8), 1, 4)),  # more of them
+    (trains(6), rows, samples(slice(6, 8), 1, 2)),  # fewer
+    (trains(8), rows, samples(slice(None, None, -1), 1, 8)),  # as on a TPU's torus
+):
+    pair = NamedSharding(mesh, spec), NamedSharding(target, columns)
+    print(moved(jax.device_put, *pair), moved(multihost.reshard, *pair))
+upstream = moved(reshard.reshard_pytree, *pair[:1], NamedSharding(samples(slice(8), 1, 8), columns))
+compat.reshard_on_devices()
+print(upstream, moved(reshard.reshard_pytree, *pair[:1], NamedSharding(samples(slice(8), 1, 8), columns)))
+"""
+
+
+@pytest.fixture(scope="module")
+def moves():
+    eight = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = subprocess.run([sys.executable, "-c", MOVES], env=eight, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_no_weight_goes_through_the_host_when_it_is_resharded(moves):
+    assert len(moves) == 10 and {ours for _, ours in moves} == {0}
+    assert all(by_jax for by_jax, _ in moves[:8])  # what is avoided
+
+
+@pytest.mark.slow
+def test_tunix_still_reshards_through_the_host(moves):
+    """Tunix 0.1.7.  When this fails, compat.reshard_on_devices can go."""
+    assert moves[-1][0] > 0
