@@ -23,7 +23,6 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, as the weight sync needs
     "SKIP_JAX_PRECOMPILE": "1",  # compile what is used, when it is used
-    "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command
 }

@@ -58,6 +58,12 @@ def default_variables() -> dict[str, str]:
         "TRANSFORMERS_VERBOSITY": "error",  # it warns at every start that PyTorch is absent, which is intended
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "WANDB_SILENT": "true",
+        "VLLM_NO_USAGE_STATS": "1",
+        # tpu-inference 0.31.0 compiles its programs one after the other, and lets a request wait until each replica of
+        # the sampler has one, or for 30 seconds.
+        "NUM_PRECOMPILE_WORKERS": "8",
+        "DP_SCHED_BATCH_PREFILL": "0",
+        "DP_SCHED_ROUTING": "round_robin",
         "TOKENIZERS_PARALLELISM": "false",  # it warns when a process forks after using its threads
     }
     # `hf auth login` saves its token outside the repository; moving HF_HOME must not hide it.

@@ -8,8 +8,11 @@ TunixSampler itself works around one more fault of google-tunix 0.1.7: without a
 """
 
 import copy
+import ctypes
 import dataclasses
 import functools
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -235,6 +238,24 @@ def untied_qwen2_config(config: Any) -> Any:
     if config.model_type == "qwen2" and not config.tie_word_embeddings and not hasattr(config, "text_config"):
         config.text_config = copy.deepcopy(config)
     return config
+
+
+@functools.cache  # once for the process
+def end_forks_with_the_run() -> None:
+    """Let the processes that the engine forks end when this one does, and not before.
+
+    tpu-inference 0.31.0 forks a scheduler for each replica of the sampler.  It inherits our handler of SIGTERM, which a
+    signal to the group (`sky cancel`, a shutdown) runs there, too: the engine's next call fails, and the step under way
+    is lost.  And when this process is killed, each lives on, since it holds the others' pipes, and holds the chips.
+    Test: tests/tpu/stack/test_vllm.py.
+    """
+    set_option, death_signal = ctypes.CDLL(None).prctl, 1  # PR_SET_PDEATHSIG
+
+    def in_fork() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        set_option(death_signal, signal.SIGKILL)
+
+    os.register_at_fork(after_in_child=in_fork)
 
 
 def set_noise(llm: Any, key: Any) -> None:

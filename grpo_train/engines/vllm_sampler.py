@@ -56,6 +56,7 @@ class VllmSampler(vllm_rollout.VllmRollout):
             self.mapping.to_hf_mappings, rollout_actor.base.config.model_name
         )
         compat.reshard_on_devices()
+        compat.end_forks_with_the_run()
         tensor = tensor or mesh.size
         super().__init__(
             rollout_actor,

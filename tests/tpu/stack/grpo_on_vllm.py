@@ -25,14 +25,16 @@ def run(job: dict) -> dict:
     """What the job asks for.
 
     Keys of a job: overrides, directory, and, all optional: devices (1), stock_mapping (leave the workaround for
-    lm_head out), evaluate (before and after, and sample twice from one seed), stop_after (kill the process when this
-    step's row is written).
+    lm_head out), evaluate (before and after, and sample twice from one seed), and, when this step's row is written,
+    stop_after (kill the process and those that the engine forked), kill_after (the process alone; its children are in
+    children.json) and terminate_after (SIGTERM to all of them, as `sky cancel` and `pkill -f` send it).
     """
     from grpo_lib.common import environment
     from grpo_lib.common.errors import CourseError
     from grpo_train import pipeline, training
     from grpo_train.engines import compat
     from grpo_train.recipes import load_recipe
+    from grpo_train.runs.preemption import Interrupted, PreemptionHandler
 
     if job.get("stock_mapping"):
         compat.untied_lm_head_mapping = lambda mapping, model_name: mapping
@@ -53,9 +55,19 @@ def run(job: dict) -> dict:
 
     def on_step(row: dict) -> None:
         if row["step"] == job.get("stop_after"):
-            os.killpg(0, signal.SIGKILL)  # with the processes that the engine forked
+            os.killpg(0, signal.SIGKILL)
+        if row["step"] == job.get("kill_after"):
+            children = [child.pid for child in psutil.Process().children(recursive=True)]
+            (Path(job["directory"]) / "children.json").write_text(json.dumps(children), encoding="utf-8")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if row["step"] == job.get("terminate_after"):
+            os.killpg(0, signal.SIGTERM)
 
-    result["rows"] = training.train(session, on_step)
+    try:
+        with PreemptionHandler() as preemption, preemption.defer():
+            result["rows"] = training.train(session, on_step, stop=lambda: preemption.requested)
+    except Interrupted:
+        return result | {"interrupted_at": session.step}
     if job.get("evaluate"):
         result["after"] = pipeline.evaluate(session, "after", progress=False).summary()
     result["check_after"] = dataclasses.asdict(training.check_first_sync(session))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers import untied, without_clocks
 
@@ -140,12 +141,20 @@ def test_a_killed_run_continues_as_if_it_had_not_been(grpo, two_iterations, tmp_
     assert without_clocks(resumed["rows"]) == without_clocks(two_iterations["rows"])
 
 
-def test_two_replicas_on_devices_of_their_own(grpo, tmp_path):
-    """Colocated, and tensor parallel: test_smoke_test.py."""
+def test_two_replicas_on_devices_of_their_own_whose_processes_end_with_the_run(grpo, tmp_path):
+    """tpu-inference forks a process for each replica.  Colocated, and tensor parallel: test_smoke_test.py."""
     hardware = ["hardware.trainer_devices=2", "hardware.sampler_devices=2", "hardware.sampler_tensor=1"]
-    result = grpo(tmp_path, [*SHORT, "training.steps=3", *hardware], devices=4)
+    job = [*SHORT, "training.steps=6", "training.checkpoint_every=100", *hardware]
+    stopped = grpo(tmp_path, job, devices=4, terminate_after=1)
+    assert stopped["interrupted_at"] in (2, 3)  # the step under way is saved
+    assert grpo(tmp_path, job, devices=4, kill_after=stopped["interrupted_at"] + 1) == {"killed": True}
+    children = json.loads((tmp_path / "children.json").read_text(encoding="utf-8"))
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in children if psutil.pid_exists(pid)], timeout=5)
+    assert not alive  # they would hold the chips
+    result = grpo(tmp_path, job, devices=4)
+    assert result["started_at"] == stopped["interrupted_at"] and len(result["rows"]) == 6
     assert result["devices"] == {"trainer": [0, 1], "sampler": [2, 3]}
-    assert len(result["rows"]) == 3
     assert max(result[check]["mean_gap"] for check in ("check", "check_after")) < 2e-3
 
 
