@@ -172,7 +172,7 @@ def _train(
 ) -> None:
     from grpo_lib.problems import load_problems
     from grpo_lib.rewards import get_rewards
-    from grpo_train.runs.run_directory import check_base, check_run, link_base, open_run
+    from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run
 
     # Whatever can be wrong is found before the directory is made.
     continued = check_run(directory, recipe, overwrite=overwrite)
@@ -188,12 +188,6 @@ def _train(
     training.require_supported(recipe)
     maxtext_model.model_directory(recipe.model)
     log = log_for(as_json)
-    directory = open_run(directory, recipe, overwrite=overwrite)
-    if continued:
-        log(f"continuing {directory}")
-    if base:
-        link_base(directory, base)
-
     seconds: list[float] = []
 
     def on_step(row: dict[str, Any]) -> None:
@@ -205,8 +199,14 @@ def _train(
             f"length {row['completions/mean_length']:.1f}  {row['seconds']:.2f} s  ({left} of steps left)"
         )
 
-    summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
-    finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
+    with one_at_a_time(directory):
+        directory = open_run(directory, recipe, overwrite=overwrite)
+        if continued:
+            log(f"continuing {directory}")
+        if base:
+            link_base(directory, base)
+        summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
+        finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
 
 
 @app.command()

@@ -16,6 +16,7 @@ same problems, noise and rows as if it had not stopped.  The same step in one fi
 grpo_lib/plain_grpo.py.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -53,6 +54,7 @@ from grpo_train.engines import weight_sync  # noqa: E402
 from grpo_train.engines.optimizer import learning_rates  # noqa: E402
 from grpo_train.runs import checkpoints  # noqa: E402
 from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics  # noqa: E402
+from grpo_train.runs.run_directory import one_at_a_time  # noqa: E402
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
@@ -409,31 +411,33 @@ def train(
         if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
-    rows = recorder.begin(session.step, on_step)
-    try:
-        if left:
-            session.closed = True
-            if multihost.is_main_process():
-                recorder.trackers = tracking.start(
-                    recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
-                )
-            session.timer.start()
-            with maxtext_model.quiet():
-                # The seven stages of a step: see engines/learner.py, Learner.
-                session.learner.train(_batches(session, validate_after, stop))
-        if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
-            validate_after(session.step)
-    except Exception as error:
-        if full := _disk_full(error):
-            step = max(checkpoints.updates(session.checkpoints), default=0) // recipe.grpo.iterations
-            good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
-            raise CourseError(
-                f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
-                "and give the same command again"
-            ) from error
-        raise
-    finally:
-        recorder.finish()
+    alone = one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext()
+    with alone:
+        rows = recorder.begin(session.step, on_step)
+        try:
+            if left:
+                session.closed = True
+                if multihost.is_main_process():
+                    recorder.trackers = tracking.start(
+                        recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
+                    )
+                session.timer.start()
+                with maxtext_model.quiet():
+                    # The seven stages of a step: see engines/learner.py, Learner.
+                    session.learner.train(_batches(session, validate_after, stop))
+            if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
+                validate_after(session.step)
+        except Exception as error:
+            if full := _disk_full(error):
+                step = max(checkpoints.updates(session.checkpoints), default=0) // recipe.grpo.iterations
+                good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
+                raise CourseError(
+                    f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
+                    "and give the same command again"
+                ) from error
+            raise
+        finally:
+            recorder.finish()
     return rows
 
 

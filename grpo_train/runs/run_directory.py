@@ -6,12 +6,16 @@ runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoi
             sync.json  export/  summary.json  report.html
 """
 
+import contextlib
+import functools
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 from etils import epath
 
 from grpo_lib.common import environment
@@ -53,6 +57,33 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
     if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
         raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
     return False
+
+
+@contextlib.contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Let no other process train in this run, here or on a host that shares the disk.  A process that is killed leaves
+    no lock: the lock is the operating system's, on a file next to the run.
+
+    Raises CourseError, at once, where another process does.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock(directory.with_name(f".{directory.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise CourseError(
+            f"another process is training in {directory}; wait until it has ended, stop it, or choose another name "
+            "with --run NAME"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@functools.cache  # one object for a run: a process that has the lock gets it again
+def _lock(file: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(file)
 
 
 def finished_run(directory: str | Path, recipe: Recipe) -> Path:

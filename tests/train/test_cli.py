@@ -10,7 +10,7 @@ import pytest
 
 from grpo_lib.problems import words
 from grpo_train.recipes import load_recipe
-from grpo_train.runs.run_directory import open_run
+from grpo_train.runs.run_directory import one_at_a_time, open_run
 
 TRAIN = ["train", "recipes/tiny-cpu.yaml"]
 WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.batch_size=5"]
@@ -65,6 +65,30 @@ def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
     done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept", "--overwrite")
     assert_one_line_error(done, "not a run")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["notes.txt"]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from grpo_train.runs.run_directory import one_at_a_time
+with one_at_a_time(Path(sys.argv[1])), one_at_a_time(Path(sys.argv[1])):  # of one process, twice
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_killed(grpo, tmp_path, root):
+    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    with subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        for overwrite in ([], ["--overwrite"]):
+            done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "run", *overwrite)
+            assert_one_line_error(done, "another process", run, "--run NAME")
+        assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
+        first.kill()
+    with one_at_a_time(run):
+        pass
 
 
 def test_a_run_of_another_recipe_is_not_continued_and_what_differs_is_listed(grpo, tmp_path, root):
