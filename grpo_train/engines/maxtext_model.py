@@ -153,7 +153,7 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
     Raises CourseError when the recipe's `model.sizes` says something else (preflight relied on it), or when config.json
     scales the rotary embedding in another way than MaxText.
     """
-    config = json.loads((model_directory(model) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
     sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
     for key, value in model.sizes.items():
         if sizes.get(key, value) != value:
@@ -223,9 +223,11 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
     """
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
+    # Every host of a slice comes here, and only one of them converts: no weights are asked for.
     sizes = maxtext_sizes(model) if weights else model.sizes
+    folder = model_directory(model, weights=False) if weights else model.path
     settings = {
-        **maxtext_overrides(model, sizes=sizes, tokenizer_path=model_directory(model) if weights else model.path),
+        **maxtext_overrides(model, sizes=sizes, tokenizer_path=folder),
         "run_name": "grpo",
         "skip_jax_distributed_system": True,
         "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
@@ -344,6 +346,6 @@ def register_architecture(model: ModelRecipe) -> None:
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model_directory(model))
+    config = AutoConfig.from_pretrained(model_directory(model, weights=False))
     HF_MODEL_CONFIGS[model.maxtext_name] = config
     compat.complete_converter_tables(model.maxtext_name, config)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import huggingface_hub
 import numpy as np
 import pytest
 from flax import nnx
@@ -137,6 +138,23 @@ def test_an_incomplete_model_names_what_is_missing(model_copy, name):
         shutil.rmtree(model_copy)
     with pytest.raises(CourseError, match=rf"model\.path={model_copy} .*{name[-5:]}"):
         maxtext_model.model_directory(model_in(model_copy))
+
+
+def test_a_host_that_does_not_convert_downloads_no_weights(model_copy, monkeypatch):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append("*.safetensors" in allow_patterns)
+        return str(model_copy)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    hub = model_in("Somebody/Model")
+    maxtext_model.load_tokenizer(hub)
+    maxtext_model.maxtext_arguments(hub)
+    maxtext_model.register_architecture(hub)
+    assert asked and not any(asked)
+    maxtext_model.model_directory(hub)
+    assert asked[-1]
 
 
 def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
