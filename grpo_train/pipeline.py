@@ -279,6 +279,7 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
     """
     require_engine(recipe.rollout.engine)
+    maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
     render = functools.partial(render_with, recipe.prompts, tokenizer)

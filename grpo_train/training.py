@@ -170,6 +170,7 @@ def build_session(
 
     # 0. Refuse what cannot run, or cannot be scored, before anything is loaded.
     require_supported(recipe)
+    maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     get_rewards(recipe.rewards, {problem.kind for problem in problems})
 
     # 1. Sizes.  Takes the problems; gives `plan` (how a step is cut into micro-batches), `fitting` (the problems whose

@@ -114,6 +114,13 @@ def _download(name: str, weights: bool) -> Path:
         ) from None
 
 
+def multiply_as_exactly_as_stored(dtype: str) -> None:
+    """On a TPU, let float32 models multiply in float32.  MaxText asks for it; the sampler and the loss would otherwise
+    multiply in bfloat16."""
+    if dtype == "float32" and jax.default_backend() == "tpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
 def load_tokenizer(model: ModelRecipe):
     """The model's own tokenizer, padding on the left, as generation needs it.
 

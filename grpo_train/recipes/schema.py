@@ -383,6 +383,11 @@ class Recipe(_Section):
                 f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
                 "1, or correction to none"
             )
+        if self.rollout.engine == "vllm" and (self.hardware.accelerator or "").startswith("v4-"):
+            raise ValueError(
+                f"rollout.engine=vllm has no attention kernel for hardware.accelerator={self.hardware.accelerator} "
+                "(tpu-inference 0.31.0): set the engine to tunix, or take a v5e, v5p or v6e"
+            )
         if self.training.optimizer_dtype == "bfloat16" and self.model.trainer_dtype == "float32":
             raise ValueError(
                 "training.optimizer_dtype=bfloat16 is for bfloat16 weights: set model.weight_dtype=bfloat16, or "

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import huggingface_hub
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -155,6 +156,18 @@ def test_a_host_that_does_not_convert_downloads_no_weights(model_copy, monkeypat
     assert asked and not any(asked)
     maxtext_model.model_directory(hub)
     assert asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "wanted"),
+    [("float32", "tpu", "highest"), ("bfloat16", "tpu", None), ("float32", "cpu", None)],
+)
+def test_float32_is_multiplied_in_float32_on_a_chip(monkeypatch, dtype, backend, wanted):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    maxtext_model.multiply_as_exactly_as_stored(dtype)
+    found = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", None)
+    assert found == wanted
 
 
 def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):

@@ -77,6 +77,7 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         ([V6E, "hardware.trainer_devices=6", "hardware.sampler_devices=4"], ["do not fit the 8 devices of v6e-8"]),
         (["hardware.accelerator=v6e-256", "training.prompts_per_step=2"], ["must be a multiple of 64 (64 processes, "]),
         (["model.sizes={base_emb_dim_x: 3}"], ["model.sizes"]),
+        (["hardware.accelerator=v4-8", "rollout.engine=vllm"], ["accelerator=v4-8", "set the engine to tunix"]),
     ],
 )
 def test_a_bad_override_is_one_line_that_names_the_field(overrides, words):
