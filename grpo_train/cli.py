@@ -43,7 +43,18 @@ Base = Annotated[
         "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert again."
     ),
 ]
-RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+
+
+def _on_a_disk(folder: Path) -> Path:
+    if str(folder).startswith("gs:"):
+        raise CourseError(
+            f"--runs {folder} is a bucket, and a run needs a disk: mount the bucket (docs/tpu-vm.md), or leave the "
+            "runs here and set training.checkpoints=gs://BUCKET/FOLDER"
+        )
+    return folder
+
+
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", callback=_on_a_disk)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
@@ -132,6 +143,10 @@ def train(
     """
     resolved = load_recipe(recipe, overrides or ())
     count = process_count(resolved, coordinator, process, processes)
+    if run is not None and (Path(run).name != run or run in ("", "..")):
+        raise CourseError(
+            f"--run {run!r} is not a name: the run becomes a folder in {runs}; leave out slashes and dots"
+        )
     directory = runs / (run or resolved.name)
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
@@ -172,21 +187,26 @@ def _train(
 ) -> None:
     from grpo_lib.problems import load_problems
     from grpo_lib.rewards import get_rewards
+    from grpo_train.engines import model_files
+    from grpo_train.runs import tracking
     from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run
 
-    # Whatever can be wrong is found before the directory is made.
+    # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
     continued = check_run(directory, recipe, overwrite=overwrite)
     if base:
         check_base(base)
+    model_files.require_engine(recipe.rollout.engine)
+    tracking.require(recipe.tracking)
     train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
     get_rewards(recipe.rewards, {problem.kind for problem in train})
+    model_files.model_directory(recipe.model)
 
     from grpo_train import pipeline, report, training
-    from grpo_train.engines import maxtext_model
+    from grpo_train.engines import maxtext_model, prompt_lengths
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    maxtext_model.model_directory(recipe.model)
+    prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), train)
     log = log_for(as_json)
     seconds: list[float] = []
 
@@ -237,6 +257,8 @@ def evaluate(
         raise CourseError("--probe is about the model's greedy completions; leave out --samples and --completions")
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)  # an error comes before the first answer
 
     from grpo_lib import contamination, evaluation
     from grpo_lib.problems import load_problems
@@ -311,7 +333,10 @@ def main() -> None:
         if end.code == 130:  # typer's, after Ctrl-C
             print(f"interrupted; {RESUMABLE}", file=sys.stderr)
         _exit(end.code)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
+            print(f"error: {error.filename}: {error.strerror}; name another file or folder", file=sys.stderr)
+            _exit(2)
         traceback.print_exc()
         _exit(1)
 
@@ -346,13 +371,16 @@ def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
 
 def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate for the recipe's own model."""
-    from grpo_train import pipeline
-    from grpo_train.engines import maxtext_model
+    from grpo_train.engines import model_files
 
+    model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
-    kinds, folder = (".safetensors", ".json", ".jinja"), maxtext_model.model_directory(recipe.model)
+    kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)
     files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
     weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+    from grpo_train import pipeline
+
     sampling = recipe.evaluation_sampling if samples else {}
     generate, render = pipeline.standalone_generate(recipe)
     return {

@@ -21,7 +21,7 @@ from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training
 from grpo_train.engines import conversion, maxtext_model
-from grpo_train.engines.cluster import require_engine
+from grpo_train.engines.model_files import require_engine
 from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import Recipe

@@ -34,6 +34,7 @@ from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards, overlong_penalty
 from grpo_train import losses
 from grpo_train.engines import compat, maxtext_model
+from grpo_train.engines.model_files import require_engine
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
@@ -129,7 +130,8 @@ class Session:
 
 def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
-    clusters.require_engine(recipe.rollout.engine)
+    require_engine(recipe.rollout.engine)
+    maxtext_model.require_architecture(recipe.model)
     tracking.require(recipe.tracking)
     assign_devices(recipe)
     recipe.plan_on(jax.device_count(), jax.process_count())  # refuses a batch that does not divide

@@ -1,7 +1,6 @@
 """Which devices train and which sample, and Tunix's RLCluster on them: actor, reference model, sampler, optimizer."""
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from grpo_train.losses import packing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
 from grpo_train.runs import multihost
-
-
-def require_engine(engine: str) -> None:
-    """Refuse a `rollout.engine` that is not installed."""
-    if engine == "vllm" and not importlib.util.find_spec("vllm"):
-        raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
 
 
 def assign_devices(

@@ -4,6 +4,7 @@ MaxText's arguments are filled in from the model's config.json, so that any size
 """
 
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -11,16 +12,16 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import compat
+from grpo_train.engines.model_files import model_directory
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
 from grpo_train.runs import multihost
@@ -75,43 +76,16 @@ class Actor:
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.base or self.module, nnx.Param)))
 
 
-def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
-    """The Hugging Face directory of a recipe: a folder, relative to here or to the repository, or a hub name.
+def require_architecture(model: ModelRecipe) -> None:
+    """Refuse a `model.maxtext_name` that MaxText does not have, before it says so in many lines."""
+    from maxtext.configs.types import ModelName
 
-    A hub name such as Qwen/Qwen3-1.7B is downloaded once, into the hub's own cache; `weights=False` leaves out the
-    weights.  Raises CourseError when the directory is missing or incomplete, or the download fails.
-    """
-    path = local_folder(model) or _download(model.path, weights)
-    for name in ("config.json", "tokenizer.json", *(["*.safetensors"] if weights else [])):
-        if not list(path.glob(name)):
-            raise CourseError(f"model.path={model.path} has no {name}; give a complete Hugging Face directory")
-    return path
-
-
-def local_folder(model: ModelRecipe) -> Path | None:
-    """The model's folder, relative to here or to the repository; None for a hub name."""
-    path = Path(model.path).expanduser()
-    return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
-
-
-def _download(name: str, weights: bool) -> Path:
-    """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError
-
-    try:
-        patterns = ["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except GatedRepoError:
+    names = get_args(ModelName)
+    if model.maxtext_name not in names:
+        near = difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0)
         raise CourseError(
-            f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"
-        ) from None
-    except (HFValidationError, OSError) as error:  # no such model, no network, no space, …
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise CourseError(
-            f"model.path={name} is not a folder here and could not be fetched from the hub ({reason}); "
-            "give a Hugging Face model directory" + ", or run make real-model" * name.startswith(".cache/")
-        ) from None
+            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: {', '.join(near)}"
+        )
 
 
 def multiply_as_exactly_as_stored(dtype: str) -> None:

@@ -20,6 +20,7 @@ ModelSize = Literal[
 ]  # fmt: skip
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -127,7 +128,7 @@ class ProblemsRecipe(_Section):
     train: Positive | None = Field(default=None, description="training problems")
     validation: Positive | None = Field(default=None, description="validation problems, held out of training")
     test: Positive | None = Field(default=None, description="test problems")
-    seed: NonNegative = Field(default=0, description="seed of the word-problem generator, not of the training order")
+    seed: Seed = Field(default=0, description="seed of the word-problem generator, not of the training order")
 
     @model_validator(mode="after")
     def _test_split_is_one(self) -> Self:
@@ -346,7 +347,7 @@ class TrackingRecipe(_Section):
 
 class Recipe(_Section):
     name: Name = Field(description="name of the run and its directory")
-    seed: NonNegative = Field(default=0, description="seed of sampling and of the training order")
+    seed: Seed = Field(default=0, description="seed of sampling and of the training order")
     model: ModelRecipe
     lora: LoRARecipe = LoRARecipe()
     hardware: HardwareRecipe = HardwareRecipe()

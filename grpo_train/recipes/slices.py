@@ -62,7 +62,13 @@ def parse_slice(name: str) -> Slice:
             f"hardware.accelerator={name} is not a TPU slice; write it like v6e-8, v5p-8 or v4-16 "
             f"(generations: {', '.join(CHIPS)}; v4 and v5p count two cores per chip)"
         )
-    return Slice(name, chip, int(number) // chip.cores_in_name)
+    devices = int(number) // chip.cores_in_name
+    if devices < 64 and devices not in SLICE_SIZES[generation]:
+        raise CourseError(
+            f"hardware.accelerator={name} is not a size that there is; of {generation} there are "
+            f"{', '.join(slice_of(generation, size) for size in SLICE_SIZES[generation])} and larger ones"
+        )
+    return Slice(name, chip, devices)
 
 
 def slice_of(generation: str, devices: int) -> str:

@@ -48,6 +48,14 @@ def assert_one_line_error(done, *words):
         ([*TRAIN, "--processes", "2", "--process", "0", "--coordinator", "a:65536"], ["is not HOST:PORT"]),
         ([*WORDS, "--split", "dev"], ["'dev'", "validation"]),
         ([*WORDS, "--completions", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        ([*WORDS, "--completions", "docs"], ["docs", "Is a directory"]),
+        ([*WORDS, "--output", "/proc/nope/answers.jsonl"], ["/proc/nope", "name another"]),
+        ([*TRAIN, "--run", "../../escape"], ["--run", "'../../escape' is not a name"]),
+        ([*TRAIN, "--run", ""], ["--run ''"]),
+        ([*TRAIN, "rollout.engine=vllm"], ["rollout.engine=vllm", "make setup-tpu"]),
+        ([*TRAIN, "model.maxtext_name=qwen3-0.6"], ["model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"]),
+        ([*TRAIN, "rollout.max_prompt_length=3"], ["rollout.max_prompt_length=3", "longest prompt"]),
+        ([*TRAIN, "model.path=nowhere/at-all"], ["model.path=nowhere/at-all", "hub"]),
         ([*WORDS, "--probe", "partial-prompt", "--samples", "2"], ["--probe", "--samples"]),
     ],
 )
@@ -55,6 +63,10 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     runs = ["--runs", tmp_path / "runs"] if arguments[0] == "train" else []
     assert_one_line_error(grpo(*arguments, *runs), *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_on_a_disk(grpo, tmp_path):
+    assert_one_line_error(grpo(*TRAIN, "--runs", "gs://bucket/runs"), "--runs gs:", "training.checkpoints=gs://")
 
 
 def test_a_run_that_exists_is_not_touched(grpo, tmp_path):

@@ -71,6 +71,8 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         (["problems=[{}, {}]"], ["two tasks are called words"]),
         (["problems.sorce=gsm8k"], ["unknown key problems.sorce", "did you mean source?"]),
         (["hardware.accelerator=v7-8"], ["v7-8 is not a TPU slice; write it like v6e-8"]),
+        (["seed=99999999999999999999"], ["seed=", "less than 2147483648"]),
+        (["hardware.accelerator=v6e-7"], ["v6e-7 is not a size that there is", "v6e-8"]),
         (["hardware.accelerator=v5p-7"], ["v5p-7 is not a TPU slice"]),
         ([V6E, "rollout.engine=vllm", "hardware.sampler_tensor=3"], ["sampler_tensor=3 must divide its 8 devices"]),
         ([V6E, "hardware.sampler_devices=4"], ["give both, 8 or fewer together"]),
