@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+import typer.exceptions
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
@@ -29,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/.")]
@@ -56,6 +59,20 @@ def _on_a_disk(folder: Path) -> Path:
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", callback=_on_a_disk)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(importlib.metadata.version("grpo-hands-on"))
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -322,17 +339,21 @@ def main() -> None:
     """Entry point: a CourseError is one line on stderr and exit code 2; after a SIGTERM it is 75."""
     try:
         environment.prepare()
-        app()
+        code = app(standalone_mode=False)
+        if code == 130:  # typer's, after Ctrl-C
+            print(f"interrupted; {RESUMABLE}", file=sys.stderr)
+        _exit(code)
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
+        _exit(2)
+    except typer.exceptions.TyperException as error:  # of the command line; without a message it has shown the help
+        if message := error.format_message():
+            command = context.command_path if (context := getattr(error, "ctx", None)) else "grpo"
+            print(f"error: {message} See {command} --help.", file=sys.stderr)
         _exit(2)
     except Interrupted as reason:
         print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
         _exit(EXIT_CODE)
-    except SystemExit as end:
-        if end.code == 130:  # typer's, after Ctrl-C
-            print(f"interrupted; {RESUMABLE}", file=sys.stderr)
-        _exit(end.code)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
             print(f"error: {error.filename}: {error.strerror}; name another file or folder", file=sys.stderr)

@@ -1,5 +1,6 @@
 """`grpo …` as a user runs it: exit codes, one line per error, Ctrl-C."""
 
+import importlib.metadata
 import json
 import shutil
 import signal
@@ -63,6 +64,29 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     runs = ["--runs", tmp_path / "runs"] if arguments[0] == "train" else []
     assert_one_line_error(grpo(*arguments, *runs), *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ["'trian'", "train"]),
+        (["train"], ["RECIPE", "grpo train --help"]),
+        ([*WORDS, "--probe", "x"], ["--probe", "partial-prompt"]),
+        ([*WORDS, "--samples", "0"], ["--samples", "x>=1"]),
+        ([*WORDS, "--nonsense"], ["--nonsense"]),
+    ],
+)
+def test_a_mistake_in_the_options_is_one_line_too(grpo, arguments, words):
+    assert_one_line_error(grpo(*arguments), *words)
+
+
+def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
+    assert grpo("train", "-h").stdout == grpo("train", "--help").stdout != ""
+    assert grpo("--version").stdout.strip() == importlib.metadata.version("grpo-hands-on")
+    assert grpo().returncode == 2
+    first = f"{sys.executable} -m grpo_tpu.cli config recipes/tiny-cpu.yaml | head -n 1"
+    done = subprocess.run(first, shell=True, cwd=root, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("name: tiny-cpu\n", "")
 
 
 def test_runs_are_on_a_disk(grpo, tmp_path):
