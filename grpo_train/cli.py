@@ -24,6 +24,7 @@ import typer.exceptions
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import Recipe, dump_recipe, load_recipe, plan_table
+from grpo_train.runs.metric_glossary import TASK_METRIC
 from grpo_train.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
 
 app = typer.Typer(
@@ -210,6 +211,11 @@ def _train(
 
     # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
     continued = check_run(directory, recipe, overwrite=overwrite)
+    if continued and (summary := _finished(directory)):
+        text = (
+            f"{directory} is finished: {summary['before']['accuracy']:.1%} -> {summary['after']['accuracy']:.1%}; grpo "
+        )
+        return finish(summary, as_json, text + f"report {directory} shows it, and --overwrite trains it again")
     if base:
         check_base(base)
     model_files.require_engine(recipe.rollout.engine)
@@ -225,16 +231,16 @@ def _train(
     training.require_supported(recipe)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), train)
     log = log_for(as_json)
-    seconds: list[float] = []
+    seconds: dict[int, float] = {}
 
     def on_step(row: dict[str, Any]) -> None:
-        seconds.append(row["seconds"])
+        if row["step"] in seconds:  # it comes again when its validation joins it
+            log(f"step {row['step']}/{recipe.training.steps}  validation {row[VALIDATION]:.1%}")
+            return
+        seconds[row["step"]] = row["seconds"]
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
-        left = duration(statistics.median(seconds) * (recipe.training.steps - row["step"]))
-        log(
-            f"step {row['step']}/{recipe.training.steps}  reward {row['reward']:.3f}  accuracy {row['accuracy']:.1%}  "
-            f"length {row['completions/mean_length']:.1f}  {row['seconds']:.2f} s  ({left} of steps left)"
-        )
+        left = duration(statistics.median(seconds.values()) * (recipe.training.steps - row["step"]))
+        log(f"step {row['step']}/{recipe.training.steps}  {_step(row, recipe)}  ({left} of steps left)")
 
     with one_at_a_time(directory):
         directory = open_run(directory, recipe, overwrite=overwrite)
@@ -244,6 +250,34 @@ def _train(
             link_base(directory, base)
         summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
+
+
+def _finished(directory: Path) -> dict[str, Any]:
+    """summary.json of a run that has done everything, its export, too; of another nothing."""
+    from grpo_train.report.comparison import read_json
+
+    return read_json(directory / "summary.json") if (directory / "export" / "config.json").exists() else {}
+
+
+def _step(row: dict[str, Any], recipe: Recipe) -> str:
+    """What the terminal shows of a step, in the order in which it happens."""
+    keys = {
+        "reward": ("reward", ".3f"),
+        "accuracy": ("accuracy", ".1%"),
+        **{task.name: (TASK_METRIC.format(task.name, "accuracy"), ".1%") for task in recipe.tasks},
+        "format": ("format", ".1%"),
+        "length": ("completions/mean_length", ".1f"),
+        "loss": ("loss", ".2g"),
+        **({"kl": ("kl", ".2g")} if recipe.grpo.beta else {}),
+        "rollout": ("seconds_rollout", ".2f"),
+        "update": ("seconds_update", ".2f"),
+        "seconds": ("seconds", ".2f"),
+        "validation": (VALIDATION, ".1%"),
+    }
+    known = {name: (row[key], form) for name, (key, form) in keys.items() if key in row}  # None: not a finite number
+    return "  ".join(
+        f"{name} {'nan' if value is None else format(value, form)}" for name, (value, form) in known.items()
+    )
 
 
 @app.command()
@@ -300,15 +334,17 @@ def evaluate(
 
 @app.command()
 def report(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/.")],
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/, or its name.")],
+    runs: RunsFolder = Path("runs"),
     tables: Annotated[bool, typer.Option("--tables", help="Write evals/answers.csv, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html of a run: headline, curves, and every answer before and after training."""
     from grpo_train import report
+    from grpo_train.report.compare_runs import find_run
     from grpo_train.runs.run_directory import load_run
 
-    directory, _ = load_run(run_directory)
+    directory, _ = load_run(find_run(run_directory, runs))
     written = {"report": str(report.write_report(directory))}
     if tables:
         written["csv"] = str(report.export_table(directory))
@@ -332,6 +368,7 @@ def compare(
     finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
 
 
+VALIDATION = "validation_accuracy"
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
 

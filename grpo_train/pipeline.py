@@ -218,7 +218,7 @@ def run(
 
     Returns the content of summary.json; None in all processes but the first.
     """
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), read_json(directory / "seconds.json").get("wall_seconds", 0.0)
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
@@ -226,9 +226,17 @@ def run(
             preemption.requested = True
         return preemption.requested
 
+    def spend() -> float:
+        """Seconds of the run so far; those of a process that is killed count up to its last step."""
+        total = spent + time.perf_counter() - started
+        write_json_atomic(directory / "seconds.json", {"wall_seconds": total})
+        return total
+
     logged: set[tuple[int, str]] = set()
 
     def each_step(row: dict) -> None:
+        if multihost.is_main_process():
+            spend()
         on_step(row)
         for alert in health_checks.new_alerts(session.recorder.rows):
             if (alert.step, alert.kind) not in logged:  # a row comes again when its validation joins it
@@ -266,10 +274,9 @@ def run(
     if after := evaluate(session, "after", progress):
         log(f"after: {after.summary()['accuracy']:.1%} of {after.summary()['n']} problems")
 
-    # 7. Compare and export: summary.json, export/.
-    wall_seconds = time.perf_counter() - started
-    summary = write_summary(recipe, directory, wall_seconds) if multihost.is_main_process() else None
+    # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
+    summary = write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
     return summary
 
 

@@ -3,7 +3,7 @@
 runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
             evals/before.jsonl  evals/before.json  evals/after.jsonl  evals/after.json
             evals/base.jsonl  evals/answers.csv
-            sync.json  export/  summary.json  report.html
+            sync.json  seconds.json  export/  summary.json  report.html
 """
 
 import contextlib

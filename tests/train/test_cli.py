@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from grpo_lib.problems import words
+from grpo_train import cli
 from grpo_train.recipes import load_recipe
 from grpo_train.runs.run_directory import one_at_a_time, open_run
 
@@ -101,6 +102,30 @@ def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
     done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept", "--overwrite")
     assert_one_line_error(done, "not a run")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["notes.txt"]
+
+
+def test_a_step_on_the_terminal(root):
+    row = {
+        "step": 1, "reward": 0.5, "accuracy": 0.25, "format": 1.0, "completions/mean_length": 12.0, "loss": None,
+        "kl": 0.001, "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
+    }  # fmt: skip
+    plain = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    assert cli._step(row, plain) == (
+        "reward 0.500  accuracy 25.0%  format 100.0%  length 12.0  loss nan  rollout 1.00  update 2.00  seconds 3.50"
+    )
+    tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
+    shown = cli._step(row | {"validation_accuracy": 0.75}, tasks)
+    assert "  sums 12.5%  " in shown and "  kl 0.001  " in shown and shown.endswith("  validation 75.0%")
+
+
+def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
+    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    (run / "export").mkdir()
+    (run / "export" / "config.json").write_text("{}")
+    (run / "summary.json").write_text(json.dumps({"before": {"accuracy": 0.25}, "after": {"accuracy": 0.5}}))
+    done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
+    assert done.returncode == 0 and "finished: 25.0% -> 50.0%" in done.stdout and "--overwrite" in done.stdout
+    assert sorted(path.name for path in run.iterdir()) == ["environment.json", "export", "recipe.yaml", "summary.json"]
 
 
 HOLD = """
