@@ -469,7 +469,8 @@ def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: l
     solved = "solved" if any(record["greedy"] for record in records) else "solved, averaged over samples"
     lines = [
         f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved} (95 % interval {low:.1%} to {high:.1%}); "
-        f"last number right {summary['lenient_accuracy']:.1%}, format {summary['format_accuracy']:.1%}, "
+        f"last number right {summary['lenient_accuracy']:.1%}, within 10 % {summary['partial_accuracy']:.1%}, "
+        f"format {summary['format_accuracy']:.1%}, "
         f"truncated {summary['truncated']:.1%}"
     ]
     if "samples" in summary:

@@ -24,7 +24,7 @@ from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.model_files import require_engine
 from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
-from grpo_train.recipes import Recipe
+from grpo_train.recipes import Recipe, batch_plan
 from grpo_train.report.comparison import read_json
 from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
@@ -247,6 +247,7 @@ def run(
     require_shared_folders(recipe, directory)
     log("converting the base model to MaxText")
     session = build_session(recipe, directory, log)
+    log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
     check = training.check_first_sync(session)
@@ -257,7 +258,7 @@ def run(
 
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
-        log(f"before: {before.summary()['accuracy']:.1%} of {before.summary()['n']} problems")
+        log(f"before: {_rates(before)}")
         if cut := sum(cut_while_thinking(record["completion"]) for record in before.counted):
             log(
                 f"warning: {cut} of {len(before.counted)} completions end inside <think>; set prompts.thinking=false, "
@@ -270,14 +271,28 @@ def run(
     with preemption.defer():
         training.train(session, each_step, validation(session), recipe.training.validate_every, stop)
 
+    log(
+        f"training completed: {session.step} of {recipe.training.steps} steps; {directory / 'metrics.jsonl'}, "
+        f"{directory / 'tensorboard'}, checkpoints in {session.checkpoints}"
+    )
+
     # 6. Evaluate after: evals/after.jsonl.
     if after := evaluate(session, "after", progress):
-        log(f"after: {after.summary()['accuracy']:.1%} of {after.summary()['n']} problems")
+        log(f"after: {_rates(after)}")
 
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
     summary = write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
     return summary
+
+
+def _rates(run: evaluation.EvalRun) -> str:
+    """Of an evaluation, in one line."""
+    found = run.summary()
+    return (
+        f"{found['accuracy']:.1%} of {found['n']} problems solved; last number right {found['lenient_accuracy']:.1%}, "
+        f"within 10 % {found['partial_accuracy']:.1%}, format {found['format_accuracy']:.1%}"
+    )
 
 
 def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:

@@ -345,6 +345,17 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
     return penalty
 
 
+def describe_devices(session: Session) -> str:
+    """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
+    found = jax.devices()
+    trains, samples = session.actor.mesh, session.sampler.mesh
+    meshes = ", ".join(
+        f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
+        for verb, mesh in (("train", trains), ("sample", samples))
+    )
+    return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
+
+
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
     """Did every weight arrive in the sampler, and do both sides give the same log-probabilities?
 
