@@ -4,6 +4,8 @@ recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.sou
 """
 
 import difflib
+import re
+import reprlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +20,12 @@ from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
 TINY = "recipes/tiny-cpu.yaml"
 KINDS = {"section": ProblemsRecipe, "list": TaskRecipe}  # of `problems`; pydantic's errors name it after the key
+PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool)$")  # parts of its places
+SHORT = reprlib.Repr(maxstring=100, maxother=100, maxlong=100)
+PLAIN = {
+    "model_type": "it is a section: give its keys, such as training.steps=2, or a mapping",
+    "list_type": "it is a list: write it in brackets, such as rewards=[correct_answer]",
+}
 ONE_DEVICE = "hardware.trainer_devices=1"  # on any slice: the tiny model gains nothing from more
 
 
@@ -136,7 +144,7 @@ def _read(path: Path) -> dict:
     except FileNotFoundError:
         found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
         raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"recipe {path} cannot be read as YAML: {_first_line(error)}") from None
     if not isinstance(data, dict):
         raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
@@ -166,8 +174,8 @@ def _apply_override(data: dict, override: str) -> None:
         raise CourseError(f"override {override!r} must read section.key=value, for example training.steps=2")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CourseError(f"override {override!r}: the value is not YAML ({_first_line(error)})") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise CourseError(f"override {SHORT.repr(override)}: the value is not YAML ({_first_line(error)})") from None
     *sections, last = key.split(".")
     place: Any = data
     try:
@@ -181,7 +189,7 @@ def _apply_override(data: dict, override: str) -> None:
 
 
 def _explain(error: dict) -> str:
-    loc = [part for part in error["loc"] if part not in KINDS]
+    loc = [part for part in error["loc"] if part not in KINDS and not PYDANTICS.match(str(part))]
     where = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
         known = _known_keys(error["loc"][:-1])
@@ -190,10 +198,10 @@ def _explain(error: dict) -> str:
         return f"unknown key {where}; {hint}"
     if error["type"] == "missing":
         return f"{where} is missing"
-    message = error["msg"].removeprefix("Value error, ")
+    message = PLAIN.get(error["type"], error["msg"]).removeprefix("Value error, ")[:1000]
     if not where:
         return message  # about several sections at once: the sentence names the fields
-    given = f"={error['input']!r}" if isinstance(error["input"], (str, int, float)) else ""
+    given = f"={SHORT.repr(error['input'])}" if isinstance(error["input"], (str, int, float)) else ""
     return f"{where}{given}: {message}"
 
 

@@ -59,7 +59,7 @@ def parse_slice(name: str) -> Slice:
     chip = CHIPS.get(generation)
     if not chip or not number.isdigit() or int(number) < 1 or int(number) % chip.cores_in_name:
         raise CourseError(
-            f"hardware.accelerator={name} is not a TPU slice; write it like v6e-8, v5p-8 or v4-16 "
+            f"hardware.accelerator={name[:40]} is not a TPU slice; write it like v6e-8, v5p-8 or v4-16 "
             f"(generations: {', '.join(CHIPS)}; v4 and v5p count two cores per chip)"
         )
     devices = int(number) // chip.cores_in_name

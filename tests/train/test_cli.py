@@ -55,8 +55,6 @@ def assert_one_line_error(done, *words):
         ([*TRAIN, "--run", "../../escape"], ["--run", "'../../escape' is not a name"]),
         ([*TRAIN, "--run", ""], ["--run ''"]),
         ([*TRAIN, "rollout.engine=vllm"], ["rollout.engine=vllm", "make setup-tpu"]),
-        ([*TRAIN, "model.maxtext_name=qwen3-0.6"], ["model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"]),
-        ([*TRAIN, "rollout.max_prompt_length=3"], ["rollout.max_prompt_length=3", "longest prompt"]),
         ([*TRAIN, "model.path=nowhere/at-all"], ["model.path=nowhere/at-all", "hub"]),
         ([*WORDS, "--probe", "partial-prompt", "--samples", "2"], ["--probe", "--samples"]),
     ],
@@ -92,6 +90,16 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
 
 def test_runs_are_on_a_disk(grpo, tmp_path):
     assert_one_line_error(grpo(*TRAIN, "--runs", "gs://bucket/runs"), "--runs gs:", "training.checkpoints=gs://")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [("model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"), ("rollout.max_prompt_length=3", "longest")],
+)
+def test_what_only_maxtext_or_the_tokenizer_knows_is_refused_before_there_is_a_run(grpo, tmp_path, override, word):
+    assert_one_line_error(grpo(*TRAIN, override, "--runs", tmp_path / "runs"), override, word)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_exists_is_not_touched(grpo, tmp_path):

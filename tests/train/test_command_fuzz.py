@@ -1,0 +1,88 @@
+"""Hundreds of wrong values for every key of a recipe, and files that are none: one line that names the key, exit 2."""
+
+import random
+from typing import Any
+
+import pytest
+
+from grpo_train.recipes import Recipe
+
+WRONG = [
+    *("many", "", "null", "true", "-3", "0", "2.5", "1e400", "99999999999999999999", ".nan", ".inf", "-.inf", "1e-400"),
+    *(
+        "[]",
+        "[1]",
+        "[a, b]",
+        "{}",
+        "{a: 1}",
+        "[[]]",
+        "~",
+        "\t",
+        "../..",
+        "a b",
+        "é",
+        "0x10",
+        "2026-01-01",
+        "'",
+        "*x",
+        "&a b",
+    ),
+    *("[" * 500, "x" * 10_000, "{{}}", "!!python/object:os.system x", "- a", "? b", "%", "@"),
+]
+FILES = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "not utf-8": "name: é".encode("latin-1"),
+    "a list": b"- a\n- b\n",
+    "a number": b"3\n",
+    "two documents": b"name: a\n---\nname: b\n",
+    "an alias of itself": b"a: &a [*a]\n",
+    "cut": b"name: tiny\nmodel: {path: ",
+    "no model": b"name: x\nseed: 1\n",
+    "keys that are no text": b"1: 2\nnull: 3\n[a]: b\n",
+}
+
+
+def leaves(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> list[str]:
+    """Every key of the recipe and every section, as section.key."""
+    found = []
+    for name, field in schema["properties"].items():
+        found.append(prefix + name)
+        for part in (field, *field.get("anyOf", []), *field.get("oneOf", [])):
+            if "$ref" in part:
+                found += leaves(definitions[part["$ref"].rpartition("/")[2]], definitions, f"{prefix}{name}.")
+    return found
+
+
+def assert_accepted_or_one_line(done, key: str) -> bool:
+    assert "Traceback" not in done.stderr, (key, done.stderr[-500:])
+    if done.returncode == 0:
+        return False
+    assert done.returncode == 2 and done.stderr.startswith("error: "), (key, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1, (key, done.stderr)
+    assert len(done.stderr) < 2000, (key, len(done.stderr))
+    # A size that does not fit others is named with them.
+    assert any(part in done.stderr for part in (*key.split("."), "training.", "grpo.")), (key, done.stderr)
+    return True
+
+
+def test_a_wrong_value_of_any_key_is_one_line_that_names_it(grpo, tmp_path, monkeypatch):
+    schema = Recipe.model_json_schema()
+    keys = leaves(schema, schema["$defs"])
+    assert len(keys) > 80
+    pairs = [(key, value) for key in keys for value in WRONG]
+    chosen = random.Random(20261126).sample(pairs, 500)
+    refused = sum(
+        assert_accepted_or_one_line(grpo("config", "recipes/tiny-cpu.yaml", f"{key}={value}"), key)
+        for key, value in chosen
+    )
+    assert refused >= 300
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+def test_a_file_that_is_no_recipe_is_one_line_that_names_it(grpo, tmp_path, content):
+    file = tmp_path / "recipe.yaml"
+    file.write_bytes(content)
+    done = grpo("train", file, "--runs", tmp_path / "runs")
+    assert assert_accepted_or_one_line(done, "recipe.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
