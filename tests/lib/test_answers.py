@@ -1,7 +1,5 @@
 """Answers: real spellings, attacks, properties, and every reference solution of GSM8K."""
 
-from __future__ import annotations
-
 import json
 import time
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Integer answers: where a completion states one, how it is spelled, and what is none."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

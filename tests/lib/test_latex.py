@@ -1,7 +1,5 @@
 """LaTeX answers: which one a completion states, what equals the gold and what does not, and the worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

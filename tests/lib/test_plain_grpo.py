@@ -1,7 +1,5 @@
 """GRPO in one file: it computes what Tunix and MaxText compute, and it teaches the tiny model as much as they do."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

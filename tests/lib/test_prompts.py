@@ -1,7 +1,5 @@
 """Prompts: what is sent is exactly the tokenizer's template, and nothing of another family's."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Rewards: each value of the reference reward, its holes, the repair, and the calling conventions."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 

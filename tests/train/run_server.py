@@ -5,8 +5,6 @@
 A fork is a process of its own, with its own JAX; what it saves is the ten seconds of imports.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

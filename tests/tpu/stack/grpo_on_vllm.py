@@ -6,8 +6,6 @@ A process that has imported everything forks one for each job, which saves it a 
 directory, in result.json.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import multiprocessing
