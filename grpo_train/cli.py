@@ -166,6 +166,10 @@ def train(
             f"--run {run!r} is not a name: the run becomes a folder in {runs}; leave out slashes and dots"
         )
     directory = runs / (run or resolved.name)
+    if count == 1 and not overwrite and (summary := _finished(directory, resolved)):
+        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
+        text = f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again"
+        return finish(summary, as_json, text)
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
         from grpo_train.runs import multihost
@@ -211,11 +215,6 @@ def _train(
 
     # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
     continued = check_run(directory, recipe, overwrite=overwrite)
-    if continued and (summary := _finished(directory)):
-        text = (
-            f"{directory} is finished: {summary['before']['accuracy']:.1%} -> {summary['after']['accuracy']:.1%}; grpo "
-        )
-        return finish(summary, as_json, text + f"report {directory} shows it, and --overwrite trains it again")
     if base:
         check_base(base)
     model_files.require_engine(recipe.rollout.engine)
@@ -252,11 +251,13 @@ def _train(
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
 
 
-def _finished(directory: Path) -> dict[str, Any]:
-    """summary.json of a run that has done everything, its export, too; of another nothing."""
+def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
+    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing."""
     from grpo_train.report.comparison import read_json
+    from grpo_train.runs.run_directory import check_run
 
-    return read_json(directory / "summary.json") if (directory / "export" / "config.json").exists() else {}
+    done = check_run(directory, recipe) and (directory / "export" / "config.json").exists()
+    return read_json(directory / "summary.json") if done else {}
 
 
 def _step(row: dict[str, Any], recipe: Recipe) -> str:
