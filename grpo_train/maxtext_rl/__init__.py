@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.rewards import get_rewards
-from grpo_train.engines import compat, maxtext_model
+from grpo_train.engines import compat, maxtext_model, model_files
 from grpo_train.maxtext_rl import problem_files
 from grpo_train.maxtext_rl.differences import devices, differing
 from grpo_train.recipes import HardwareRecipe, ModelRecipe, Recipe
@@ -104,7 +104,7 @@ def write_problems(recipe: Recipe, folder: str | Path) -> tuple[int, list[str]]:
 
 def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     """Architecture, sizes and number format as in our own training, and the checkpoint to start from."""
-    folder = maxtext_model.local_folder(model)
+    folder = model_files.local_folder(model)
     sizes = maxtext_model.maxtext_sizes(model) if folder else model.sizes
     return {
         **maxtext_model.maxtext_overrides(
