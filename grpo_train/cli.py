@@ -207,7 +207,7 @@ def process_count(recipe: Recipe, coordinator: str | None, process: int | None, 
 def _train(
     recipe: Recipe, directory: Path, overwrite: bool, base: str | None, as_json: bool, preemption: PreemptionHandler
 ) -> None:
-    from grpo_lib.problems import load_problems
+    from grpo_lib.problems import load_problems, take_different
     from grpo_lib.rewards import get_rewards
     from grpo_train.engines import model_files
     from grpo_train.runs import tracking
@@ -221,14 +221,17 @@ def _train(
     tracking.require(recipe.tracking)
     train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
     get_rewards(recipe.rewards, {problem.kind for problem in train})
-    model_files.model_directory(recipe.model)
+    if model_files.local_folder(recipe.model):  # a hub name is downloaded when nothing else can be wrong
+        model_files.model_directory(recipe.model)
 
     from grpo_train import pipeline, report, training
     from grpo_train.engines import maxtext_model, prompt_lengths
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), train)
+    model_files.model_directory(recipe.model)
+    _, asked = take_different(train, recipe.training.cold_start)
+    prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
     log = log_for(as_json)
     seconds: dict[int, float] = {}
 
@@ -256,7 +259,7 @@ def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
     from grpo_train.report.comparison import read_json
     from grpo_train.runs.run_directory import check_run
 
-    done = check_run(directory, recipe) and (directory / "export" / "config.json").exists()
+    done = check_run(directory, recipe) and all((directory / file).exists() for file in DONE)
     return read_json(directory / "summary.json") if done else {}
 
 
@@ -370,6 +373,7 @@ def compare(
 
 
 VALIDATION = "validation_accuracy"
+DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
 
@@ -392,6 +396,8 @@ def main() -> None:
     except Interrupted as reason:
         print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
         _exit(EXIT_CODE)
+    except SystemExit as end:  # typer's, where nobody reads the output
+        _exit(end.code)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
             print(f"error: {error.filename}: {error.strerror}; name another file or folder", file=sys.stderr)

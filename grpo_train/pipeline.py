@@ -222,9 +222,9 @@ def run(
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
-        if multihost.any_process(preemption.requested):  # then all of them stop
-            preemption.requested = True
-        return preemption.requested
+        stopping = multihost.any_process(preemption.requested)  # then all of them stop, or none
+        preemption.requested |= stopping
+        return stopping
 
     def spend() -> float:
         """Seconds of the run so far; those of a process that is killed count up to its last step."""

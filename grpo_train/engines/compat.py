@@ -268,6 +268,9 @@ def set_noise(llm: Any, key: Any) -> None:
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     replicated = jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
     runner.rng_params_for_sampling = jax.device_put(key, replicated)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    if hasattr(scheduler, "_round_robin_next_rank"):  # the replica decides a row's noise: not what was asked before
+        scheduler._round_robin_next_rank = 0
 
 
 # ------------------------------------------------------------------------------------------- MaxText's own train_rl

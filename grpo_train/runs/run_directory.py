@@ -7,6 +7,7 @@ runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoi
 """
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -66,14 +67,18 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
     Raises CourseError, at once, where another process does.
     """
+    directory = directory.resolve()  # one lock for a run, however it is written
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(directory.with_name(f".{directory.name}.lock"))
     try:
         lock.acquire(timeout=0)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise  # else: a disk without locks
     except filelock.Timeout:
         raise CourseError(
             f"another process is training in {directory}; wait until it has ended, stop it, or choose another name "
-            "with --run NAME"
+            f"with --run NAME; if there is none on any host, remove {lock.lock_file}"
         ) from None
     try:
         yield

@@ -199,7 +199,7 @@ def test_the_lower_bound_by_hand():
 
 def test_every_shipped_recipe_has_a_result():
     shipped = [saved_result(recipe) for recipe in map(load_recipe, PROFILES) if recipe.hardware.accelerator]
-    assert len(shipped) >= 8 and {saved.name for saved in shipped} == {saved.name for saved in saved_results()}
+    assert len({saved.name for saved in shipped}) >= 20
 
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():

@@ -129,18 +129,22 @@ def test_a_step_on_the_terminal(root):
 def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
     run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
     (run / "export").mkdir()
-    (run / "export" / "config.json").write_text("{}")
+    for file in ("export/config.json", "report.html"):
+        (run / file).write_text("{}")
     (run / "summary.json").write_text(json.dumps({"before": {"accuracy": 0.25}, "after": {"accuracy": 0.5}}))
     done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
     assert done.returncode == 0 and "finished: 25.0% -> 50.0%" in done.stdout and "--overwrite" in done.stdout
-    assert sorted(path.name for path in run.iterdir()) == ["environment.json", "export", "recipe.yaml", "summary.json"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "environment.json", "export", "recipe.yaml", "report.html", "summary.json"
+    ]  # fmt: skip
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from grpo_train.runs.run_directory import one_at_a_time
-with one_at_a_time(Path(sys.argv[1])), one_at_a_time(Path(sys.argv[1])):  # of one process, twice
+run = Path(sys.argv[1])
+with one_at_a_time(run), one_at_a_time(run.parent / "." / ".." / run.parent.name / run.name):  # of one process, twice
     print("held", flush=True)
     time.sleep(600)
 """
