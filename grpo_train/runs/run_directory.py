@@ -72,14 +72,14 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     lock = _lock(directory.with_name(f".{directory.name}.lock"))
     try:
         lock.acquire(timeout=0)
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
-            raise  # else: a disk without locks
     except filelock.Timeout:
         raise CourseError(
             f"another process is training in {directory}; wait until it has ended, stop it, or choose another name "
             f"with --run NAME; if there is none on any host, remove {lock.lock_file}"
         ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise  # else: a disk without locks
     try:
         yield
     finally:

@@ -153,13 +153,16 @@ with one_at_a_time(run), one_at_a_time(run.parent / "." / ".." / run.parent.name
 @pytest.mark.slow
 def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_killed(grpo, tmp_path, root):
     run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
-    with subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE, text=True) as first:
+    first = subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE, text=True)
+    try:
         assert first.stdout.readline() == "held\n"
         for overwrite in ([], ["--overwrite"]):
             done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "run", *overwrite)
             assert_one_line_error(done, "another process", run, "--run NAME")
         assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
+    finally:
         first.kill()
+        first.communicate()
     with one_at_a_time(run):
         pass
 
