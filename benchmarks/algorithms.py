@@ -598,7 +598,7 @@ EXPERIMENTS = {
             Claim("a tenth for form, divided by the standard deviation, costs 5 points", "grpo", "tiny", "accuracy",
                   "above", 0.05),
         ],
-        ["training.steps=8"],  # half of the recipe's, for the hours; half of its batch gained nothing
+        ["training.steps=8"],  # half of the recipe's, for the hours
         before=compare_real,
         recipe=REAL,
     ),
