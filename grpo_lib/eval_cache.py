@@ -89,6 +89,7 @@ class EvalCache:
         job = lines[0].get("job", {}) if lines else {}
         if len(lines) < 2 or (overwrite and job != self.job):
             self.partial.unlink(missing_ok=True)
+            append_jsonl(self.partial, {"job": self.job})  # a place that cannot be written shows before an answer does
             return {}
         if other := [key for key in self.job if job.get(key, self) != self.job[key]]:
             raise CourseError(
@@ -102,8 +103,6 @@ class EvalCache:
 
     def add(self, number: int, batch: Batch) -> None:
         """Write one finished batch, and wait until the disk has it."""
-        if not self.partial.exists():
-            append_jsonl(self.partial, {"job": self.job})
         append_jsonl(self.partial, {"batch": number, "seconds": batch.seconds, "records": batch.records})
 
     def finish(self, run: EvalRun) -> None:

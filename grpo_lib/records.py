@@ -174,6 +174,8 @@ class EvalRun:
                 raise CourseError(
                     f"{path}: record {number} lacks {', '.join(missing)}; remove the file and evaluate again"
                 )
+            if not isinstance(record["completion"], str):
+                raise CourseError(f"{path}: the completion of record {number} is no text; evaluate again")
         return cls([graded_again(record) for record in records])
 
     def _mean(self, verdict: str) -> float:
@@ -240,9 +242,10 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
     tallies = [(len(group), sum(bool(record["strict"]) for record in group)) for group in groups]
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
     at_k = {str(k): [statistics.pass_at_k(n, c, k) for n, c in tallies] for k in ks}
-    # LaTeX has no canonical spelling: a vote is for the text as it stands.
+    # LaTeX and code have no canonical spelling: a vote is for the text as it stands.
     votes = [
-        statistics.majority_vote((r["extracted"] for r in group), kind_of(group[0]) != "latex") for group in groups
+        statistics.majority_vote((r["extracted"] for r in group), kind_of(group[0]) in ("tagged", "integer"))
+        for group in groups
     ]
     return {
         "sampled_accuracy": sum(bool(record["strict"]) for record in records) / len(records),

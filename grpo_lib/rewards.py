@@ -87,11 +87,11 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
 
 @reward_function
 def match_format_exactly(completion: str, gold: str = "") -> Score:
-    """+3.0 for exactly the template, +1.5 for the same up to white space around the blocks, else 0.0."""
+    """+3.0 for exactly the template, blocks on lines of their own, too; +1.5 with other white space, else 0.0."""
     if answers.format_is_exact(completion):
         return 3.0, "exactly the template"
     if answers.format_is_loose(completion):
-        return 1.5, "the template, with white space around its blocks"
+        return 1.5, "the template, with white space at its tags"
     return 0.0, _miscounted(completion) or _TEMPLATE_MISMATCH
 
 

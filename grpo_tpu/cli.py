@@ -1,4 +1,4 @@
-"""`grpo preflight` and `grpo smoke-test`, in one command line with those of grpo_train.cli."""
+"""`grpo preflight`, `grpo smoke-test` and `grpo self-check`, in one command line with those of grpo_train.cli."""
 
 import dataclasses
 import functools
@@ -10,18 +10,22 @@ from typing import Annotated
 
 import typer
 
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import write_json_atomic, write_text_atomic
 from grpo_train.cli import (
     AsJson,
     Base,
+    Coordinator,
     Overrides,
     Overwrite,
+    Processes,
+    ProcessNumber,
     RecipePath,
     RunsFolder,
     app,
     finish,
     log_for,
     main,
+    process_count,
 )  # fmt: skip
 from grpo_train.recipes import load_recipe
 
@@ -102,6 +106,37 @@ def smoke_test(
     finish(dataclasses.asdict(result), as_json, "\n".join([*remarks, smoke_test.verdict(result)]))
     if not result.passed:
         raise typer.Exit(result.exit_code or 1)
+
+
+@app.command()
+def self_check(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: RunsFolder = Path("runs"),
+    coordinator: Coordinator = None,
+    process: ProcessNumber = None,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine for a recipe before hours are spent: packages, chips, disk, model, and a short training.
+
+    On a TPU it takes about ten minutes.  The training has random weights of the recipe's widths in two layers, is
+    stopped with SIGTERM and continued.  Of several hosts, run it on each.  Without a TPU everything is checked that
+    needs none.  The result is also in RUNS/self-check-NAME.json; exit code 1: a check failed.
+    """
+    from grpo_tpu import self_check
+
+    resolved = load_recipe(recipe, overrides or ())
+    count = process_count(resolved, coordinator, process, processes)
+    checks = self_check.run(
+        resolved, runs, processes=count, coordinator=coordinator, process=process, log=log_for(as_json)
+    )
+    result = {"recipe": resolved.name, "passed": not self_check.failed(checks)}
+    result |= {"checks": [dataclasses.asdict(check) for check in checks]}
+    write_json_atomic(runs / f"self-check-{resolved.name}.json", result)
+    finish(result, as_json, self_check.page(resolved, checks))
+    if not result["passed"]:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,12 @@ def family(model: ModelRecipe) -> str | None:
     return FAMILIES[names[0]][0] if names and not is_moe else None
 
 
-def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0) -> Path:
+def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, layers: int | None = None) -> Path:
     """Write a Hugging Face directory; `seed` decides the weights.
 
     Its config.json is that of the recipe's model where the model is on this machine, else the one that MaxText lists
-    for `maxtext_name`, with few layers and small sizes; the tokenizer is the tiny model's.
+    for `maxtext_name`, with few layers and small sizes; the tokenizer is the tiny model's.  With `layers` it has that
+    many, and the recipe's own widths, vocabulary and tokenizer.
 
     It never writes padding, as a trained model.  (Tunix takes every padding token for padding, also one that was
     sampled, and the trainer would see another text than the sampler wrote.)  The first hidden value is the same for
@@ -53,14 +54,20 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0) ->
     """
     from safetensors.numpy import save_file
 
-    folder, tiny = Path(folder), environment.repo_root() / "assets" / "tiny-base"
-    config = small_config(model)
+    folder, tokenizer = Path(folder), environment.repo_root() / "assets" / "tiny-base"
+    if layers:
+        from grpo_train.engines.model_files import model_directory
+
+        tokenizer = model_directory(model, weights=False)
+    config = full_config(model) | {"num_hidden_layers": layers} if layers else small_config(model)
+    # A width's worth of small values: what a layer adds does not grow with it.
+    spread = 0.1 * (SIZES["hidden_size"] / config["hidden_size"]) ** 0.5
     draw, weights = np.random.default_rng(seed), {}
     for name, shape in weight_shapes(config).items():
         if "norm" in name:  # small values among them, which a small step changes in bfloat16, too
             weights[name] = draw.uniform(0.1, 1.9, shape).astype(np.float32)
         else:
-            weights[name] = draw.normal(0, 0.1 if len(shape) == 2 else 0.2, shape).astype(np.float32)
+            weights[name] = draw.normal(0, spread if len(shape) == 2 else 0.2, shape).astype(np.float32)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weights[name][0] = 0
     embedding = weights["model.embed_tokens.weight"]
@@ -68,21 +75,37 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0) ->
     embedding[:, 0] = weights["model.norm.weight"][0] = 1
     if head is not embedding:
         head[:, 0] = 0
-    head[PADDING] = 0
-    head[PADDING, 0] = -100
+    head[config["pad_token_id"]] = 0
+    head[config["pad_token_id"], 0] = -100
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for name in TOKENIZER_FILES:
-        shutil.copy(tiny / name, folder / name)
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, folder / name)
     return folder
+
+
+def full_config(model: ModelRecipe) -> dict[str, Any]:
+    """The published config.json, with what some models leave to a default, and the tokenizer's padding."""
+    from grpo_train.engines.maxtext_model import load_tokenizer
+
+    kind = _kind(model)
+    published = published_config(model, kind)
+    defaults = {"tie_word_embeddings": False, "head_dim": None, "torch_dtype": "float32", "model_type": kind}
+    config = defaults | published | {"pad_token_id": load_tokenizer(model).pad_token_id}
+    return config | {"head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]}
+
+
+def _kind(model: ModelRecipe) -> str:
+    if kind := family(model):
+        return kind
+    raise CourseError(f"model.maxtext_name={model.maxtext_name}: random models are of {', '.join(FAMILIES)} only")
 
 
 def small_config(model: ModelRecipe) -> dict[str, Any]:
     """config.json of the random model."""
-    kind = family(model)
-    if kind is None:
-        raise CourseError(f"model.maxtext_name={model.maxtext_name}: random models are of {', '.join(FAMILIES)} only")
+    kind = _kind(model)
     _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
     published = published_config(model, kind)
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})

@@ -267,7 +267,7 @@ def gsm8k_folder(recipe: Recipe) -> str | None:
 
 def placeholders(recipe: Recipe) -> dict[str, Path] | None:
     """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
-    if all(source.source in ("words", "gsm8k") for source in recipe.sources):
+    if all(source.source in ("words", "code", "gsm8k") for source in recipe.sources):
         return None
     return write_placeholders(environment.repo_root() / ".cache" / "placeholders")
 
@@ -326,7 +326,7 @@ def run(
         result.passed, result.report = True, str(report)
         result.architecture = random_model.family(recipe.model)
     else:
-        result.error = _last_error(log_file)
+        result.error = last_error(log_file)
     return result
 
 
@@ -362,7 +362,7 @@ def _run_logged(
         place = ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)] * (count > 1)
         with open(log_file, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
-                [*_command(command, recipe, file, directory), *more, *place],
+                [*command_line(command, recipe, file, directory), *more, *place],
                 env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
                 text=True, errors="replace",
             )  # fmt: skip
@@ -384,13 +384,13 @@ def _show(lines: Any, log_file: Path, log: Callable[[str], None]) -> None:
             log(line.rstrip("\n"))
 
 
-def _last_error(log_file: Path) -> str | None:
+def last_error(log_file: Path) -> str | None:
     lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
     found = ([line for line in lines if sign.match(line)] for sign in ERRORS)
     return next((line for matching in found for line in matching[-1:]), None)
 
 
-def _command(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:
+def command_line(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:
     starter = ["-m", "grpo_tpu.vllm_on_cpu"] if recipe.rollout.engine == "vllm" else []
     options = [command, str(file), "--runs", str(directory.parent)]
     options += ["--run", directory.name] if command == "train" else []

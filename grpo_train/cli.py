@@ -24,6 +24,7 @@ import typer.exceptions
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import Recipe, dump_recipe, load_recipe, plan_table
+from grpo_train.runs import machine
 from grpo_train.runs.metric_glossary import TASK_METRIC
 from grpo_train.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
 
@@ -35,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/.")]
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/, also FILE.yaml@PROFILE.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as training.steps=2.")
 ]
@@ -47,6 +48,15 @@ Base = Annotated[
         "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert again."
     ),
 ]
+
+Coordinator = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of a multi-process run: process 0, with a free port; default: JAX's."),
+]
+ProcessNumber = Annotated[
+    int | None, typer.Option(min=0, help="With --coordinator: the number of this process, from 0.")
+]
+Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: hardware.processes.")]
 
 
 def _on_a_disk(folder: Path) -> Path:
@@ -100,7 +110,10 @@ def config(
     """
     if (form == "maxtext") != bool(problems):
         raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
+    from grpo_lib.rewards import get_rewards
+
     resolved = load_recipe(recipe, overrides or ())
+    get_rewards(resolved.rewards)
     if problems:
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
@@ -138,16 +151,9 @@ def train(
     runs: RunsFolder = Path("runs"),
     overwrite: Overwrite = False,
     base: Base = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Of a multi-process run: process 0, with a free port; default: JAX's."),
-    ] = None,
-    process: Annotated[
-        int | None, typer.Option(min=0, help="With --coordinator: the number of this process, from 0.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes; default: hardware.processes.")
-    ] = None,
+    coordinator: Coordinator = None,
+    process: ProcessNumber = None,
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """End-to-end run: convert, evaluate, train, evaluate again, export and report.
@@ -170,6 +176,7 @@ def train(
         rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
         text = f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again"
         return finish(summary, as_json, text)
+    machine.require_free_chips()
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
         from grpo_train.runs import multihost
@@ -177,6 +184,8 @@ def train(
         connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
     # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
     with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
+        if count > 1:
+            print(f"process {number} of {count}", file=sys.stderr, flush=True)
         if number:  # it computes with process 0, which does all file I/O and logging
             from grpo_train import pipeline, training
 
@@ -275,6 +284,7 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         **({"kl": ("kl", ".2g")} if recipe.grpo.beta else {}),
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
+        "sync": ("seconds_sync", ".2f"),
         "seconds": ("seconds", ".2f"),
         "validation": (VALIDATION, ".1%"),
     }

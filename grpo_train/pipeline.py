@@ -30,7 +30,7 @@ from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
 from grpo_train.runs.preemption import PreemptionHandler
-from grpo_train.runs.run_directory import base_of
+from grpo_train.runs.run_directory import base_of, has_base
 
 
 def require_shared_folders(recipe: Recipe, directory: Path) -> None:
@@ -154,9 +154,9 @@ def _saved_log(directory: Path, which: str) -> dict[str, Any]:
 
 
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
-    """The mean reward of the counted completions by the recipe's functions, and the seconds or None."""
-    reward = sum(reward_means(run.counted, get_rewards(recipe.rewards)))
-    return {"reward": reward, "seconds": _saved_log(directory, which).get("seconds")}
+    """The mean reward of the counted completions, in all and by function, and the seconds or None."""
+    means = dict(zip(recipe.rewards, reward_means(run.counted, get_rewards(recipe.rewards)), strict=True))
+    return {"reward": sum(means.values()), "rewards": means, "seconds": _saved_log(directory, which).get("seconds")}
 
 
 def validation(session: training.Session) -> Callable[[], dict[str, float]]:
@@ -245,7 +245,13 @@ def run(
 
     # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
     require_shared_folders(recipe, directory)
-    log("converting the base model to MaxText")
+    if recipe.training.warmup_steps >= recipe.training.steps:
+        log(
+            f"warning: training.warmup_steps={recipe.training.warmup_steps} is not less than the steps: the learning "
+            "rate never reaches its peak; take fewer"
+        )
+    if not has_base(base_of(directory)):
+        log("converting the base model to MaxText")
     session = build_session(recipe, directory, log)
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 

@@ -374,8 +374,9 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
         )
 
     calls = session.sampler.calls
+    limit = recipe.rollout.max_mean_gap or weight_sync.MAX_MEAN_GAP[recipe.model.dtype]
     check = weight_sync.check_sync(
-        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, recipe.model.dtype
+        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit
     )
     session.sampler.calls = calls  # the check must not change what the run samples
     if multihost.is_main_process():

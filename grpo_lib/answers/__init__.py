@@ -9,6 +9,7 @@ policy is rewarded for, so none of them may raise or hang on any string.
 
 from collections.abc import Callable
 
+from grpo_lib.answers.code import code_answer, same_results
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.answers.integers import integer_answer
 from grpo_lib.answers.latex import latex_answer, same_latex
@@ -35,6 +36,7 @@ GRADERS: dict[str, tuple[Callable[[str], str | None], Callable[[str | None, str]
     "tagged": (extract_answer, same_value),  # one number in <answer> tags
     "integer": (integer_answer, same_value),  # the integer that is stated last
     "latex": (latex_answer, same_latex),  # the LaTeX that is stated last, compared by algebra
+    "code": (code_answer, same_results),  # a Python function, called with the inputs of the gold's cases
 }
 KINDS = tuple(GRADERS)
 

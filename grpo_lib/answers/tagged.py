@@ -18,6 +18,8 @@ from grpo_lib.answers.numbers import LONGEST, canonical_form, find_numbers, pars
 from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
 
 _BLOCKS = re.compile(rf"\s*{REASONING_OPEN}(.*){REASONING_CLOSE}\s*{ANSWER_OPEN}(.*){ANSWER_CLOSE}\s*", re.S)
+_INSIDE = r"\n?(\S(?:.*\S)?)\n?"
+_EXACT = re.compile(rf"{REASONING_OPEN}{_INSIDE}{REASONING_CLOSE}\n?{ANSWER_OPEN}{_INSIDE}{ANSWER_CLOSE}", re.S)
 
 WINDOW = 100  # characters that the lenient grader looks at, before the last digit
 _LAST_DIGIT = re.compile(r"(?s).*[\d¼½¾⅐-⅞]")
@@ -112,10 +114,6 @@ def format_is_loose(completion: str) -> bool:
 
 
 def format_is_exact(completion: str) -> bool:
-    """Exactly `<reasoning>…</reasoning><answer>…</answer>`: as `format_is_loose`, with no space outside."""
-    return (
-        format_is_loose(completion)
-        and completion.startswith(REASONING_OPEN)
-        and completion.endswith(ANSWER_CLOSE)
-        and REASONING_CLOSE + ANSWER_OPEN in completion
-    )
+    """Exactly `<reasoning>…</reasoning><answer>…</answer>`: as `format_is_loose`, with no other white space at the tags
+    than a line break between the blocks and one inside each tag, as where the blocks are on lines of their own."""
+    return format_is_loose(completion) and _EXACT.fullmatch(completion) is not None

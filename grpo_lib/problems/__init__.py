@@ -1,4 +1,4 @@
-"""Problems: GSM8K and generated word problems, as one kind of record."""
+"""Problems: GSM8K, competition mathematics, generated word problems and code, as one kind of record."""
 
 from .batches import batch_of_step, training_batches
 from .loading import describe_filtering, load_problems, take_different

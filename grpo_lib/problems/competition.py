@@ -1,4 +1,4 @@
-"""Competition mathematics: DAPO-Math-17k, AIME and MATH-500, from local files or from the Hugging Face hub.
+"""Competition mathematics: DAPO-Math-17k, MATH, AIME and MATH-500, from local files or from the Hugging Face hub.
 
 DAPO-Math-17k (Yu et al., arXiv:2503.14476) is published as 1,791,700 rows: each problem about 100 times, inside of a
 fixed text that says how to answer.  That text is taken off, and repeated problems are removed and counted.
@@ -19,7 +19,8 @@ from grpo_lib.prompts import DAPO_PREFIX, DAPO_SUFFIX
 from .competition_rows import File, Row, find_files, read_rows
 from .types import Problem
 
-KINDS = {"dapo-math": "integer", "aime": "integer", "math500": "latex"}
+KINDS = {"dapo-math": "integer", "math": "latex", "aime": "integer", "math500": "latex"}
+TRAINED = ("dapo-math", "math")  # the others are test problems alone
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 
 
@@ -47,7 +48,7 @@ def load(
     Reads a file once in a process, until its size or its time changes.
 
     Args:
-      source: "dapo-math", "aime" or "math500".
+      source: a name in KINDS.
       path: a .parquet or .jsonl file, or a folder with some; None: the data set that competition_rows.HUB names.
       conflicts: "refuse" is an error where a problem has two golds; "skip" leaves such problems out.
       key: the recipe key of `path`, named in errors.
@@ -131,7 +132,7 @@ def _question(row: Row) -> str:
 def _gold(source: str, row: Row) -> str:
     """The gold in one spelling: "033" -> "33"; LaTeX stays as it is."""
     gold, column = row.gold, row.layout.gold
-    if source == "math500":
+    if KINDS[source] == "latex":
         if not isinstance(gold, str) or not gold.strip():
             raise _bad(row, column, f"{reprlib.repr(gold)} is not a gold answer, which is a text")
         return gold.strip()

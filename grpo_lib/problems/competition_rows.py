@@ -14,6 +14,7 @@ HUB = {
     "dapo-math": ("BytedTsinghua-SIA/DAPO-Math-17k", "train"),
     "aime": ("HuggingFaceH4/aime_2024", "train"),
     "math500": ("HuggingFaceH4/MATH-500", "test"),
+    "math": ("nlile/hendrycks-MATH-benchmark", "train"),  # 12,000: all of MATH but MATH-500
 }
 BATCH_ROWS = 1 << 16  # rows in memory at once
 
@@ -31,6 +32,7 @@ LAYOUTS = {
     "dapo-math": Layout("prompt", "reward_model.ground_truth", "extra_info.index"),  # open-r1's processed copy, too
     "aime": Layout("problem", "answer", "id", "solution"),
     "math500": Layout("problem", "answer", "unique_id", "solution"),
+    "math": Layout("problem", "answer", "unique_id", "solution"),
 }
 
 

@@ -104,8 +104,10 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
 def _read_tfds(split: str, data_dir: Path) -> list[dict[str, Any]]:
     """Rows of a split as the builder stored them, texts as bytes.  Prepares the data if need be."""
     import tensorflow_datasets as tfds
+    from absl import logging
     from tensorflow_datasets.text.gsm8k import gsm8k  # registers the builder; tfds.builder does not know it before
 
+    logging.set_verbosity(logging.ERROR)  # it warns of a folder that is about to be filled
     # The default format, tfrecord, needs TensorFlow and cannot be read by index.
     builder: Any = tfds.builder("gsm8k", data_dir=data_dir, file_format="array_record")
     if not builder.is_prepared():

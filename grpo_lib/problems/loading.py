@@ -6,21 +6,22 @@ from dataclasses import replace
 
 from grpo_lib.common.errors import CourseError
 
-from . import competition, gsm8k, words
+from . import code, competition, gsm8k, words
 from .types import SPLITS, Problem, ProblemSettings, TaskSettings
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
-HELD_OUT = 500  # validation problems of GSM8K and DAPO-Math-17k, taken out of their train split
+CODE_PROBLEMS = {"train": 20_000, "validation": 20, "test": 20}
+HELD_OUT = 500  # validation problems of GSM8K, DAPO-Math-17k and MATH, taken out of their train split
 
 
 def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n: int | None = None) -> list[Problem]:
     """The problems of a split: "train", "validation" or "test".
 
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
-    WORD_PROBLEMS where they never end.
-    GSM8K and DAPO-Math-17k have no validation split: it is held out of train, and test stays untouched.
-    DAPO-Math-17k has no test split either (`problems.test_source`); AIME and MATH-500 have nothing else. A problem of
+    WORD_PROBLEMS and CODE_PROBLEMS where they never end.
+    GSM8K, DAPO-Math-17k and MATH have no validation split: it is held out of train, and test stays untouched.
+    The last two have no test split either (`problems.test_source`); AIME and MATH-500 have nothing else. A problem of
     it that is also, letter for letter, a test problem is in neither train nor validation.
     Of several tasks the problems come one task after the other, `n` of each; ids begin with the task's name.
 
@@ -34,6 +35,8 @@ def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n:
     limit = getattr(problems, split) if n is None else n
     if problems.source == "words":
         return words.generate(split, limit or WORD_PROBLEMS[split], problems.seed, problems.difficulty)
+    if problems.source == "code":
+        return code.generate(split, limit or CODE_PROBLEMS[split], problems.seed)
     if problems.source == "gsm8k":
         return _load_gsm8k(problems.path, split)[:limit]
     return _load_competition(problems, split)[:limit]
@@ -90,7 +93,7 @@ def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
 
 def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
     source = problems.source
-    if source == "dapo-math":
+    if source in competition.TRAINED:
         return (
             _load_test_problems(problems)
             if split == "test"
@@ -107,7 +110,9 @@ def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
 def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The test problems of a source that has none, from `test_source`."""
     if problems.test_source is None:
-        raise CourseError("problems.source=dapo-math has no test split; set problems.test_source=aime or another")
+        raise CourseError(
+            f"problems.source={problems.source} has no test split; set problems.test_source=math500 or another"
+        )
     if problems.test_source == "gsm8k":
         try:
             return _load_gsm8k(problems.test_path, "test")
@@ -119,7 +124,7 @@ def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
 def _without_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The problems to train on, without those that are judged on; spaces around a text make no difference."""
     found, _ = competition.load(problems.source, problems.path, problems.conflicts)
-    if problems.source != "dapo-math" or problems.test_source is None:
+    if problems.source not in competition.TRAINED or problems.test_source is None:
         return found
     judged = {problem.question.strip() for problem in _load_test_problems(problems)}
     return [problem for problem in found if problem.question.strip() not in judged]

@@ -19,7 +19,7 @@ class Problem:
     answer: str  # the gold; a number in canonical form: "1080", not "1,080" or "1080.00"; LaTeX as it is
     source: str  # "words", "gsm8k", ...
     steps: int | None = None  # calculations in the worked solution, where that is known
-    kind: str = "tagged"  # "tagged": one number in <answer> tags; "integer": an integer stated last; "latex"
+    kind: str = "tagged"  # "tagged": one number in <answer> tags; "integer": an integer stated last; "latex"; "code"
     task: str | None = None  # its name, where a recipe has several tasks
     prompts: PromptSettings | None = None  # of its task, where they are not those of the recipe
 

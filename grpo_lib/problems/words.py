@@ -27,6 +27,7 @@ THINGS = ["apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps
 TWO_STEP_SHARE = 0.55  # of what is drawn; repeated one-step questions are dropped from validation and test
 DISTRACTOR_SHARE = 0.03  # of the problems of one step
 BY_HEART = 12  # sums and differences that start from larger numbers have to be worked out, digit by digit
+MOST_DRAWS = 5_000  # without a new problem: then there is hardly another one
 HASH_BUCKETS = 10  # bucket 0 is the test split, bucket 1 the validation split, the rest is train
 
 
@@ -67,7 +68,7 @@ def generate(split: str, n: int, seed: int = 0, difficulty: str = "standard") ->
     problem that needs a held-out calculation.
 
     Raises:
-      CourseError: unknown split.
+      CourseError: unknown split, or fewer than `n` different problems in it.
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
@@ -76,11 +77,19 @@ def generate(split: str, n: int, seed: int = 0, difficulty: str = "standard") ->
     rng = random.Random(f"{name} {split} {seed}")
     problems: list[Problem] = []
     seen: set[str] = set()
+    draws = 0  # since the last problem that was taken
     while len(problems) < n:
+        draws += 1
+        if draws > MOST_DRAWS:
+            raise CourseError(
+                f"problems.{split}={n}: word problems ({difficulty}) have about {len(problems)} different ones; take "
+                "fewer"
+            )
         problem = draw(rng, DIFFICULTIES[difficulty])
         unfit = needs_held_out(problem.solution) if split == "train" else problem.question in seen
         if split_of(problem.question) == split and not unfit:
             seen.add(problem.question)
+            draws = 0
             problems.append(replace(problem, id=f"{name}-{split}-{seed}-{len(problems)}"))
     return problems
 

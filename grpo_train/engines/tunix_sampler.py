@@ -225,8 +225,8 @@ def greedy_generate(
 ) -> Callable[..., list[Generation]]:
     """A `generate` for grpo_lib.evaluation: greedy completions from Tunix's sampler.
 
-    The function that it returns samples when it is given a `temperature`, without top-k and by default from the whole
-    distribution (`top_p` 1); its `seed` and the prompts then decide what comes out.
+    The function that it returns samples when it is given a `temperature`, by default from the whole distribution
+    (`top_p` 1, no `top_k`); its `seed` and the prompts then decide what comes out.
 
     Args:
       sampler_state: gives (module, weights) at the time of each call, so that a policy in training is evaluated as is.
@@ -242,13 +242,15 @@ def greedy_generate(
         return make_sampler(sampler_state()[0], tokenizer, width + max_completion_length, mesh)
 
     def generate(
-        prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
+        prompts: list[str], *, temperature: float | None = None, seed: int = 0, **cuts: Any
     ) -> list[Generation]:
         own = prompts[multihost.process_slice(len(prompts))]
-        answers = generate_here(own, temperature, top_p, seed) if own else []
+        answers = generate_here(own, temperature, seed, **cuts) if own else []
         return [Generation(**fields) for fields in multihost.gather([dataclasses.asdict(a) for a in answers])]
 
-    def generate_here(prompts: list[str], temperature: float | None, top_p: float, seed: int) -> list[Generation]:
+    def generate_here(
+        prompts: list[str], temperature: float | None, seed: int, top_p: float = 1.0, top_k: int | None = None
+    ) -> list[Generation]:
         longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
         width = -(-longest // BUCKET) * BUCKET
         sampler = sampler_for(width)
@@ -264,6 +266,7 @@ def greedy_generate(
                 max_prompt_length=width,
                 temperature=temperature or 0.0,
                 top_p=None if temperature is None else top_p,  # with it Tunix samples
+                top_k=top_k,
                 seed=jax.random.fold_in(jax.random.PRNGKey(seed), start),  # each chunk has noise of its own
             )
             for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):

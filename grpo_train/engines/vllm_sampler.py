@@ -207,9 +207,9 @@ def _generate_with(
     engine: Callable[[], LLM], tokenizer: Any, max_completion_length: int
 ) -> Callable[..., list[Generation]]:
     def generate(
-        prompts: list[str], *, temperature: float | None = None, top_p: float = 1.0, seed: int = 0
+        prompts: list[str], *, temperature: float | None = None, seed: int = 0, **cuts: Any
     ) -> list[Generation]:
-        sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0, top_p=top_p)
+        sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0, **cuts)
         _, completions = _complete(engine(), tokenizer, prompts, [sampling] * len(prompts), jax.random.key(seed))
         return [_generation(completion, tokenizer) for completion in completions]
 

@@ -140,7 +140,7 @@ def _fits_demonstrations(recipe: Recipe) -> bool:
 
 def _read(path: Path) -> dict:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _OneValueEach)
     except FileNotFoundError:
         found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
         raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
@@ -149,6 +149,17 @@ def _read(path: Path) -> dict:
     if not isinstance(data, dict):
         raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
     return data
+
+
+class _OneValueEach(yaml.SafeLoader):
+    """YAML's safe loader takes the last of several values of a key without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.YAMLError(f"the key {key.value} is there {keys.count(key.value)} times; leave one")
+        return super().construct_mapping(node, deep)
 
 
 def _flatten(data: dict, prefix: str = "") -> dict[str, object]:

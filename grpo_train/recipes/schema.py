@@ -106,23 +106,24 @@ class HardwareRecipe(_Section):
 class ProblemsRecipe(_Section):
     """The problems. Counts are upper limits; null: all there are, or 20,000, 500 and 1,000 word problems."""
 
-    source: Literal["words", "gsm8k", "dapo-math", "aime", "math500"] = Field(
+    source: Literal["words", "code", "gsm8k", "dapo-math", "math", "aime", "math500"] = Field(
         default="words",
-        description="words: generated word problems; dapo-math has no test split, aime and math500 have nothing else",
+        description="words: generated word problems; code: generated functions to write in Python, whose code is run; "
+        "dapo-math and math have no test split, aime and math500 have nothing else",
     )
     difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
     path: str | None = Field(
         default=None,
-        description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, aime, math500: a .parquet or .jsonl "
-        "file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
+        description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, math, aime, math500: a .parquet or "
+        ".jsonl file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
     )
     conflicts: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="dapo-math, aime, math500: problems with two different gold answers; refuse: stop with an error; "
-        "skip: leave them out",
+        description="dapo-math, math, aime, math500: problems with two different gold answers; refuse: stop with an "
+        "error; skip: leave them out",
     )
     test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
-        default=None, description="dapo-math: where the test problems come from; needed to evaluate"
+        default=None, description="dapo-math, math: where the test problems come from; needed to evaluate"
     )
     test_path: str | None = Field(default=None, description="path of test_source, with the meaning of path")
     train: Positive | None = Field(default=None, description="training problems")
@@ -132,7 +133,7 @@ class ProblemsRecipe(_Section):
 
     @model_validator(mode="after")
     def _test_split_is_one(self) -> Self:
-        if self.test_source and self.source != "dapo-math":
+        if self.test_source and self.source not in ("dapo-math", "math"):
             raise ValueError(
                 f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
             )
@@ -199,6 +200,11 @@ class RolloutRecipe(_Section):
         "vllm: one TPU host",
     )
     vllm: VllmRecipe = VllmRecipe()
+    max_mean_gap: PositiveFloat | None = Field(
+        default=None,
+        description="mean difference of sampler's and trainer's log-probabilities, in nats per token, up to which a "
+        "run starts; null: 0.02 in float32, 0.1 in bfloat16",
+    )
     micro_batch_size: Positive | None = Field(
         default=None, description="prompts sampled at once, over all processes; null: the whole step"
     )
@@ -324,6 +330,14 @@ class TrainingRecipe(_Section):
     validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
 
 
+# Of Tunix's examples of GRPO on GSM8K, where they are called so.
+PRESETS: dict[str | None, dict[str, float]] = {
+    "greedy": {"temperature": 1e-4, "top_k": 1, "top_p": 1.0},
+    "standard": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+    "liberal": {"temperature": 0.85, "top_k": 2000, "top_p": 1.0},
+}
+
+
 class EvaluationRecipe(_Section):
     """Evaluation before and after training: greedy, and with `samples` also pass@k and maj@k."""
 
@@ -331,8 +345,12 @@ class EvaluationRecipe(_Section):
     samples: NonNegative = Field(
         default=0, description="sampled completions per test problem, in addition to the greedy one"
     )
+    preset: Literal["greedy", "standard", "liberal"] | None = Field(
+        default=None, description="temperature, top-k and top-p of these samples together; what is set beside it wins"
+    )
     temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples")
+    top_k: Positive | None = Field(default=None, description="of these samples; null: all tokens")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples; 1: the preset's")
 
 
 class TrackingRecipe(_Section):
@@ -481,8 +499,10 @@ class Recipe(_Section):
 
     @property
     def evaluation_sampling(self) -> dict[str, float]:
-        """Temperature and top-p of the samples of an evaluation."""
-        return {"temperature": self.evaluation.temperature or self.rollout.temperature, "top_p": self.evaluation.top_p}
+        """Temperature and top-p of the samples of an evaluation, and top-k where it is not all tokens."""
+        own, default = self.evaluation, {"temperature": self.rollout.temperature, "top_p": 1.0}
+        given = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p if own.top_p < 1 else None}
+        return default | PRESETS.get(own.preset, {}) | {key: value for key, value in given.items() if value is not None}
 
 
 def _replicas(key: str, devices: int, tensor: int) -> int:

@@ -62,6 +62,12 @@ PANELS = (
     Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
+    Panel(
+        "Seconds of a step",
+        "seconds",
+        (("seconds", "all"), ("seconds_rollout", "rollout"), ("seconds_update", "update"), ("seconds_sync", "sync")),
+        from_zero=True,
+    ),
 )
 BARS = {"before": {"color": BEFORE, "hatch": "///", "hatchcolor": "white"}, "after": {"color": AFTER}}
 CURVES = {

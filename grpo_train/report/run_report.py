@@ -28,6 +28,8 @@ SOURCES = {
     "dapo-math": "DAPO-Math-17k",
     "aime": "AIME",
     "math500": "MATH-500",
+    "math": "MATH",
+    "code": "Python functions",
 }
 
 

@@ -22,7 +22,7 @@ from etils import epath
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic, write_text_atomic
-from grpo_train.recipes import Recipe, differences, dump_recipe, load_recipe
+from grpo_train.recipes import Recipe, differences, dump_recipe, load_recipe, plan_table
 from grpo_train.runs import machine
 
 
@@ -35,7 +35,8 @@ def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) 
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_json_atomic(directory / "environment.json", machine.describe())
-    write_text_atomic(directory / "recipe.yaml", dump_recipe(recipe))  # last: its presence makes this a run
+    plan = "\n".join(f"# {line}".rstrip() for line in plan_table(recipe).splitlines())
+    write_text_atomic(directory / "recipe.yaml", f"{dump_recipe(recipe)}\n{plan}\n")  # last: it makes this a run
     return directory
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_train.recipes import TrackingRecipe
 from grpo_train.runs.metric_glossary import Row, read_metrics
+
+# Of an evaluation: our name -> the name in the summary of published runs.
+ALIASES = {
+    "accuracy": "eval_full/accuracy",
+    "reward": "eval/reward/total/mean",
+    "seconds": "time/eval_full/step_s",
+}
 
 
 def require(tracking: TrackingRecipe) -> None:
@@ -32,6 +40,7 @@ def require(tracking: TrackingRecipe) -> None:
 def evaluation_row(step: int, summary: dict[str, Any]) -> Row:
     """What is logged of an evaluation, given its part of summary.json; of pass@k the one with the largest k."""
     row = {name: summary.get(name) for name in ("accuracy", "reward", "seconds", "sampled_accuracy", "maj_at_k")}
+    row |= {f"rewards/{name}/mean": value for name, value in summary.get("rewards", {}).items()}
     if "samples" in summary:
         row[f"pass_at_{summary['samples']}"] = summary["pass_at_k"][str(summary["samples"])]
     return {"step": step, **{name: value for name, value in row.items() if value is not None}}
@@ -53,7 +62,7 @@ def start(
     step.
 
     Args:
-      config: the whole recipe, which W&B keeps; its `name` is that of the run.
+      config: the whole recipe, which W&B keeps.
       finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
     """
     trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
@@ -97,7 +106,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run named after the recipe, with the recipe as its config.
+    """A W&B run named after the run, with the recipe as its config.
 
     A resumed run continues the same W&B run: its id is kept in the run directory, in wandb-id.  Offline runs are
     written to wandb/ there, a folder for each time that it was continued; `wandb sync` uploads them in order.
@@ -112,7 +121,7 @@ class WeightsAndBiases:
             write_text_atomic(kept, secrets.token_hex(4))
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "grpo-hands-on"),
-            name=config["name"],
+            name=directory.name,
             mode=tracking.wandb,
             dir=str(directory),
             id=kept.read_text(encoding="utf-8").strip(),
@@ -126,12 +135,23 @@ class WeightsAndBiases:
 
     def log_evaluation(self, rows: dict[str, Row]) -> None:
         """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
+        Also under the names of published GRPO runs (ALIASES), whose scripts read them.
 
         With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
         """
-        trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
+        steps = read_metrics(self.metrics)
+        trained = {name: value for row in steps[-1:] for name, value in _values(row)}
         evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
-        self.run.summary.update(trained | evaluations)
+        *_, last = rows.values()
+        others = {alias: last[name] for name, alias in ALIASES.items() if last.get(name) is not None}
+        others |= {
+            f"eval/reward/func/{name.split('/')[1]}/mean": value
+            for name, value in _values(last)
+            if name.startswith("rewards/")
+        }
+        if seconds := [row["seconds"] for row in steps[-10:] if row.get("seconds") is not None]:
+            others["time/train/step_avg_last10_s"] = statistics.fmean(seconds)
+        self.run.summary.update(trained | evaluations | others)
 
     def close(self) -> None:
         self.run.finish()

@@ -154,8 +154,11 @@ def test_comparison_is_exact_where_floats_are_not() -> None:
 FORMATS = [
     # completion, exact, loose
     ("<reasoning>r</reasoning><answer>18</answer>", True, True),
-    ("<reasoning>\nr\n</reasoning><answer> ? </answer>", True, True),
-    ("<reasoning>r</reasoning>\n<answer>18</answer>", False, True),
+    ("<reasoning>\nr\n</reasoning>\n<answer>\n18\n</answer>", True, True),
+    ("<reasoning>r</reasoning>\n<answer>?</answer>", True, True),
+    ("<reasoning>r</reasoning><answer> 18</answer>", False, True),
+    ("<reasoning>r\n\n</reasoning><answer>18</answer>", False, True),
+    ("<reasoning>r</reasoning>\n\n<answer>18</answer>", False, True),
     (" <reasoning>r</reasoning><answer>18</answer>", False, True),
     ("<reasoning>r</reasoning><answer>18</answer>\n", False, True),
     ("<reasoning>r</reasoning>so<answer>18</answer>", False, False),

@@ -163,7 +163,7 @@ def outcome(tmp_path, monkeypatch, code: str, *, train: str = "", changes=(), **
     def command(name, recipe, *_):  # with -c, Python leaves the arguments that follow to the program
         return [sys.executable, "-c", code if recipe.name.endswith("-random") else train]
 
-    monkeypatch.setattr(smoke_test, "_command", command)
+    monkeypatch.setattr(smoke_test, "command_line", command)
     lines: list[str] = []
     recipe = smoke(*changes)
     scaled = smoke_test.scaled_recipe(recipe)
@@ -235,7 +235,7 @@ def test_passing_needs_a_summary_and_a_report(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("more", "listed"), [([], "steps: 100 -> 2"), (["--json", "--steps", "3"], "steps: 100 -> 3")])
 def test_the_command_lists_what_it_scales_and_hands_on_the_exit_code(tmp_path, monkeypatch, more, listed):
     monkeypatch.setattr(smoke_test, "vllm_can_run", lambda: False)
-    monkeypatch.setattr(smoke_test, "_command", lambda *_: [sys.executable, "-c", "print('at work'); exit(3)"])
+    monkeypatch.setattr(smoke_test, "command_line", lambda *_: [sys.executable, "-c", "print('at work'); exit(3)"])
     recipe = str(ROOT / "recipes" / "qwen2.5-3b-gsm8k-pallas.yaml")
     done = CliRunner().invoke(cli.app, ["smoke-test", recipe, "--runs", str(tmp_path), *more])
     assert done.exit_code == 3 and "at work" in done.output and listed in done.output

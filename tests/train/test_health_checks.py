@@ -25,7 +25,7 @@ def run(steps=40, **metrics):
     healthy = {
         "reward": lambda step: min(1.0, step / 20) + 0.05 * math.sin(step),
         "frac_reward_zero_std": 0.5,
-        "kl": 0.1,
+        "kl": 0.01,
         "entropy": 0.3,
         "completions/clipped_ratio": 0.02,
         "accuracy": 0.6,
@@ -98,7 +98,7 @@ def test_ten_steps_without_a_signal(accuracy, reward, words):
 @pytest.mark.parametrize(
     ("metrics", "kind", "step", "words"),
     [
-        ({"kl": lambda step: 0.1 * step}, "kl", 13, ("1.3 nats per token", "grpo.beta")),  # 1.1, 1.2, 1.3
+        ({"kl": lambda step: 0.01 * step}, "kl", 13, ("0.13 nats per token", "grpo.beta")),  # 1.1, 1.2, 1.3
         (
             {"completions/clipped_ratio": lambda step: step / 40}, "length", 25,
             ("62%", "rollout.max_completion_length"),

@@ -293,14 +293,18 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
     run = SimpleNamespace(summary=summary, finish=lambda: None)  # log would be an error
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
     offline = change(recipe, tracking={"wandb": "offline"})
+    rewards = {"rewards": {"tags": 0.5}}
     before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
     samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
-    after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples})
-    append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None})
+    after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples, **rewards})
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None, "seconds": 2.0})
     tracking.log_evaluation(offline.tracking, tmp_path, {"before": before, "after": after}, {"name": "tiny-cpu"})
     assert summary == {
         "before/accuracy": 0.25, "before/reward": 0.5, "after/accuracy": 0.5, "after/reward": 0.5,
-        "after/maj_at_k": 0.75, "after/pass_at_2": 1.0, "loss": 0.125,
+        "after/maj_at_k": 0.75, "after/pass_at_2": 1.0, "loss": 0.125, "seconds": 2.0, "after/rewards/tags/mean": 0.5,
+        # As published runs call them.
+        "eval_full/accuracy": 0.5, "eval/reward/total/mean": 0.5, "eval/reward/func/tags/mean": 0.5,
+        "time/train/step_avg_last10_s": 2.0,
     }  # fmt: skip
 
 

@@ -1,0 +1,164 @@
+"""What the chips of this machine are and do, for `grpo self-check`.  In a process of its own, which lets them go again.
+
+platform, checks = measure(recipe, processes=1)       # JAX starts here
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import Recipe, dump_recipe
+from grpo_train.runs import multihost
+
+# Bytes of an array that is moved; rows and columns of the matrices that are multiplied on a TPU, and on a CPU.
+MOVED = 2**28
+WIDTH, CPU_WIDTH = 8192, 1024
+ROUNDS = 10
+# The relative error of a float32 product: 1e-7 to 1e-6 where it is computed in float32, 3e-3 in bfloat16.
+FLOAT32_ERROR = 1e-5
+
+
+class Skipped(Exception):
+    """A check that cannot be made here; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the page.  `outcome` is pass, FAIL or skipped; `text` what was found, or what to do."""
+
+    name: str
+    outcome: str
+    text: str
+    seconds: float
+
+
+def examine(checks: dict[str, Callable[..., str]], *arguments: Any) -> list[Check]:
+    """Make each check: it returns what it found, or raises; an error ends one check, and not the others."""
+    done = []
+    for name, check in checks.items():
+        started = time.monotonic()
+        try:
+            outcome, text = "pass", check(*arguments)
+        except Skipped as reason:
+            outcome, text = "skipped", str(reason)
+        except Exception as error:  # whatever a machine may do on its first day
+            outcome = "FAIL"
+            text = str(error) if isinstance(error, CourseError) else f"{type(error).__name__}: {error}"
+        done.append(Check(name, outcome, " ".join(text.split()), time.monotonic() - started))
+    return done
+
+
+def measure(
+    recipe: Recipe, processes: int, coordinator: str | None = None, process: int | None = None
+) -> tuple[str, list[Check]]:
+    """(JAX's platform, the checks of its devices).  With several processes all of them call it."""
+    connected: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if processes > 1:
+        connected = multihost.distributed_context(coordinator, processes, process, digest=dump_recipe(recipe))
+    with connected:
+        checks = {
+            "devices": _devices, "memory": _memory, "precision": _precision, "products": _products,
+            "from the host": _from_the_host, "between chips": _between_chips,
+        }  # fmt: skip
+        return jax.default_backend(), examine(checks, recipe)
+
+
+def _devices(recipe: Recipe) -> str:
+    hardware, devices = recipe.hardware, jax.devices()
+    found = f"{len(devices)} of {devices[0].device_kind}, process {jax.process_index()} of {jax.process_count()}"
+    if jax.process_count() != (hosts := hardware.process_count()):
+        raise CourseError(
+            f"the recipe is for {hosts} hosts with a process each, and here is {found}; start this on all hosts, or "
+            "set hardware.accelerator to this slice"
+        )
+    needed = hardware.trainer_count() + (0 if hardware.colocated else hardware.sampler_count())
+    if devices[0].platform == "tpu" and hardware.accelerator:
+        needed = hardware.slice.devices
+    if len(devices) < needed:
+        raise CourseError(f"the recipe needs {needed} devices, and here are {found}; set hardware.accelerator")
+    return found
+
+
+def _memory(recipe: Recipe) -> str:
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) / 2**30 for device in jax.local_devices()]
+    if not (recipe.hardware.accelerator and all(limits)):
+        raise Skipped("these devices report no memory")
+    expected = recipe.hardware.slice.chip.usable_gib
+    if min(limits) < 0.98 * expected:
+        raise CourseError(
+            f"a chip has {min(limits):.2f} GiB, and preflight counts on {expected}; look for a process that holds some"
+        )
+    return f"{min(limits):.2f} GiB a chip; preflight counts on {expected}"
+
+
+def _precision(recipe: Recipe) -> str:
+    """A product of float32 matrices as a float32 recipe computes it (pipeline sets the precision)."""
+    a, b = np.random.default_rng(0).normal(size=(2, 512, 512)).astype(np.float32)
+    with jax.default_matmul_precision("highest"):
+        found = np.asarray(jnp.matmul(a, b), np.float64)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = float(np.abs(found - exact).max() / np.abs(exact).max())
+    if not error < FLOAT32_ERROR:
+        raise CourseError(f"a float32 product is {error:.1e} off, and at most {FLOAT32_ERROR:.0e} is expected")
+    return f"a float32 product is {error:.1e} off"
+
+
+def _products(recipe: Recipe) -> str:
+    """The rate of bfloat16 products, as a share of the vendor's peak."""
+    on_tpu = jax.default_backend() == "tpu"
+    width = WIDTH if on_tpu else CPU_WIDTH
+    matrix = jnp.ones((width, width), jnp.bfloat16)
+    rate = 2 * width**3 / _seconds(jax.jit(lambda x: x @ x), matrix)
+    if not (on_tpu and recipe.hardware.accelerator):
+        return f"{rate / 1e9:.0f} GFLOP/s a device"
+    share = rate / recipe.hardware.slice.chip.flops
+    if share < 0.3:
+        raise CourseError(f"a chip multiplies at {share:.0%} of its peak; look for a process that uses it")
+    return f"{rate / 1e12:.0f} TFLOP/s a chip, {share:.0%} of its peak"
+
+
+def _from_the_host(recipe: Recipe) -> str:
+    device, array = jax.local_devices()[0], np.ones(MOVED // 4, np.float32)
+    there = _seconds(lambda x: jax.device_put(x, device), array)
+    on_device = jax.device_put(array, device)
+    started = time.monotonic()
+    np.asarray(on_device)
+    back = time.monotonic() - started
+    return f"{MOVED / there / 1e9:.1f} GB/s to a device, {MOVED / back / 1e9:.1f} GB/s back"
+
+
+def _between_chips(recipe: Recipe) -> str:
+    """From the trainer's layout to the sampler's: rows over all devices, then columns."""
+    devices = jax.local_devices()
+    if len(devices) == 1:
+        raise Skipped("one device")
+    mesh = jax.sharding.Mesh(np.array(devices), ("all",))
+    rows, columns = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("all",), (None, "all"))
+    )
+    side = 1024 * len(devices)
+    array = jax.device_put(np.ones((side, MOVED // 4 // side), np.float32), rows)
+    seconds = _seconds(lambda x: multihost.reshard(x, columns), array)
+    return f"{array.nbytes / seconds / 1e9:.1f} GB/s through all {len(devices)} devices of this host"
+
+
+def _seconds(function: Callable[[Any], Any], argument: Any) -> float:
+    """The least of some rounds; the first one compiles."""
+    times = []
+    for _ in range(ROUNDS):
+        started = time.monotonic()
+        jax.block_until_ready(function(argument))
+        times.append(time.monotonic() - started)
+    return min(times)
+
+
+def failed(checks: Iterable[Check]) -> list[Check]:
+    """Those that failed."""
+    return [check for check in checks if check.outcome == "FAIL"]

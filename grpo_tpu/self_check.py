@@ -1,0 +1,367 @@
+"""Ten minutes on the machine before hours are spent on it: `grpo self-check RECIPE`, on every host.
+
+    checks = run(recipe, Path("runs"), log=print)
+    print(page(recipe, checks))
+
+First what needs no JAX: packages, chips, folders, the model's files.  Then the devices, in their own process.  Then
+a short training in the recipe's precision and layout, of random weights: on a TPU with the recipe's own widths and
+batch and two layers, elsewhere as small as the smoke test's.  It is stopped with SIGTERM and continued.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl, write_text_atomic
+from grpo_tpu import device_checks, random_model, smoke_test
+from grpo_tpu.device_checks import Check, Skipped, failed
+from grpo_train.engines import maxtext_model, model_files
+from grpo_train.recipes import Recipe, dump_recipe, parse_recipe
+from grpo_train.runs import machine, tracking
+from grpo_train.runs.preemption import EXIT_CODE
+from grpo_train.runs.run_directory import is_address, location
+
+STEPS = 6
+LAYERS = 2
+LEAST_APPLIED = 0.9
+DEVICE_SECONDS = 600  # for all checks of devices: a chip that hangs is found, too
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def run(
+    recipe: Recipe,
+    runs: Path,
+    *,
+    processes: int = 1,
+    coordinator: str | None = None,
+    process: int | None = None,
+    log: Callable[[str], None] = print,
+) -> list[Check]:
+    """All checks, in order; `log` gets each line when it is known.
+
+    Args:
+      runs: the folder that the recipe's run will be in; of several hosts, the one that they share.
+      processes, coordinator, process: as for grpo train.
+    """
+
+    def shown(checks: list[Check]) -> list[Check]:
+        for check in checks:
+            log(line(check))
+        return checks
+
+    before = {
+        "packages": lambda: _packages(environment.repo_root() / "requirements"),
+        "chips": _chips,
+        "folder of runs": lambda: _folder(runs),
+        "checkpoints": lambda: _folder(location(recipe.training.checkpoints or runs)),
+        "model": lambda: _model(recipe),
+        "tokenizer": lambda: _tokenizer(recipe),
+        "weights": lambda: _weights(recipe),
+        "disk": lambda: _disk(recipe, runs),
+        "tracking": lambda: tracking.require(recipe.tracking) or f"wandb: {recipe.tracking.wandb}",
+    }
+    checks = shown(device_checks.examine(before))
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        measured = pool.submit(device_checks.measure, recipe, processes, coordinator, process)
+        try:
+            platform, found = measured.result(DEVICE_SECONDS)
+        except Exception as error:
+            for child in multiprocessing.active_children():
+                child.kill()
+            text = str(error) or f"no answer for {DEVICE_SECONDS} seconds"
+            platform, found = None, [Check("devices", "FAIL", text, 0.0)]
+    checks += shown(found)
+    if failed(checks):
+        return checks + shown([Check("training", "skipped", "first mend what failed", 0.0)])
+    place = ["--processes", str(processes)] * (processes > 1)
+    if coordinator:
+        place += ["--coordinator", coordinator, "--process", str(process)]
+    training = _prepare(recipe, runs, platform == "tpu", place)
+    drills = {
+        "stopped": _until_stopped,
+        "continued": _to_the_end,
+        "sampler": _sampler,
+        "updates": _updates,
+        "a full start": _times,
+    }
+    return checks + shown(device_checks.examine(drills, training))
+
+
+def line(check: Check) -> str:
+    """A check on one line."""
+    return f"{check.outcome:<8}{check.name:<16}{check.text}  ({check.seconds:.1f} s)"
+
+
+def page(recipe: Recipe, checks: list[Check]) -> str:
+    """What failed, and the verdict."""
+    if wrong := failed(checks):
+        return "\n".join([f"{recipe.name}: {len(wrong)} of {len(checks)} checks failed:", *map(line, wrong)])
+    skipped = sum(check.outcome == "skipped" for check in checks)
+    return f"{recipe.name}: {len(checks) - skipped} checks passed, {skipped} could not be made here"
+
+
+# ----------------------------------------------------------------------------------------------------- without JAX
+
+
+def _packages(locks: Path) -> str:
+    """The versions that decide what is computed are the lock's."""
+    lock = locks / ("tpu.lock" if smoke_test.vllm_can_run() else "cpu.lock")
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
+    installed = machine.describe(devices=False)["packages"]
+    if wrong := [f"{name} {version}" for name, version in installed.items() if locked.get(name, version) != version]:
+        target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
+        raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
+    return f"jax {installed['jax']} and {len(installed) - 1} others are those of {lock.name}"
+
+
+def _chips() -> str:
+    machine.require_free_chips()
+    if not environment.has_accelerator():
+        raise Skipped("no TPU on this machine")
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
+    pages = "on" if "[always]" in huge else "off: docs/tpu-vm.md says how they make starting faster"
+    return f"no process holds them; transparent huge pages {pages}"
+
+
+def _folder(folder: Any) -> str:
+    """What a run does to files: write, append, rename a folder with something in it, read, delete."""
+    trial = folder / f".self-check-{secrets.token_hex(4)}"
+    renamed = trial.with_name(f"{trial.name}-renamed")
+    try:
+        trial.mkdir(parents=True)
+        (trial / "rows").write_text("first\n")
+        if not is_address(folder):  # a bucket that is no folder gets whole files only
+            with open(trial / "rows", "a") as rows:
+                rows.write("second\n")
+            trial, moved = trial.rename(renamed), trial
+            if moved.exists() or (trial / "rows").read_text() != "first\nsecond\n":
+                raise OSError("what was written is not what is read")
+    except Exception as error:  # of a file system or of a bucket's client
+        raise CourseError(
+            f"{folder} cannot do what a run needs ({type(error).__name__}: {error}); mount a bucket with "
+            "--implicit-dirs --rename-dir-limit=10000 (docs/tpu-vm.md), or take another folder"
+        ) from None
+    finally:
+        with contextlib.suppress(Exception):
+            (trial / "rows").unlink()
+            trial.rmdir()
+    return f"{folder}: written, appended, renamed and deleted"
+
+
+def _model(recipe: Recipe) -> str:
+    """config.json and the tokenizer are here, or the hub gives them: that asks for the token where one is needed."""
+    folder = model_files.model_directory(recipe.model, weights=False)
+    return f"{recipe.model.path}: {_config(folder)['model_type']}, its small files are in {folder}"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def _tokenizer(recipe: Recipe) -> str:
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    config = _config(model_files.model_directory(recipe.model, weights=False))
+    ends = config.get("eos_token_id")
+    if len(tokenizer) > config["vocab_size"]:
+        raise CourseError(
+            f"the tokenizer has {len(tokenizer)} tokens, and the model's embedding {config['vocab_size']}: it is "
+            "another model's"
+        )
+    if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+        other = tokenizer.convert_ids_to_tokens(ends) if isinstance(ends, int) else ends
+        remark = f", which is not config.json's ({other})"
+    else:
+        remark = ""
+    text = "Janet has 16 eggs.\n<reasoning>16 - 3 = 13</reasoning>"
+    if (read := tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)) != text:
+        raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
+    return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}{remark}, pads with {tokenizer.pad_token!r}"
+
+
+def _weights(recipe: Recipe) -> str:
+    """Names and shapes are those of config.json; where the weights are here, all are finite."""
+    import huggingface_hub
+    from safetensors import safe_open
+
+    if not random_model.family(recipe.model):
+        raise Skipped(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
+    folder, files = model_files.local_folder(recipe.model), []
+    if folder:
+        metadata = huggingface_hub.get_local_safetensors_metadata(folder)
+        files = sorted(folder.glob("*.safetensors"))
+    else:
+        metadata = huggingface_hub.get_safetensors_metadata(recipe.model.path)
+    shapes = {
+        name: tuple(tensor.shape) for file in metadata.files_metadata.values() for name, tensor in file.tensors.items()
+    }
+    for name, shape in random_model.weight_shapes(random_model.full_config(recipe.model)).items():
+        if shapes.get(name) != shape:
+            found = f"the shape {shapes[name]}" if name in shapes else "nothing"
+            raise CourseError(f"weight {name}: config.json asks for {shape}, and the files have {found}")
+    for file in files:
+        with safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+                if not np.isfinite(tensors.get_tensor(name)).all():
+                    raise CourseError(f"weight {name} of {file.name} is not finite; fetch the model again")
+    checked = "all finite" if files else "on the hub; not read yet"
+    return f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} arrays, {checked}"
+
+
+def _disk(recipe: Recipe, runs: Path) -> str:
+    """Free space against what a run writes: the base, checkpoints while one more is written, the export."""
+    shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
+    number, weight, own = sum(map(math.prod, shapes.values())), BYTES[recipe.model.trainer_dtype], recipe.model.dtype
+    moments = 2 * BYTES[recipe.training.optimizer_dtype]
+    saved = 0 if recipe.lora.rank else number * (weight + moments) * (recipe.training.max_to_keep + 1)
+    if recipe.training.checkpoints:  # elsewhere
+        saved = 0
+    hub = 0 if model_files.local_folder(recipe.model) else 2 * number
+    need = number * (weight + BYTES[own]) + saved + hub
+    place = next(folder for folder in (runs.resolve(), *runs.resolve().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if free < need:
+        raise CourseError(
+            f"{place} has {free / 1e9:.1f} GB free, and the run needs about {need / 1e9:.1f}; take a larger disk, "
+            "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
+        )
+    return f"{free / 1e9:.1f} GB free; the run needs about {need / 1e9:.1f}"
+
+
+# ---------------------------------------------------------------------------------------------------- the training
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A short training of random weights: its command, what it writes, and the variables of its process."""
+
+    recipe: Recipe
+    command: list[str]
+    directory: Path
+    log_file: Path
+    variables: dict[str, str]
+
+
+def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Training:
+    """Write the random model and the recipe of the training.  Each host writes its own model, the same."""
+    cache = environment.repo_root() / ".cache" / "self-check"
+    model = cache / f"{recipe.name}-model"
+    scaled = smoke_test.scaled_recipe(
+        recipe, steps=STEPS, engine=smoke_test.choose_engine(recipe), placeholders=smoke_test.placeholders(recipe)
+    )
+    data = smoke_test.random_recipe(recipe, scaled, model).model_dump(mode="json")
+    data["name"] = f"self-check-{recipe.name}"
+    data["training"] |= {"checkpoints": None, "stop_after": None, "cold_start": 0}
+    if on_tpu:  # all of the recipe's own, but for the number of layers and of steps, and the problems
+        for section in ("hardware", "rollout", "grpo", "loss", "lora"):
+            data[section] = getattr(recipe, section).model_dump(mode="json")
+        data["grpo"]["dynamic_sampling"] = None
+        batch = ("prompts_per_step", "micro_batch_size", "layout")
+        data["training"] |= {key: getattr(recipe.training, key) for key in batch}
+    else:
+        data["hardware"]["processes"] = None
+    with warnings.catch_warnings(action="ignore"):  # of torch, which MaxText's table imports where it is installed
+        random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
+    small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
+    write_text_atomic(file, dump_recipe(small))
+    directory = runs.resolve() / small.name
+    shutil.rmtree(directory, ignore_errors=True)
+    log_file = directory.with_name(f"{small.name}.log")
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file.unlink(missing_ok=True)
+    devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
+    variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}", "JAX_PLATFORMS": "cpu"}
+    command = [*smoke_test.command_line("train", small, file, directory), *place]
+    return Training(small, command, directory, log_file, {} if on_tpu else variables)
+
+
+def _until_stopped(training: Training) -> str:
+    """SIGTERM to the whole group, as a scheduler sends it, when the first step is done."""
+    code = _run(training, stop=True)
+    if code != EXIT_CODE:
+        raise CourseError(f"SIGTERM ended the training with code {code}, not {EXIT_CODE}: {_reason(training)}")
+    return f"SIGTERM after {len(_rows(training))} steps: saved, exit code {EXIT_CODE}, no process left"
+
+
+def _to_the_end(training: Training) -> str:
+    if code := _run(training):
+        raise CourseError(f"the same command did not continue (exit code {code}): {_reason(training)}")
+    steps = [row["step"] for row in _rows(training)]
+    if steps != list(range(1, STEPS + 1)):
+        raise CourseError(f"the run has the steps {steps}, and not each of {STEPS} once")
+    machine.require_free_chips()
+    return f"the same command went on to step {STEPS}; evaluated, exported, reported"
+
+
+def _run(training: Training, stop: bool = False) -> int:
+    """The training's exit code; with `stop` it gets a SIGTERM.  Raises CourseError where it leaves a process behind."""
+    with open(training.log_file, "a", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            training.command, env=os.environ | training.variables, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        while process.poll() is None:
+            if stop and (training.directory / "metrics.jsonl").exists():
+                os.killpg(process.pid, signal.SIGTERM)
+                stop = False
+            time.sleep(0.05)
+    except BaseException:  # Ctrl-C, too: the group does not get it from the terminal
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        raise CourseError("the training ended and left processes behind; they were killed")
+    return process.returncode
+
+
+def _rows(training: Training) -> list[dict[str, Any]]:
+    return read_jsonl(training.directory / "metrics.jsonl")
+
+
+def _reason(training: Training) -> str:
+    return f"{smoke_test.last_error(training.log_file)}; its output is in {training.log_file}"
+
+
+def _sampler(training: Training) -> str:
+    """What the run's own check found after a sync; it refuses to train where sampler and trainer disagree."""
+    check = json.loads((training.directory / "sync.json").read_text(encoding="utf-8"))
+    return (
+        f"{training.recipe.rollout.engine}: {check['weights']} weights arrived; log-probabilities of {check['tokens']} "
+        f"tokens differ by {check['mean_gap']:.1e} nats from the trainer's on average, {check['max_gap']:.1e} at most"
+    )
+
+
+def _updates(training: Training) -> str:
+    rows = _rows(training)
+    if not all(row["loss"] is not None for row in rows):
+        raise CourseError("a loss is not a finite number; grpo report shows the steps")
+    applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
+    if applied < LEAST_APPLIED:
+        raise CourseError(
+            f"update_applied is {applied:.3f}: the weights take that part of a step; set training.rounding=stochastic "
+            "or model.weight_dtype=float32"
+        )
+    return f"{len(rows)} finite losses, update_applied {applied:.3f}"
+
+
+def _times(training: Training) -> str:
+    seconds = [row["seconds"] for row in _rows(training)]
+    return f"first step {seconds[0]:.0f} s, compilation included; later ones {min(seconds):.2f} s, of {LAYERS} layers"
