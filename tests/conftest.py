@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,10 @@ import pytest
 
 from grpo_lib.common import environment
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSERS = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
 
 # Before any test module imports JAX.
 environment.prepare()
@@ -48,12 +52,9 @@ def _minutes(item: pytest.Item) -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter) -> None:
     """List the tests that did not run, by reason: a suite that skips silently looks greener than it is."""
-    reasons: dict[str, int] = {}
-    for report in terminalreporter.stats.get("skipped", []):
-        # longrepr of a skip is (file, line, "Skipped: reason")
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reason = reason.removeprefix("Skipped: ")
-        reasons[reason] = reasons.get(reason, 0) + 1
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    # One is (file, line, "Skipped: reason") or an object.
+    reasons = Counter(str(one[2] if isinstance(one, tuple) else one).removeprefix("Skipped: ") for one in skipped)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"did not run: {reason} ({count} test{'s' if count > 1 else ''})")
 
@@ -146,7 +147,7 @@ def sampler(tiny_actor, tokenizer, rollout_config):
 
 def find_chromium() -> str | None:
     """Return the Chromium to use: $CHROMIUM, or the first one on PATH, or macOS's usual place."""
-    places = [os.environ.get("CHROMIUM"), *BROWSERS, "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
+    places = [os.environ.get("CHROMIUM"), *BROWSERS]
     return next((found for place in places if place and (found := shutil.which(place))), None)
 
 

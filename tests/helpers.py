@@ -1,10 +1,11 @@
-"""What several test files use: a model with an output layer of its own, rows without clocks, waiting."""
+"""What several test files use: a model with an output layer of its own, rows without clocks, waiting, --json."""
 
 import json
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -15,6 +16,12 @@ CLOCKS = ("seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "secon
 
 def without_clocks(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+
+
+def result_of(done) -> Any:
+    """The JSON on the last line of a command that has succeeded."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 40, pause: float = 0.01) -> bool:

@@ -18,8 +18,10 @@ def notebook(*sources: str) -> nbformat.NotebookNode:
     )
     about_tiny = new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]})
     cells = [new_markdown_cell("# title"), about_tiny, parameters, *map(new_code_cell, sources)]
-    kernel = {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}
-    return new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    return new_notebook(
+        cells=cells,
+        metadata={"kernelspec": {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}},
+    )
 
 
 def write_all(folder: Path, *sources: str) -> Path:
@@ -43,8 +45,7 @@ def test_all_are_executed_with_the_parameters(tmp_path):
     )
     assert run_dir == tmp_path / "runs" / "trial"
     for name in run_notebooks.NOTEBOOKS:
-        executed = nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4)
-        cells = run_notebooks.code_cells(executed)
+        cells = run_notebooks.code_cells(nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4))
         assert cells[1].source == '# Parameters\nRECIPE = "recipes/other.yaml"\nRUN = "trial"\n'
         assert [cell.outputs[0].text for cell in cells[2:]] == ["TRIAL\n", "hello\n"]
 

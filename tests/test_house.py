@@ -81,8 +81,8 @@ def test_cpu_lock_is_a_subset_of_tpu_lock(root: Path) -> None:
     cpu, tpu = pins(root / "requirements" / "cpu.lock"), pins(root / "requirements" / "tpu.lock")
     assert len(tpu) > 400 and not set(cpu) & {"torch", "vllm", "vllm-tpu", "tpu-inference", "libtpu", "tensorflow"}
     assert not re.search("^(torch|nvidia|cuda)", "\n".join(pins(root / "requirements" / "trl.lock")), re.MULTILINE)
-    only_macos = {"appnope"}
-    assert {n: (v, tpu.get(n)) for n, v in cpu.items() if n not in only_macos and tpu.get(n) != v} == {}
+    # appnope is for macOS alone.
+    assert {n: (v, tpu.get(n)) for n, v in cpu.items() if n != "appnope" and tpu.get(n) != v} == {}
 
 
 @pytest.mark.parametrize(("lock", "names"), [("cpu.lock", ["cpu", "dev"]), ("tpu.lock", ["cpu", "dev", "tpu"])])
@@ -114,8 +114,9 @@ def figures(text: str) -> list[list[str]]:
 
 def test_the_two_readmes_are_in_step(root: Path) -> None:
     english, chinese = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
-    for part in (commands, links, figures):
-        assert part(english) == part(chinese)
+    assert [part(english) for part in (commands, links, figures)] == [
+        part(chinese) for part in (commands, links, figures)
+    ]
 
 
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:

@@ -42,6 +42,7 @@ NO_ANSWER = (
     *("1,0,8", "1,08", "10,80", "1,0800", "1,080,5", "1,00,000", "0,080", "1.080.000", "3.1.4"),
     *("9 * 2", "2 * 2", "2+2", "7-7", "5 x 5", "5 times 5", "10^{10}", "10²", "2^2", "±5", "18/0", "8/2/2"),
     *("18 apples and 0 pears", "3:30", "16 minus 3"),
+    *("__import__('os').getpid()", "9**9**9**9", "print(18)", "{{9*2}}"),  # nothing is executed
 )
 
 
@@ -289,11 +290,6 @@ def test_the_end_of_a_long_text_is_read() -> None:
     assert not answers.is_correct(tagged("9" * 1500 + " eggs"), "9" * 1000)
 
 
-def test_nothing_is_executed() -> None:
-    for text in ("__import__('os').getpid()", "9**9**9**9", "print(18)", "{{9*2}}"):
-        assert answers.canonical_answer(text) is None
-
-
 # --- GSM8K ---
 
 
@@ -302,15 +298,9 @@ def test_nothing_is_executed() -> None:
 def test_every_gsm8k_reference_solution_is_correct(gsm8k_dir, split: str) -> None:
     rows = [json.loads(line) for line in (gsm8k_dir / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == GSM8K_ROWS[split]
-    wrong = []
     for index, row in enumerate(rows):
         solution, _, gold = row["answer"].rpartition("####")
         completion = prompts.template_completion(solution.strip(), gold.strip())
-        if not (
-            answers.is_correct(completion, gold)
-            and answers.is_correct_leniently(completion, gold)
-            and answers.is_correct_leniently(row["answer"], gold)
-            and answers.format_is_exact(completion)
-        ):
-            wrong.append(index)
-    assert wrong == []
+        assert answers.is_correct(completion, gold) and answers.format_is_exact(completion), index
+        assert answers.is_correct_leniently(completion, gold), index
+        assert answers.is_correct_leniently(row["answer"], gold), index

@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_rewards import total
 
 from grpo_lib import prompts, rewards
 from grpo_lib.prompts import SYSTEM_PROMPT, template_completion
@@ -16,16 +17,12 @@ from grpo_lib.prompts import SYSTEM_PROMPT, template_completion
 RIGHT, UNTIDY, WRONG = 1.1, 1.0, 0.1  # what an honest completion earns under the repaired reward
 
 
-def total(functions, completion: str, gold: str) -> float:
-    return sum(function(prompts=[""], completions=[completion], answer=[gold])[0] for function in functions)
-
-
 def reference(completion: str, gold: str) -> float:
-    return total(rewards.REFERENCE_REWARDS, completion, gold)
+    return total(completion, rewards.REFERENCE_REWARDS, gold)
 
 
 def repaired(completion: str, gold: str) -> float:
-    return total(rewards.REPAIRED_REWARDS, completion, gold)
+    return total(completion, rewards.REPAIRED_REWARDS, gold)
 
 
 def block(answer: str) -> str:
@@ -98,15 +95,13 @@ golds = st.one_of(numbers, st.sampled_from(("0", "1", "2")))  # simple tries are
 # --- The reference reward is farmed ---
 
 
+HONEST_WRONG = reference(template_completion("9 * 2 = 99", "99"), "18")
+
+
 @pytest.mark.parametrize("family", ["garbage in perfect tags", "number lists", "several boxes"])
-def test_the_reference_reward_is_farmed(family: str) -> None:
-    honest_wrong = reference(template_completion("9 * 2 = 99", "99"), "18")
-
-    @given(FAMILIES[family], numbers)
-    def attack(completion: str, gold: str) -> None:
-        assert reference(completion, gold) == 5.0 > honest_wrong == 4.0
-
-    attack()
+@given(st.data(), numbers)
+def test_the_reference_reward_is_farmed(family: str, data, gold: str) -> None:
+    assert reference(data.draw(FAMILIES[family]), gold) == 5.0 > HONEST_WRONG == 4.0
 
 
 @given(numbers)
@@ -118,12 +113,9 @@ def test_the_reference_reward_pays_more_for_an_echo_of_the_prompt_than_for_a_rig
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_abuse_of_the_form_earns_nothing(family: str) -> None:
-    @given(FAMILIES[family], golds)
-    def attack(completion: str, gold: str) -> None:
-        assert repaired(completion, gold) == 0.0 < WRONG
-
-    attack()
+@given(st.data(), golds)
+def test_abuse_of_the_form_earns_nothing(family: str, data, gold: str) -> None:
+    assert repaired(data.draw(FAMILIES[family]), gold) == 0.0 < WRONG
 
 
 @given(tries, st.data())

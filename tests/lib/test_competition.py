@@ -87,8 +87,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_same_problems(tmp_path, name, kind):
     source, rows, number = LAYOUTS[name]
-    repeated = [row for row in rows for _ in range(4)]  # as DAPO-Math-17k has each a hundred times
-    problems, counts = load(source, str(save(tmp_path, repeated, kind)))
+    # Four times each, as DAPO-Math-17k has each a hundred times.
+    problems, counts = load(source, str(save(tmp_path, [row for row in rows for _ in range(4)], kind)))
     assert counts == Counts(rows=12, duplicates=9, conflicts=0, kept=3)
     assert [(problem.question, problem.answer) for problem in problems] == list(zip(SUMS, "024", strict=True))
     assert problems[1] == Problem(
@@ -226,9 +226,8 @@ def test_a_bad_row_is_named_with_its_column(tmp_path, source, kind, row, column)
         "aime": HF,
         "math500": {"problem": "P0", "solution": "", "answer": "3", "unique_id": "t/1"},
     }
-    file = save(tmp_path, [first[source], row, first[source]], kind)
     with pytest.raises(CourseError, match=rf"rows\.{kind}, row 1, column {column}: ") as error:
-        load(source, str(file))
+        load(source, str(save(tmp_path, [first[source], row, first[source]], kind)))
     assert len(str(error.value)) < 400
 
 
@@ -239,9 +238,9 @@ def test_a_bad_row_is_named_with_its_column(tmp_path, source, kind, row, column)
      ("math500", "problem, answer, unique_id")],
 )  # fmt: skip
 def test_other_columns_are_listed_with_those_that_are_known(tmp_path, kind, source, known):
-    file = save(tmp_path, [{"problem": "P", "solution": "", "answer": "3", "other": 1}], kind)
+    rows = [{"problem": "P", "solution": "", "answer": "3", "other": 1}]
     with pytest.raises(CourseError, match=rf"rows\.{kind} .*answer, other, problem, solution.* {re.escape(known)}"):
-        load(source, str(file))
+        load(source, str(save(tmp_path, rows, kind)))
 
 
 BAD_FILES = {
@@ -280,9 +279,9 @@ def test_splits_are_disjoint_and_stable(tmp_path):
 def test_the_test_split_comes_from_test_source(tmp_path):
     train, test = save(tmp_path, [chat("P", "1")], name="train"), save(tmp_path, [HF], name="test")
     found = load_problems(recipe(train, test_source="aime", test_path=str(test)), "test")
-    assert [(p.source, p.answer, p.kind) for p in found] == [("aime", "33", "integer")]
-    words = load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
-    assert [(p.source, p.kind) for p in words] == [("gsm8k", "tagged")] * 2
+    found += load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
+    assert [(p.source, p.kind) for p in found] == [("aime", "integer"), *[("gsm8k", "tagged")] * 2]
+    assert found[0].answer == "33"
     with pytest.raises(CourseError, match=r"problems.test_source=aime"):
         load_problems(recipe(train), "test")
 

@@ -59,8 +59,10 @@ def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(t
 
 
 def test_what_is_missing_counts_as_wrong(tmp_path):
-    rows = [{"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]]
-    rows += [{"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}]
+    rows = [
+        *({"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]),
+        *({"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}),
+    ]
     run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS))
     assert (run.summary()["accuracy"], run.summary()["n"]) == (0.5, 12)
     assert [r["id"] for r in run.records if r["error"]] == ["p6", "p7", "p8", "p9", "p10", "p11"]
@@ -142,9 +144,8 @@ fields = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.dictionaries(fields, values | st.sampled_from(["p0", "p1"]), max_size=6), max_size=6))
 def test_no_row_breaks_anything(rows, tmp_path_factory):
-    path = write(tmp_path_factory.mktemp("wild") / "c.jsonl", rows)
     try:
-        saved = saved_completions(path, PROBLEMS[:2])
+        saved = saved_completions(write(tmp_path_factory.mktemp("wild") / "c.jsonl", rows), PROBLEMS[:2])
     except CourseError as error:
         assert "\n" not in str(error)
     else:

@@ -55,10 +55,9 @@ def test_import_is_light() -> None:
 
 def run(code: str, packages: Path, platforms: str | None) -> subprocess.CompletedProcess[str]:
     """Run code where JAX_PLATFORMS names these platforms, and packages come before those that are installed."""
-    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    variables |= {"PYTHONPATH": os.pathsep.join([str(packages), *sys.path])}
-    variables |= {"JAX_PLATFORMS": platforms} if platforms is not None else {}
-    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(packages), *sys.path]), "JAX_PLATFORMS": platforms}
+    given = {name: value for name, value in variables.items() if value is not None}
+    return subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

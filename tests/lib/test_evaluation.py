@@ -45,6 +45,17 @@ def refuse(prompts):
 PROBLEMS = [problem(i) for i in range(20)]
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "before.jsonl"
+
+
+@pytest.fixture
+def partial(path):
+    """Where an evaluation keeps the batches that it has finished."""
+    return path.with_name("before.jsonl.partial")
+
+
 def quiet(generate, problems=PROBLEMS, **options):
     return evaluate(generate, problems, progress=False, **options)
 
@@ -64,7 +75,7 @@ def test_a_record_holds_everything_and_records_stand_in_problem_order():
     assert quiet(double, model="step 7").records[9] == run.records[9] | {"model": "step 7"}
 
 
-def test_the_record_keeps_what_was_sent(tmp_path):
+def test_the_record_keeps_what_was_sent(path):
     class Chat:
         def __call__(self, prompts):
             return double(prompts)
@@ -72,9 +83,9 @@ def test_the_record_keeps_what_was_sent(tmp_path):
         def sent(self, prompt, task):
             return f"{task} {prompt}"
 
-    run = quiet(Chat(), path=tmp_path / "a.jsonl")
+    run = quiet(Chat(), path=path)
     assert run.records[1]["prompt"] == "('p1', 0) What is 1 plus 1? Take your time."
-    assert quiet(Chat(), path=tmp_path / "a.jsonl") == run
+    assert quiet(Chat(), path=path) == run
 
 
 def test_verdicts_are_separate():
@@ -87,17 +98,16 @@ def test_verdicts_are_separate():
     }
     problems = [problem(i) for i in range(5, 10)]
     run = quiet(lambda prompts: [completions[f"p{prompt.split()[2]}"] for prompt in prompts], problems)
-    verdicts = [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records]
-    assert verdicts == [
+    assert [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records] == [
         (True, True, True, True),
         (False, True, False, False),
         (False, False, True, True),
         (True, True, True, False),
         (False, False, False, False),
     ]
-    summary = run.summary()
-    assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.4, 0.6)
-    assert (summary["partial_accuracy"], summary["format_accuracy"], summary["n"]) == (0.6, 0.4, 5)
+    assert run.summary().items() >= {
+        "accuracy": 0.4, "lenient_accuracy": 0.6, "partial_accuracy": 0.6, "format_accuracy": 0.4, "n": 5
+    }.items()  # fmt: skip
 
 
 def test_a_completion_that_breaks_the_grader_counts_as_wrong(monkeypatch):
@@ -129,8 +139,7 @@ def mixed(prompts, *, seed):
     return [rng.choice([tagged(2 * int(prompt.split()[2])), tagged(1_000_000), "I do not know"]) for prompt in prompts]
 
 
-def test_greedy_and_sampled_in_one_run(tmp_path):
-    path = tmp_path / "both.jsonl"
+def test_greedy_and_sampled_in_one_run(path):
     run = quiet(double, sampled=mixed, samples=6, path=path, batch_size=15)
     assert [(r["id"], r["sample"], r["greedy"]) for r in run.records[:8]] == [
         *[("p0", sample, sample == 0) for sample in range(7)],
@@ -146,16 +155,15 @@ def test_greedy_and_sampled_in_one_run(tmp_path):
     assert summary["pass_at_k"]["6"] == sum(c > 0 for c in right) / 20
 
 
-def test_each_problem_is_graded_by_its_own_grader(tmp_path):
+def test_each_problem_is_graded_by_its_own_grader(path):
     said = {"q1": "Answer: 033", "q2": r"so \boxed{\frac{1}{2}}", "q3": tagged(7), "q4": "Answer: 7, or 8"}
     golds = {"q1": ("33", "integer"), "q2": (r"\dfrac12", "latex"), "q3": ("7", "tagged"), "q4": ("8", "integer")}
     problems = [Problem(q, q, "", gold, "test", kind=by) for q, (gold, by) in golds.items()]
-    path = tmp_path / "evals.jsonl"
     run = quiet(lambda prompts: [said[p] for p in prompts], problems, path=path)
-    assert [record["strict"] for record in run.records] == [True, True, True, False]
-    assert [record["lenient"] for record in run.records] == [True, True, True, True]  # q4 ends in its number
-    assert [record["partial"] for record in run.records] == [True, True, True, False]
-    assert [record["format"] for record in run.records] == [True, True, True, False]
+    assert [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records] == [
+        *[(True, True, True, True)] * 3,
+        (False, True, False, False),  # it ends in its number
+    ]
     assert EvalRun.load(path) == run  # graded again by the same graders
 
 
@@ -228,8 +236,7 @@ def test_a_finished_file_is_loaded_and_nothing_is_generated(tmp_path):
     assert len(path.read_text().splitlines()) == 20
     assert quiet(refuse, path=path) == first == EvalRun.load(path)
     # The order of the problems is the caller's, not the file's.
-    again = quiet(refuse, PROBLEMS[::-1], path=path)
-    assert [record["id"] for record in again.records] == [p.id for p in PROBLEMS[::-1]]
+    assert quiet(refuse, PROBLEMS[::-1], path=path).records == first.records[::-1]
 
 
 @pytest.mark.parametrize(
@@ -243,8 +250,7 @@ def test_a_finished_file_is_loaded_and_nothing_is_generated(tmp_path):
         ({"settings": {"max_tokens": 512}}, "settings of problem p0"),
     ],
 )
-def test_a_file_of_another_evaluation_is_refused(tmp_path, change, message):
-    path = tmp_path / "before.jsonl"
+def test_a_file_of_another_evaluation_is_refused(path, change, message):
     run = quiet(double, path=path, model="step 0", settings={"max_tokens": 16, "stop": ("a", "b")})
     # Who does not say which model and which settings gets the file's.
     assert quiet(refuse, path=path) == run == quiet(refuse, path=path, settings={"stop": ["a", "b"], "max_tokens": 16})
@@ -254,8 +260,7 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path, change, message):
     assert EvalRun.load(path) == run
 
 
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
-    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+def test_a_file_is_replaced_only_by_a_whole_one(path, partial):
     quiet(double, path=path, model="step 0")
     old = path.read_bytes()
     for batches in (0, 2):
@@ -274,45 +279,39 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
     assert not partial.exists()
 
 
-def test_every_reader_sees_the_verdicts_of_one_grader(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl"
+def broken_grader(*_):
+    raise RecursionError("too deep")
 
+
+@pytest.mark.parametrize("grader", [lambda answer, gold: answer == "18", broken_grader])
+def test_every_reader_sees_the_verdicts_of_one_grader(path, tmp_path, monkeypatch, grader):
     def mostly(prompts):
         return [Generation("", 0, False, error="HTTP 500") if " 7 " in p else double([p])[0] for p in prompts]
 
-    def broken(*_):
-        raise RecursionError("too deep")
-
-    for grader in (lambda answer, gold: answer == "18", broken):
-        with monkeypatch.context() as patch:  # a file and a partial file by an older grader
-            patch.setattr(answers, "same_value", grader)
-            old = quiet(mostly, path=path)
-            interrupt(tmp_path / "b.jsonl", 2, mostly, batch_size=6)
-            assert old.summary()["accuracy"] <= 0.05
-        stored = path.read_bytes()
-        run = EvalRun.load(path)
-        assert run == quiet(refuse, path=path) == quiet(mostly)
-        assert run.summary()["accuracy"] == 0.95 and run.records[7]["error"] == "HTTP 500"
-        assert path.read_bytes() == stored
-        assert quiet(mostly, path=tmp_path / "b.jsonl", batch_size=6) == run
-        path.unlink()
-        (tmp_path / "b.jsonl").unlink()
+    with monkeypatch.context() as patch:  # a file and a partial file by an older grader
+        patch.setattr(answers, "same_value", grader)
+        assert quiet(mostly, path=path).summary()["accuracy"] <= 0.05
+        interrupt(tmp_path / "b.jsonl", 2, mostly, batch_size=6)
+    stored = path.read_bytes()
+    run = EvalRun.load(path)
+    assert run == quiet(refuse, path=path) == quiet(mostly)
+    assert run.summary()["accuracy"] == 0.95 and run.records[7]["error"] == "HTTP 500"
+    assert path.read_bytes() == stored
+    assert quiet(mostly, path=tmp_path / "b.jsonl", batch_size=6) == run
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [(None, "no such file"), ("", "has no records"), ('{"id": "p0", "sample": 0}\n', "record 1 lacks greedy")],
 )
-def test_a_foreign_file_is_not_an_evaluation(tmp_path, text, message):
-    path = tmp_path / "before.jsonl"
+def test_a_foreign_file_is_not_an_evaluation(path, text, message):
     if text is not None:
         path.write_text(text)
     with pytest.raises(CourseError, match=rf"before\.jsonl: {message}"):
         EvalRun.load(path)
 
 
-def test_a_torn_file_is_not_a_finished_one(tmp_path):
-    path = tmp_path / "before.jsonl"
+def test_a_torn_file_is_not_a_finished_one(path):
     quiet(double, samples=4, path=path)
     with pytest.raises(CourseError, match="greedy of problem p0 is False, not True"):
         quiet(refuse, sampled=refuse, samples=3, path=path)
@@ -338,8 +337,7 @@ def interrupt(path, batches, generate=double, **options):
         quiet(until, path=path, **options)
 
 
-def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):
-    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+def test_a_kill_just_before_or_after_the_file_is_written(path, partial, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(EvalRun, "save", lambda *_: refuse(()))
         with pytest.raises(AssertionError):
@@ -352,9 +350,8 @@ def test_a_kill_just_before_or_after_the_file_is_written(tmp_path, monkeypatch):
     assert not partial.exists() and path.read_bytes() == finished
 
 
-def test_the_seconds_of_an_interrupted_evaluation_add_up(tmp_path):
+def test_the_seconds_of_an_interrupted_evaluation_add_up(path, partial):
     """A second run has those of the batches that the first one finished."""
-    path, partial = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
     interrupt(path, 2, batch_size=6)
     head, *batches = read_jsonl(partial)
     assert len(batches) == 2 and all(batch["seconds"] > 0 for batch in batches)
@@ -408,12 +405,11 @@ def test_summarize_has_exactly_the_keys_of_summary_json():
     assert summary.pop("cold_start")["difference"] == 0
     low, high = summary.pop("difference_interval")
     assert 0.3 < low < 0.6 < high < 0.9
-    before = {
-        "accuracy": 0.4, "n": 20, "interval": list(wilson_interval(8, 20)), "lenient_accuracy": 0.4,
-        "partial_accuracy": 0.4, "format_accuracy": 0.4, "truncated": 0.6,
-    }  # fmt: skip
     assert summary == {
-        "before": before,
+        "before": {
+            **dict.fromkeys(("accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy"), 0.4),
+            **{"n": 20, "interval": list(wilson_interval(8, 20)), "truncated": 0.6},
+        },
         "after": quiet(double).summary(),
         "difference": pytest.approx(0.6),
         "mcnemar_p": pytest.approx(2 / 2**12),
@@ -427,8 +423,7 @@ def test_summarize_pairs_by_id_and_not_by_position():
         return [tagged(0) if int(p.split()[2]) % 3 else double([p])[0] for p in prompts]
 
     summary = summarize(quiet(some), quiet(some, PROBLEMS[::-1]))
-    assert summary["difference_interval"] == [0, 0]
-    assert summary["mcnemar_p"] == 1.0
+    assert (summary["difference_interval"], summary["mcnemar_p"]) == ([0, 0], 1.0)
 
 
 def test_summarize_refuses_what_cannot_be_compared():
@@ -452,8 +447,9 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     from grpo_train import pipeline
     from grpo_train.recipes import parse_recipe
 
-    changes = {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
-    recipe = parse_recipe(tiny_recipe.model_dump() | changes)
+    recipe = parse_recipe(
+        tiny_recipe.model_dump() | {"problems": {"source": "words", "test": 20}, "training": {"steps": 30}}
+    )
 
     def evaluated(step, which, generate=refuse):
         fields = {"directory": tmp_path, "recipe": recipe, "render": str.upper, "run_on_main": lambda work: work()}
@@ -464,8 +460,7 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
 
     before = evaluated(0, "before", idle)
     assert {record["model"] for record in before.records} == {"step 0"}
-    for step in (10, 30):  # resumed in the middle, and at the end
-        assert evaluated(step, "before") == before
+    assert evaluated(10, "before") == evaluated(30, "before") == before  # resumed in the middle, and at the end
     with pytest.raises(CourseError, match="10 of 30 steps"):
         evaluated(10, "after")
     after = evaluated(30, "after", idle)
@@ -476,8 +471,9 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     write_jsonl_atomic(tmp_path / "metrics.jsonl", [{"step": 30, "seconds": 1.5}])
     summary = pipeline.write_summary(recipe, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    for which, run in (("before", before), ("after", after)):
-        assert summary[which] == run.summary() | {"reward": 0.0, "seconds": run.seconds}
+    assert [summary["before"], summary["after"]] == [
+        run.summary() | {"reward": 0.0, "seconds": run.seconds} for run in (before, after)
+    ]
     (tmp_path / "evals" / "after.json").unlink()  # as version 0.1 left it
     assert pipeline.write_summary(recipe, tmp_path)["after"]["seconds"] is None
     assert evaluated(30, "after") == after
@@ -506,9 +502,8 @@ def test_who_knows_a_question_completes_it():
 
     asked = contamination.partial_prompts(PROBLEMS)
     found = contamination.summary(quiet(lambda prompts: list(goes_on(prompts)), asked))
-    lengths = [len(p.solution.split()) for p in asked]
     assert found["n"] == 20 and found["exact"] == 0.5 and found["interval"][0] < 0.5 < found["interval"][1]
-    assert found["words"] == pytest.approx((10 + sum(1 / n for n in lengths[1::2])) / 20)
+    assert found["words"] == pytest.approx((10 + sum(1 / len(p.solution.split()) for p in asked[1::2])) / 20)
     assert contamination.summary(quiet(lambda prompts: [""] * len(prompts), asked))["words"] == 0
 
 

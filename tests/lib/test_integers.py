@@ -95,16 +95,14 @@ def test_a_stated_integer_is_read(completion: str, value: str) -> None:
     assert not answers.agrees(answers.integer_answer(completion), str(int(value) + 1), "integer")
 
 
-@pytest.mark.parametrize("completion", NO_INTEGER)
-def test_what_is_not_one_integer_is_no_answer(completion: str) -> None:
+@pytest.mark.parametrize(
+    ("completion", "after_another"),
+    [*((text, None) for text in NO_INTEGER), *((text, "97") for text in STATES_NOTHING)],
+)
+def test_what_is_not_one_stated_integer_is_no_answer(completion: str, after_another: str | None) -> None:
+    """A statement of something else replaces the one before it; an integer outside a statement does not count."""
     assert answers.integer_answer(completion) is None
-    assert answers.integer_answer(WORKING + completion) is None
-
-
-@pytest.mark.parametrize("completion", STATES_NOTHING)
-def test_an_integer_outside_a_statement_does_not_count(completion: str) -> None:
-    assert answers.integer_answer(completion) is None
-    assert answers.integer_answer(WORKING + completion) == "97"
+    assert answers.integer_answer(WORKING + completion) == after_another
 
 
 @pytest.mark.parametrize("gold", ["033", "33", " 33 ", "33.0", "$33$"])
@@ -143,8 +141,7 @@ def test_any_text_gives_an_integer_or_nothing(text: str) -> None:
         f"the answer is {text}",
     ):
         answer = answers.integer_answer(completion)
-        if answer is not None:
-            assert str(int(answer)) == answer
+        assert answer is None or str(int(answer)) == answer
 
 
 @given(
@@ -163,9 +160,8 @@ COMMON = st.sampled_from(
 @given(FRAGMENTS, COMMON, st.sampled_from(["33", "033", "-7", "-0", "3.5", "3 or 4", "", "2\\sqrt{3}"]))
 def test_the_quick_way_reads_what_the_long_one_reads(before: str, ending: str, number: str) -> None:
     completion = f"{before}\n{ending.format(number)}"
-    quick = answers.integer_answer(completion)
     stated = integers.last_statement(completion)
-    assert quick == (integers.read_integer(stated) if stated else None)
+    assert answers.integer_answer(completion) == (integers.read_integer(stated) if stated else None)
 
 
 # --- Attacks ---

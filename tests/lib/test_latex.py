@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,64 +187,57 @@ def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
         started = time.process_time()
         answers.latex_answer(text)
         assert not answers.same_latex(text, "5") and not answers.same_latex("5", text)
-        short = (unit * 300)[:300]
-        latex.read_shape(latex.normalize_latex(short))
+        latex.read_shape(latex.normalize_latex((unit * 300)[:300]))
         assert time.process_time() - started < 1.0
 
 
 # --- The worker ---
 
 
-def worker_pid() -> int:
-    return latex._worker.process.pid
+@pytest.fixture
+def worker_pid() -> Iterator[int]:
+    """The process id of a worker that has answered; after the test the next call works, whatever has ended it."""
+    assert answers.same_latex("\\sqrt{4}", "2")
+    yield latex._worker.process.pid
+    assert answers.same_latex("\\sqrt{4}", "2")
 
 
 def is_running(pid: int) -> bool:
-    running = psutil.process_iter(["status"])
-    return any(one.pid == pid and one.info["status"] != psutil.STATUS_ZOMBIE for one in running)
+    return any(one.pid == pid and one.info["status"] != psutil.STATUS_ZOMBIE for one in psutil.process_iter(["status"]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stated", HANGS)
-def test_what_takes_for_ever_is_killed_and_counted(stated: str) -> None:
-    assert answers.same_latex("\\sqrt{4}", "2")  # the worker is warm
-    before, pid = latex.killed(), worker_pid()
-    started = time.monotonic()
+def test_what_takes_for_ever_is_killed_and_counted(worker_pid: int, stated: str) -> None:
+    before, started = latex.killed(), time.monotonic()
     assert not answers.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
     assert time.monotonic() - started < 5
-    assert latex.killed() == before + 1 and not is_running(pid)
-    assert answers.same_latex("\\sqrt{4}", "2")
+    assert latex.killed() == before + 1 and not is_running(worker_pid)
 
 
 @pytest.mark.slow
-def test_the_clock_kills_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_kills_and_the_next_call_works(worker_pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes the worker silent: here it is stopped, so not even its own timer can end it."""
-    assert answers.same_latex("\\sqrt{4}", "2")
-    before, pid = latex.killed(), worker_pid()
+    before = latex.killed()
     monkeypatch.setattr(latex, "WALL_SECONDS", 0.5)
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(worker_pid, signal.SIGSTOP)
     assert not answers.same_latex("\\sqrt{4}", "2")
-    monkeypatch.undo()
-    assert latex.killed() == before + 1 and not is_running(pid)
-    assert answers.same_latex("\\sqrt{4}", "2")
+    assert latex.killed() == before + 1 and not is_running(worker_pid)
 
 
 @pytest.mark.slow
-def test_a_worker_that_somebody_else_ended_is_replaced() -> None:
+def test_a_worker_that_somebody_else_ended_is_replaced(worker_pid: int) -> None:
+    before = latex.killed()
+    os.kill(worker_pid, signal.SIGKILL)
     assert answers.same_latex("\\sqrt{4}", "2")
-    before, old = latex.killed(), worker_pid()
-    os.kill(old, signal.SIGKILL)
-    assert answers.same_latex("\\sqrt{4}", "2")
-    assert worker_pid() != old and latex.killed() == before
+    assert latex._worker.process.pid != worker_pid and latex.killed() == before
 
 
 @pytest.mark.slow
-def test_close_leaves_no_process() -> None:
-    assert answers.same_latex("\\sqrt{4}", "2")
-    pid = worker_pid()
+def test_close_leaves_no_process(worker_pid: int) -> None:
     for _ in ("once", "again"):
         latex.close()
-        assert not is_running(pid)
+        assert not is_running(worker_pid)
 
 
 @pytest.mark.slow
@@ -276,18 +270,13 @@ def test_the_worker_ends_with_its_parent(end: str, root: Path, tmp_path: Path) -
         pid = int(parent.stdout.readline())
         if end == "is killed":
             parent.kill()
-    deadline = time.monotonic() + 10
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(pid)
+    assert wait_for(lambda: not is_running(pid), seconds=10, pause=0.05)
 
 
 @pytest.mark.slow
-def test_a_worker_without_math_verify_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_without_math_verify_says_so(worker_pid: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     latex.close()
     (tmp_path / "math_verify.py").write_text("raise ImportError('not there')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=r"not there.*make setup"):
         answers.same_latex("\\sqrt{4}", "2")
-    monkeypatch.undo()
-    assert answers.same_latex("\\sqrt{4}", "2")

@@ -76,8 +76,7 @@ def test_advantages_of_known_groups(rewards, group_size, advantages):
 def test_loss_of_one_token_by_hand(advantage, loss):
     """Ratios 1, 1.5 and 0.5, ε = 0.2: only a gain is clipped, never a loss."""
     logps, old = np.log([[0.2], [0.3], [0.1]]), np.log([[0.2], [0.2], [0.2]])
-    found = policy_loss(logps, old, np.full(3, advantage), np.ones((3, 1)), Settings())
-    assert float(found) == pytest.approx(loss)
+    assert policy_loss(logps, old, np.full(3, advantage), np.ones((3, 1)), Settings()) == pytest.approx(loss)
 
 
 def test_off_policy_the_loss_is_the_librarys():
@@ -145,8 +144,9 @@ def test_log_probabilities_agree_with_tunix(policy, tunix_logits):
 
 def greedy(policy, prompts, eos: int = EOS) -> np.ndarray:
 
-    config = policy.config._replace(eos=eos)
-    return np.asarray(plain_grpo.sample(policy.weights, config, prompts, jax.random.PRNGKey(0), 10, 0.0))
+    return np.asarray(
+        plain_grpo.sample(policy.weights, policy.config._replace(eos=eos), prompts, jax.random.PRNGKey(0), 10, 0.0)
+    )
 
 
 def test_greedy_sampling_agrees_with_tunix(policy, tunix_logits):
@@ -181,8 +181,7 @@ def test_samples_follow_the_distribution(policy):
 
 
 def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
-    rows = np.array([[50, 60, EOS, PAD], [50, 60, 50, 60]])
-    monkeypatch.setattr(plain_grpo, "sample", lambda *_: rows)
+    monkeypatch.setattr(plain_grpo, "sample", lambda *_: np.array([[50, 60, EOS, PAD], [50, 60, 50, 60]]))
     texts = policy.tokenizer.batch_decode([[50, 60], [50, 60, 50, 60]])
     assert plain_grpo.generate(policy, ["2+3", "a longer one"], 4) == [
         Generation(texts[0], 3, False),
@@ -357,8 +356,7 @@ def test_same_weights_after_the_update(both):
     # AdamW's first step hardly depends on the size of the gradient, so the clip shows in its state: its first moment.
     momentum = first_moment(state)
     assert max(relative_errors(momentum, theirs.momentum).values()) < ROUNDING
-    clipped = norm(momentum) / (1 - recipe.training.b1)
-    assert clipped == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
+    assert norm(momentum) / (1 - recipe.training.b1) == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
     # What the step changed, without the weight that it started from.  Adam divides a gradient by its own size, and so
     # makes rounding as large as a gradient where that is near 0: the bar is 1 %, not 1e-5.
     ours, wanted = ({name: after[name] - theirs.before[name] for name in after} for after in (weights, theirs.after))

@@ -135,16 +135,18 @@ def fixture_files():
 def test_the_real_builder_gives_what_the_files_give(tmp_path, fixture_files, no_network):
     place_downloads(tmp_path, fixture_files)
     for _ in ("prepared", "read again"):
-        for split in ROWS:
-            assert gsm8k.from_tfds(split, tmp_path) == gsm8k.from_folder(FIXTURE, split)
+        assert [gsm8k.from_tfds(split, tmp_path) for split in ROWS] == [
+            gsm8k.from_folder(FIXTURE, split) for split in ROWS
+        ]
 
 
 @pytest.mark.gsm8k
 def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, fixture_files, no_network):
     # The builder insists on the Socratic variants too, which nothing here uses; invented rows stand in.
     place_downloads(tmp_path, fixture_files | {split: gsm8k_dir / f"{split}.jsonl" for split in ROWS})
-    for split in ROWS:
-        assert gsm8k.from_tfds(split, tmp_path) == gsm8k.from_folder(gsm8k_dir, split)
+    assert [gsm8k.from_tfds(split, tmp_path) for split in ROWS] == [
+        gsm8k.from_folder(gsm8k_dir, split) for split in ROWS
+    ]
 
 
 def test_no_network_and_nothing_prepared_is_an_error(tmp_path, no_network, monkeypatch):
@@ -168,8 +170,9 @@ def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path, fixture
         "import sys; from grpo_lib.problems import gsm8k; gsm8k.from_tfds('test', sys.argv[1]); "
         "print({'tensorflow', 'jax'} & set(sys.modules))"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_PROXY": "*"})
+    result = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, env=os.environ | {"NO_PROXY": "*"}
+    )
     assert result.stdout.splitlines()[-1:] == ["set()"], result.stderr
 
 
@@ -256,8 +259,7 @@ def as_prompt(question: str) -> str:
 def test_a_batch_is_arrays_of_text():
     batch = next(training_batches(numbered(10), as_prompt, batch_size=4, seed=0))
     assert set(batch) == {"prompts", "answer", "kind"}
-    for array in batch.values():
-        assert isinstance(array, np.ndarray) and array.shape == (4,) and array.dtype.kind == "U"
+    assert {(type(array), array.shape, array.dtype.kind) for array in batch.values()} == {(np.ndarray, (4,), "U")}
     assert [f"<user>Question {answer}?" for answer in batch["answer"]] == batch["prompts"].tolist()
 
 
@@ -288,8 +290,7 @@ def test_tasks_alternate_by_their_weights_and_each_has_its_epochs(few, many, bat
     problems = two_tasks(counts)
     batches = list(islice(training_batches(problems, as_prompt, batch_size, seed=3, weights=weights), 40))
     tasks = [task for batch in batches for task in batch["task"].tolist()]
-    for n in range(1, len(tasks) + 1):
-        assert abs(tasks[:n].count("b") - n * weight / (1 + weight)) <= 2
+    assert all(abs(tasks[:n].count("b") - n * weight / (1 + weight)) <= 2 for n in range(1, len(tasks) + 1))
     prompts = [text for batch in batches for text in batch["prompts"].tolist()]
     for task, count in counts.items():
         asked = [text for text, own in zip(prompts, tasks, strict=True) if own == task]

@@ -30,9 +30,8 @@ def chatml():
     import tokenizers
     import transformers
 
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=model,
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>")),
         unk_token="<unk>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -48,16 +47,16 @@ def test_a_model_that_can_think_is_asked_not_to(chatml, monkeypatch):
     monkeypatch.setattr(chatml, "chat_template", CHATML + switch)
     assert prompts.render(chatml, "Q?").endswith("assistant\n<think>\n\n</think>\n\n")
     assert prompts.render(chatml, "Q?", thinking=True).endswith("assistant\n")
-    for completion, cut in (("<think>so", True), ("<think>so</think>18", False), ("18", False), ("so</think>", False)):
-        assert prompts.cut_while_thinking(completion) == cut
+    assert [
+        text for text in ("<think>so", "<think>so</think>18", "18", "so</think>") if prompts.cut_while_thinking(text)
+    ] == ["<think>so"]
 
 
 def stub(eos: str | None = None, pad: str | None = None, added: tuple[str, ...] = (), template: str | None = None):
-    special = [token for token in (eos, pad) if token]
     return SimpleNamespace(
         eos_token=eos,
         pad_token=pad,
-        all_special_tokens=special,
+        all_special_tokens=[token for token in (eos, pad) if token],
         chat_template=template,
         get_added_vocab=lambda: {token: index for index, token in enumerate(added)},
     )

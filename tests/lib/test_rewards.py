@@ -152,8 +152,8 @@ def test_a_random_reward_is_of_the_batch_and_not_of_its_answers() -> None:
     texts = [PERFECT, GARBAGE, "\ud800", ""] * 500
     paid = rewards.random_reward(prompts=texts, completions=texts, answer=["18"] * 2000)
     assert set(paid) == {0.0, 1.0} and 900 < sum(paid) < 1100  # 4.5 standard deviations
-    for kind in range(4):  # the same text is paid in one place and not in another
-        assert 200 < sum(paid[kind::4]) < 300
+    # The same text is paid in one place and not in another.
+    assert all(200 < sum(paid[kind::4]) < 300 for kind in range(4))
     assert paid == rewards.random_reward(prompts=texts, completions=texts)  # a resumed run has the same ones
     assert paid != rewards.random_reward(prompts=texts, completions=texts[::-1])
     assert rewards.get_rewards(["random_reward"], answers.KINDS) == [rewards.random_reward]

@@ -20,8 +20,7 @@ def test_labelled_spellings() -> None:
 
 
 def test_decisions_are_what_is_done() -> None:
-    for text, read, why in final_answer.EXTRACTION_RULES:
-        assert answers.extract_answer(tagged(text)) == read, (text, why)
+    assert [r for r in final_answer.EXTRACTION_RULES if answers.extract_answer(tagged(r[0])) != r[1]] == []
 
 
 # --- Re-spelling: from a value to one of the ways to write it ---

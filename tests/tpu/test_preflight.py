@@ -21,9 +21,7 @@ def recipe(**sections):
         "rollout": {"engine": "vllm", "max_prompt_length": 256, "max_completion_length": 768},
         "training": {"steps": 100, "micro_batch_size": 128},
     }
-    for name, values in sections.items():
-        data[name] = data.get(name, {}) | values
-    return parse_recipe(data)
+    return parse_recipe(data | {name: data.get(name, {}) | values for name, values in sections.items()})
 
 
 def stand_in(weights_gib=8.0, temporaries_gib=4.0, oom_message=None):
@@ -98,9 +96,7 @@ def tunix(**sections):
     """Two hosts of four chips; each samples 8 of the 16 prompts, 64 completions, on one replica of its four chips."""
     two_hosts = {"accelerator": "v4-16", "sampler_tensor": 4}
     data = {"hardware": two_hosts, "rollout": {"engine": "tunix"}, "evaluation": {"batch_size": 64}}
-    for name, values in sections.items():
-        data[name] = data.get(name, {}) | values
-    return recipe(**data)
+    return recipe(**data | {name: data.get(name, {}) | values for name, values in sections.items()})
 
 
 def test_each_process_samples_on_its_own_devices():
@@ -131,8 +127,8 @@ def test_a_sampler_on_chips_of_its_own():
 
 def test_an_evaluation_that_samples_more_at_once_is_pointed_out():
     made = tunix(rollout={"micro_batch_size": 2}, evaluation={"batch_size": 17})
-    notes = preflight.examine(made, stand_in()).notes
-    assert any("evaluation.batch_size=16" in note for note in notes)  # 8 rows of 256 tokens
+    # 8 rows of 256 tokens
+    assert any("evaluation.batch_size=16" in note for note in preflight.examine(made, stand_in()).notes)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +163,7 @@ def test_rollout_micro_batches_sample_fewer_at_once_and_decode_as_often(slots, r
 
 
 def test_a_cache_that_holds_no_sequence_does_not_fit():
-    made = recipe(rollout={"vllm": {"memory_fraction": 0.03}})
-    result = preflight.preflight(made, stand_in(temporaries_gib=0.1))
+    result = preflight.preflight(recipe(rollout={"vllm": {"memory_fraction": 0.03}}), stand_in(temporaries_gib=0.1))
     assert not result.fits and "KV cache" in result.problem
     assert any(hint.startswith("rollout.vllm.memory_fraction=") for hint in result.hints)
 
@@ -203,9 +198,8 @@ def test_every_shipped_recipe_has_a_result():
 
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():
-    shipped = load_recipe(SMOKE)
-    assert saved_result(load_recipe(SMOKE, ["training.learning_rate=1e-9", "seed=5"])) == saved_result(shipped)
-    assert saved_result(load_recipe(SMOKE, ["name=mine", "rewards=[random_reward]"])) == saved_result(shipped)
+    same = ["training.learning_rate=1e-9", "seed=5", "name=mine", "rewards=[random_reward]"]
+    assert saved_result(load_recipe(SMOKE, same)) == saved_result(load_recipe(SMOKE))
     for change in ("training.steps=7", "training.optimizer=lion"):
         with pytest.raises(CourseError, match=r"grpo preflight.*json"):
             saved_result(load_recipe(SMOKE, [change]))
@@ -214,9 +208,8 @@ def test_a_result_is_stale_when_a_value_that_matters_changes():
 def test_a_margin_smaller_than_the_weights_is_pointed_out():
     """16 GiB of weights on 8 chips: 2 to a chip.  Two updates a step, and then one."""
     compiler = stand_in(weights_gib=16.0, temporaries_gib=6.4)
-    several = recipe(training={"prompts_per_step": 16, "micro_batch_size": 64})
-    result = preflight.examine(several, compiler)
+    result = preflight.examine(recipe(training={"prompts_per_step": 16, "micro_batch_size": 64}), compiler)
     assert 0 < result.margin < 2 * GIB
     assert any(f"would be {2 - result.margin / GIB:.2f} GiB short" in note for note in result.notes)
-    one = recipe(training={"prompts_per_step": 8, "micro_batch_size": 64})
-    assert not any(" short" in note for note in preflight.examine(one, compiler).notes)
+    result = preflight.examine(recipe(training={"prompts_per_step": 8, "micro_batch_size": 64}), compiler)
+    assert not any(" short" in note for note in result.notes)

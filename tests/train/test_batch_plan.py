@@ -22,15 +22,13 @@ def test_two_processes_on_eight_devices():
     machine = {"group_size": 2, "processes": 2, "devices": 8, "trainer_replicas": 8, "sampler_replicas": 8}
     plan = make_plan({PROMPTS: 16, ROLLOUT: 8, MICRO: 8}, **machine, longest=(232, 768))
     assert (plan.num_rollout_micro_batches, plan.accumulation_steps, plan.completions_per_step) == (2, 4, 32)
-    assert (plan.micro_batch_size_per_device, plan.micro_batch_prompts) == (1, 4)
-    assert plan.tokens_per_step == 32_000
+    assert (plan.micro_batch_size_per_device, plan.micro_batch_prompts, plan.tokens_per_step) == (1, 4, 32_000)
 
 
 def test_by_default_a_step_is_one_rollout_and_one_gradient():
     plan = make_plan({}, group_size=8)
     assert (plan.prompts_per_step, plan.num_rollout_micro_batches, plan.accumulation_steps) == (16, 1, 1)
-    assert (plan.rollout_micro_batch_size, plan.micro_batch_size) == (16, 128)
-    assert plan.tokens_per_step is None
+    assert (plan.rollout_micro_batch_size, plan.micro_batch_size, plan.tokens_per_step) == (16, 128, None)
 
 
 def test_a_recipe_takes_hosts_and_replicas_from_its_slice():

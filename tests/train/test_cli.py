@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers import result_of
 
+from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
 from grpo_train import cli
 from grpo_train.recipes import load_recipe
@@ -19,11 +21,9 @@ WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.ba
 
 
 def assert_one_line_error(done, *words):
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    for word in words:
-        assert str(word) in done.stderr
+    assert [word for word in words if str(word) not in done.stderr] == [], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
         ([*WORDS, "--probe", "x"], ["--probe", "partial-prompt"]),
         ([*WORDS, "--samples", "0"], ["--samples", "x>=1"]),
         ([*WORDS, "--nonsense"], ["--nonsense"]),
+        ([*TRAIN, "--runs", "gs://bucket/runs"], ["--runs gs:", "training.checkpoints=gs://"]),
     ],
 )
 def test_a_mistake_in_the_options_is_one_line_too(grpo, arguments, words):
@@ -83,13 +84,11 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
     assert grpo("train", "-h").stdout == grpo("train", "--help").stdout != ""
     assert grpo("--version").stdout.strip() == importlib.metadata.version("grpo-hands-on")
     assert grpo().returncode == 2
-    first = f"{sys.executable} -m grpo_tpu.cli config recipes/tiny-cpu.yaml | head -n 1"
-    done = subprocess.run(first, shell=True, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        f"{sys.executable} -m grpo_tpu.cli config recipes/tiny-cpu.yaml | head -n 1",
+        shell=True, cwd=root, capture_output=True, text=True,
+    )  # fmt: skip
     assert (done.stdout, done.stderr) == ("name: tiny-cpu\n", "")
-
-
-def test_runs_are_on_a_disk(grpo, tmp_path):
-    assert_one_line_error(grpo(*TRAIN, "--runs", "gs://bucket/runs"), "--runs gs:", "training.checkpoints=gs://")
 
 
 @pytest.mark.slow
@@ -105,10 +104,9 @@ def test_what_only_maxtext_or_the_tokenizer_knows_is_refused_before_there_is_a_r
 def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "notes.txt").write_text("mine")
-    done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept")
-    assert_one_line_error(done, tmp_path / "kept", "not a run", "another run name")
-    done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "kept", "--overwrite")
-    assert_one_line_error(done, "not a run")
+    command = [*TRAIN, "--runs", tmp_path, "--run", "kept"]
+    assert_one_line_error(grpo(*command), tmp_path / "kept", "not a run", "another run name")
+    assert_one_line_error(grpo(*command, "--overwrite"), "not a run")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["notes.txt"]
 
 
@@ -117,8 +115,7 @@ def test_a_step_on_the_terminal(root):
         "step": 1, "reward": 0.5, "accuracy": 0.25, "format": 1.0, "completions/mean_length": 12.0, "loss": None,
         "kl": 0.001, "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
     }  # fmt: skip
-    plain = load_recipe(root / "recipes" / "tiny-cpu.yaml")
-    assert cli._step(row, plain) == (
+    assert cli._step(row, load_recipe(root / "recipes" / "tiny-cpu.yaml")) == (
         "reward 0.500  accuracy 25.0%  format 100.0%  length 12.0  loss nan  rollout 1.00  update 2.00  seconds 3.50"
     )
     tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
@@ -157,7 +154,7 @@ def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_
     try:
         assert first.stdout.readline() == "held\n"
         for overwrite in ([], ["--overwrite"]):
-            done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path, "--run", "run", *overwrite)
+            done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run", *overwrite)
             assert_one_line_error(done, "another process", run, "--run NAME")
         assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
     finally:
@@ -169,35 +166,29 @@ def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_
 
 def test_a_run_of_another_recipe_is_not_continued_and_what_differs_is_listed(grpo, tmp_path, root):
     open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
-    done = grpo("train", "recipes/tiny-cpu.yaml", "grpo.beta=0.5", "--runs", tmp_path, "--run", "run")
+    done = grpo(*TRAIN, "grpo.beta=0.5", "--runs", tmp_path, "--run", "run")
     assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run NAME")
 
 
 @pytest.mark.slow
 def test_evaluate_answers_for_every_problem_and_keeps_an_existing_file(grpo, tmp_path):
     arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=24", "--samples", "2", "--json"]
-    done = grpo(*arguments, "--output", tmp_path / "out.jsonl")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
+    summary = result_of(grpo(*arguments, "--output", tmp_path / "out.jsonl"))
     assert (summary["n"], summary["samples"], summary["failures"]) == (24, 2, 0)
     assert summary["pass_at_k"]["2"] > summary["pass_at_k"]["1"] == summary["sampled_accuracy"]
-    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [record["sample"] for record in records] == [0, 1, 2] * 24
+    assert [record["sample"] for record in read_jsonl(tmp_path / "out.jsonl")] == [0, 1, 2] * 24
     assert_one_line_error(grpo(*arguments, "--output", tmp_path / "out.jsonl"), tmp_path / "out.jsonl", "--overwrite")
-    again = grpo(*arguments, "--completions", tmp_path / "out.jsonl")
-    assert json.loads(again.stdout.splitlines()[-1]) == summary
+    assert result_of(grpo(*arguments, "--completions", tmp_path / "out.jsonl")) == summary
 
 
 @pytest.mark.slow
 def test_the_probe_asks_with_the_beginning_of_each_question(grpo, tmp_path):
     """The tiny model has read no question to its end as its own text: what it goes on with is an answer."""
     arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=24", "--probe", "partial-prompt", "--json"]
-    done = grpo(*arguments, "--output", tmp_path / "probe.jsonl")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = result_of(grpo(*arguments, "--output", tmp_path / "probe.jsonl"))
     assert (found["n"], found["exact"], found["failures"]) == (24, 0, 0) and found["words"] < 0.5
     asked = {problem.id: problem.question for problem in words.generate("test", 24, 0)}
-    for record in map(json.loads, (tmp_path / "probe.jsonl").read_text().splitlines()):
+    for record in read_jsonl(tmp_path / "probe.jsonl"):
         assert record["prompt"] == record["question"]
         assert f"{record['question']} {record['solution']}" == " ".join(asked[record["id"]].split())
         assert 0.5 < len(record["question"].split()) / len(asked[record["id"]].split()) < 0.7
@@ -207,21 +198,20 @@ def test_the_probe_asks_with_the_beginning_of_each_question(grpo, tmp_path):
 
 
 def test_evaluate_grades_saved_completions(grpo, tmp_path):
-    problems = words.generate("test", 30, 0)
     rows = [
         {"id": p.id, "completion": f"<reasoning>.</reasoning><answer>{p.answer if i < 20 else 'none'}</answer>"}
-        for i, p in enumerate(problems[:28])
+        for i, p in enumerate(words.generate("test", 30, 0)[:28])
     ]
     path, output = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    graded = json.loads(grpo(*WORDS, "--completions", path, "--output", output, "--json").stdout)
+    write_jsonl_atomic(path, rows)
+    graded = result_of(grpo(*WORDS, "--completions", path, "--output", output, "--json"))
     assert (graded["n"], graded["failures"], graded["accuracy"]) == (30, 2, pytest.approx(2 / 3))  # two are missing
     assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows for _ in range(3)))
+    write_jsonl_atomic(path, [row for row in rows for _ in range(3)])
     assert_one_line_error(grpo(*WORDS, "--completions", path), path, "--samples 3")
-    graded = json.loads(grpo(*WORDS, "--completions", path, "--samples", "3", "--json").stdout)
+    graded = result_of(grpo(*WORDS, "--completions", path, "--samples", "3", "--json"))
     assert graded["maj_at_k"] == graded["pass_at_k"]["3"] == pytest.approx(2 / 3)
 
 
@@ -235,9 +225,8 @@ main()
 
 
 def test_ctrl_c_says_on_one_line_how_to_go_on(root):
-    arguments = [*WORDS, "--completions", "/dev/stdin"]
     child = subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, *arguments],
+        [sys.executable, "-c", CTRL_C, *WORDS, "--completions", "/dev/stdin"],
         cwd=root, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     child.stdin.write("\n" * 2**20)  # more than a pipe holds, so now the command reads, and waits for the rest
@@ -261,14 +250,10 @@ def test_damaged_weights_are_one_line(grpo, tmp_path, root):
 @pytest.mark.gsm8k
 def test_gsm8k_trains_and_evaluates(grpo, tmp_path, gsm8k_dir, converted_base):
     data = ["problems.source=gsm8k", f"problems.path={gsm8k_dir}", "rollout.max_completion_length=8"]
-    done = grpo("evaluate", "recipes/tiny-cpu.yaml", *data, "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["n"] == 1319
-    done = grpo(
-        "train", "recipes/tiny-cpu.yaml", *data, "training.steps=2", "training.prompts_per_step=4",
+    assert result_of(grpo("evaluate", "recipes/tiny-cpu.yaml", *data, "--json"))["n"] == 1319
+    summary = result_of(grpo(
+        *TRAIN, *data, "training.steps=2", "training.prompts_per_step=4",
         "problems.train=400", "problems.test=40", "problems.validation=20", "rollout.max_prompt_length=200",
         "rollout.overlong_prompts=filter", "--base", converted_base, "--runs", tmp_path, "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["steps"] == 2
-    assert summary["after"]["n"] == 40
+    ))  # fmt: skip
+    assert (summary["steps"], summary["after"]["n"]) == (2, 40)

@@ -1,25 +1,16 @@
 """Two runs compared: known differences are found, missing data are named, and the runs are left unchanged."""
 
-import json
-
 import pytest
+from helpers import result_of
+from test_report import PROBLEMS
+from test_report import run_with as answered
 
-from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl
-from grpo_lib.problems.types import Problem
 from grpo_lib.records import EvalRun
 from grpo_train.recipes import dump_recipe, load_recipe
 from grpo_train.report import compare_runs
 from grpo_train.report.compare_runs import compare
-
-PROBLEMS = [Problem(f"p{i}", f"What is {i} + 0?", "", str(i), "test", 1) for i in range(40)]
-
-
-def answered(right, problems=PROBLEMS, **options):
-    """An evaluation in which the problems of these numbers are right."""
-    texts = {p.question: f"<answer>{p.answer if i in right else -7}</answer>" for i, p in enumerate(problems)}
-    return evaluation.evaluate(lambda asked: [texts[p] for p in asked], problems, progress=False, **options)
 
 
 @pytest.fixture
@@ -64,8 +55,7 @@ def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
     b = make_run("b", [2.0, 4.0], metrics={"entropy": 0.25, "kl": 0.0, "loss": 1.0, "format": 0.5})
     append_jsonl(b / "metrics.jsonl", {"step": 2, "reward": 6.0, "entropy": 0.25, "kl": 0.0})  # done again: it counts
     append_jsonl(a / "metrics.jsonl", {"step": 3, "reward": 1.0, "format": 0.75})  # measured seldom: the last value
-    compared = compare(a, b)
-    assert list(compared.metrics.items()) == [  # in the order of the glossary; what is not in it comes last
+    assert list(compare(a, b).metrics.items()) == [  # in the order of the glossary; what is not in it comes last
         ("reward", (1.5, 4.0)), ("format", (0.75, 0.5)), ("entropy", (0.5, 0.25)), ("loss", (None, 1.0)),
         ("kl", (None, 0.0)), ("mine", (1.0, None)),
     ]  # fmt: skip
@@ -75,7 +65,7 @@ def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
     ("other", "words"),
     [
         (lambda: None, "no evals/after.jsonl in b"),
-        (lambda: answered(range(3), PROBLEMS[:-1]), "39 in common"),
+        (lambda: answered(range(3), problems=PROBLEMS[:-1]), "39 in common"),
         (
             lambda: EvalRun([r | {"gold": "9"} if r["id"] == "p3" else r for r in answered(range(9)).records]),
             "39 in common",
@@ -86,8 +76,7 @@ def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
 def test_evaluations_that_cannot_be_paired_say_why(make_run, other, words):
     evaluations = {"after": run} if (run := other()) else {}
     compared = compare(make_run("a", [1.0], after=answered(range(5))), make_run("b", [1.0], **evaluations))
-    assert compared.paired is None and words in compared.unpaired
-    assert compared.metrics
+    assert compared.paired is None and words in compared.unpaired and compared.metrics
 
 
 # --- what is refused ---
@@ -114,8 +103,7 @@ def test_nothing_that_a_file_holds_controls_the_terminal(make_run):
     hostile = "\x1b[31m x\ny"
     metrics = {f"rewards/{hostile}/mean": 1.0, hostile: 2.0}
     a = make_run("a", [1.0, 2.0], metrics=metrics, after=answered(range(9)))
-    b = make_run("b", [2.0, 1.0], metrics=metrics, after=answered(range(9)))
-    said = compare_runs.text(compare(a, b))
+    said = compare_runs.text(compare(a, make_run("b", [2.0, 1.0], metrics=metrics, after=answered(range(9)))))
     assert "\x1b" not in said and "[31m x" in said
 
 
@@ -127,8 +115,7 @@ def test_the_command_prints_the_comparison(make_run, grpo, tmp_path):
     make_run("b", [2.0] * 3, "seed=1", after=answered(range(5, 35)))
     runs = tmp_path / "runs"
     files = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
-    done = grpo("compare", "a", runs / "b", "--runs", runs, "--json")
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = result_of(grpo("compare", "a", runs / "b", "--runs", runs, "--json"))
     assert result["recipe"] == ["seed: 0 != 1"]
     assert result["paired"]["flips"]["wrong_right"] == 15 and result["metrics"] == {"reward": [1.0, 2.0]}
     assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == files  # as they were

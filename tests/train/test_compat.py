@@ -1,11 +1,17 @@
 """Faults of upstream that grpo_train/engines/compat.py works around: a test here fails when upstream has fixed one."""
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
+from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 
 pytestmark = pytest.mark.slow
 
@@ -14,26 +20,19 @@ PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assista
 
 def test_tunix_still_samples_the_same_noise_without_a_seed(sampler, rollout_config):
     """Tunix 0.1.7.  When this fails, TunixSampler need not make a seed for every call."""
-    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
-
     first, second = (VanillaRollout.generate(sampler, PROMPTS, rollout_config).text for _ in range(2))
     assert first == second
 
 
 def test_tunix_still_cuts_off_the_end_token(sampler, rollout_config):
     """Tunix 0.1.7.  When this fails, compat.keep_end_tokens can go."""
-    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
-
     output = VanillaRollout.generate(sampler, PROMPTS, rollout_config)
     assert all(sampler.eos_id() not in ids for ids in output.tokens)
 
 
 def test_tunix_still_forgets_the_temperature_of_old_logps():
     """Tunix 0.1.7.  When this fails, compat.old_logps_from_actor is no longer needed with this engine."""
-    import inspect
-
     from tunix.rl import common
-    from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 
     assert "temperature" in inspect.signature(common.compute_per_token_logps).parameters
     assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
@@ -41,8 +40,6 @@ def test_tunix_still_forgets_the_temperature_of_old_logps():
 
 def test_tunix_still_copies_the_policy_after_each_sync():
     """Tunix 0.1.7.  When this fails, compat.sync_without_snapshot can go."""
-    import inspect
-
     from tunix.rl import rl_cluster
 
     assert "pinned_host" in inspect.getsource(rl_cluster.RLCluster.sync_weights)
@@ -51,14 +48,10 @@ def test_tunix_still_copies_the_policy_after_each_sync():
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])
 def test_tunix_still_ignores_rope_theta(family):
     """Tunix 0.1.7.  When this fails, compat.require_rope_theta or tunix_models.Llama can go."""
-    import jax.numpy as jnp
-    from flax import nnx
-
     definition = importlib.import_module(f"tunix.models.{family}.model")
     tied = {"llama3": "weight_tying", "qwen3": "use_tied_embedding"}[family]
     model = {"llama3": "Llama3", "qwen3": "Qwen3"}[family]
-    sizes = dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), 1)
-    sizes |= dict.fromkeys(("embed_dim", "hidden_dim", "head_dim"), 8)
+    sizes = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "embed_dim": 8, "hidden_dim": 8, "head_dim": 8}
 
     def logits(theta):
         config = definition.ModelConfig(**sizes, vocab_size=16, rope_theta=theta, norm_eps=1e-6, **{tied: True})
@@ -71,8 +64,6 @@ def test_tunix_still_ignores_rope_theta(family):
 
 def test_tunix_still_takes_a_batch_for_this_process_s_part(monkeypatch):
     """Tunix 0.1.7.  When this fails, compat.shard_whole_batches may no longer be needed: try without it."""
-    import jax
-    import numpy as np
     from tunix.sft import sharding_utils
 
     parts = []
@@ -87,8 +78,7 @@ def test_tunix_still_logs_to_wandb_unasked(monkeypatch, tmp_path):
     from tunix.sft.metrics_logger import MetricsLoggerOptions
 
     started = []
-    wandb = SimpleNamespace(init=lambda **options: started.append(options), run=None)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: started.append(options), run=None))
     for backend in MetricsLoggerOptions(log_dir=str(tmp_path)).create_backends():
         backend.close()
     assert len(started) == 1
@@ -96,7 +86,6 @@ def test_tunix_still_logs_to_wandb_unasked(monkeypatch, tmp_path):
 
 def test_maxtext_still_cannot_save_lazy_tensors():
     """MaxText 0.2.5, Orbax 0.12.  When this fails, compat.save_lazy_tensors can go, if memory stays as it is."""
-    import numpy as np
     from maxtext.checkpoint_conversion.to_maxtext import LazyTensor
     from orbax.checkpoint import v1 as ocp
 
@@ -132,14 +121,12 @@ def test_maxtext_still_has_no_setting_for_unrolled_layers():
     """MaxText 0.2.5.  When this fails, cpu_speed.unroll_layers can be that setting."""
     from maxtext.configs.types import MaxTextConfig
 
-    others = {"force_unroll", "ring_scan_unroll"}  # of checkpoints for decoding, and of an attention kernel
-    assert {name for name in MaxTextConfig.model_fields if "unroll" in name} == others
+    # Those that there are: of checkpoints for decoding, and of an attention kernel.
+    assert {n for n in MaxTextConfig.model_fields if "unroll" in n} == {"force_unroll", "ring_scan_unroll"}
 
 
 def test_xla_still_copies_the_operand_of_a_weight_gradient():
     """JAX 0.11.  When this fails, cpu_speed.multiply_in_two_dimensions can go."""
-    import jax
-    import jax.numpy as jnp
 
     def dense(x, weight, flat):
         return (x.reshape(-1, 16) @ weight).reshape(4, 6, 48) if flat else x @ weight
@@ -147,8 +134,7 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
     def loss(weight, x, slope, flat):
         return (jax.nn.silu(dense(x, weight, flat)) * slope).sum()
 
-    shapes = (16, 48), (4, 6, 16), (4, 6, 48)
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 48), (4, 6, 16), (4, 6, 48))]
     programs = [jax.jit(jax.grad(loss), static_argnums=3).lower(*arrays, flat).compile() for flat in (False, True)]
     copies = [program.as_text().count(" copy(") for program in programs]
     assert copies[0] > 0 and copies[1] == 0
@@ -158,10 +144,6 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
     ("workaround", "swapped"), [("multiply_in_two_dimensions", "TwoDimensions"), ("unroll_layers", "Unrolled")]
 )
 def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(tiny_recipe, workaround, swapped):
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from flax import nnx
     from test_losses import one_layer
 
     from grpo_train.engines import cpu_speed

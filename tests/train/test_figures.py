@@ -10,22 +10,14 @@ import nbconvert
 import nbformat
 import pytest
 from matplotlib.colors import to_rgb
-from test_report import PROBLEMS, ROWS, log
+from test_report import ROWS, run_with
 
 from grpo_lib import rewards
-from grpo_lib.evaluation import EvalRun, evaluate, summarize
+from grpo_lib.evaluation import EvalRun, summarize
 from grpo_train.report import display, figures
 from grpo_train.report.alt_text import LONGEST, alt_text
 from grpo_train.report.comparison import Comparison, gain_parts
 from grpo_train.runs.metric_glossary import REWARD_MEAN, read_metrics
-
-
-def run_with(right, wrong="<reasoning>r</reasoning><answer>99</answer>"):
-    """An evaluation with the given set of right answers."""
-    texts = {p.question: wrong for p in PROBLEMS}
-    texts |= {PROBLEMS[i].question: log(i) for i in right}
-    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
-
 
 BEFORE = run_with(range(10))
 AFTER = run_with(range(5, 32), wrong="no tags")
@@ -82,23 +74,25 @@ def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():
 
 
 def test_the_thick_line_is_the_mean_of_the_last_steps():
-    axes = figures.training_curves([{"step": i, "reward": float(i)} for i in range(1, 31)]).axes[0]
-    thin, thick = lines(axes)
+    thin, thick = lines(figures.training_curves([{"step": i, "reward": float(i)} for i in range(1, 31)]).axes[0])
     assert list(thin.get_ydata()) == list(range(1, 31))
     assert list(thick.get_ydata())[:3] == [1.0, 1.5, 2.0] and thick.get_ydata()[-1] == 29.0
 
 
 def test_a_figure_of_nothing_is_drawn():
-    for figure in (figures.training_curves([]), figures.before_after({}), figures.categories(None, None)):
-        assert figure.texts[0].get_text()
+    assert all(
+        figure.texts[0].get_text()
+        for figure in (figures.training_curves([]), figures.before_after({}), figures.categories(None, None))
+    )
     figures.training_curves([{"step": 1, "reward": 0.0}])._repr_png_()
 
 
 def test_bars_are_the_rates_with_their_intervals():
     summary = summarize(BEFORE, AFTER)
     axes = figures.before_after(summary).axes[0]
-    rates = [summary[phase][key] for phase in ("before", "after") for key in ("accuracy", "lenient_accuracy")]
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx(rates)
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx(
+        [summary[phase][key] for phase in ("before", "after") for key in ("accuracy", "lenient_accuracy")]
+    )
     ends = [box.lines[2][0].get_segments()[0][:, 1] for box in axes.containers if hasattr(box, "has_yerr")]
     assert sorted(ends[1]) == pytest.approx(summary["after"]["interval"])
     assert len(figures.before_after({"before": summary["before"]}).axes[0].patches) == 2
@@ -125,8 +119,7 @@ def test_categories_and_parts_of_the_reward_before_and_after():
     assert [bar.get_width() for bar in axes.patches] == [10, 0, 30, 27, 13, 0]
     functions = rewards.get_rewards(["correct_answer", "tidy_format"])
     axes = figures.reward_parts(Comparison(BEFORE, AFTER, functions)).axes[0]
-    widths = [bar.get_width() for bar in axes.patches]
-    assert widths == pytest.approx([0.25, 0.1, 0.35, 0.675, 0.0675, 0.7425])
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.25, 0.1, 0.35, 0.675, 0.0675, 0.7425])
     below = figures.reward_parts(Comparison(run_with((), wrong="no tags"), AFTER)).axes[0]  # by the reference reward
     assert "−2.00" in [text.get_text() for text in below.texts]
 

@@ -52,9 +52,8 @@ def test_the_reference_runs_give_no_alert(root, name):
 @pytest.mark.parametrize("name", ["hacked", "hacked1", "hacked2"])
 def test_the_hacked_runs_are_found_as_soon_as_two_means_can_be_compared(root, name):
     rows = read_jsonl(root / "assets" / "reference" / name / "metrics.jsonl")
-    alerts = [alert for alert in find_alerts(rows) if alert.kind == "hacked"]
-    assert len(alerts) == 1 and alerts[0].step <= 15
-    assert "rewards" in alerts[0].message
+    (alert,) = (alert for alert in find_alerts(rows) if alert.kind == "hacked")
+    assert alert.step <= 15 and "rewards" in alert.message
 
 
 @given(st.floats(0.01, 1), st.floats(0, 0.4), st.floats(-100, 100), st.floats(0.1, 100))
@@ -74,8 +73,8 @@ def test_the_run_at_ten_times_the_learning_rate_is_found_at_half_its_way():
     (alert,) = find_alerts(rows)
     assert (alert.kind, alert.step) == ("fall", 15)
     assert "from 0.904 to 0.519" in alert.message and "training.learning_rate" in alert.message
-    scaled = [row | {"reward": 40 * row["reward"] - 30} for row in rows]  # another scale of the reward, also negative
-    assert found(scaled) == [("fall", 15)]
+    # Another scale of the reward, also negative.
+    assert found([row | {"reward": 40 * row["reward"] - 30} for row in rows]) == [("fall", 15)]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +87,9 @@ def test_the_run_at_ten_times_the_learning_rate_is_found_at_half_its_way():
 )
 def test_ten_steps_without_a_signal(accuracy, reward, words):
     rows = run(frac_reward_zero_std=lambda step: float(step >= 6), reward=reward, accuracy=accuracy)
-    rows = [{k: v for k, v in row.items() if v is not None} for row in rows]
-    (alert,) = find_alerts(rows)
+    (alert,) = find_alerts([{k: v for k, v in row.items() if v is not None} for row in rows])
     assert (alert.kind, alert.step) == ("no signal", 15)
-    for word in words:
-        assert word in alert.message
+    assert [word for word in words if word not in alert.message] == []
 
 
 @pytest.mark.parametrize(
@@ -115,8 +112,7 @@ def test_ten_steps_without_a_signal(accuracy, reward, words):
 def test_a_failure_gives_its_own_alert_once(metrics, kind, step, words):
     (alert,) = find_alerts(run(**metrics))
     assert (alert.kind, alert.step) == (kind, step)
-    for word in words:
-        assert word in alert.message
+    assert [word for word in words if word not in alert.message] == []
 
 
 @pytest.mark.parametrize(
@@ -196,9 +192,11 @@ def test_whatever_a_file_holds_it_is_read_without_an_error(rows):
 @given(st.lists(st.floats(0, 1) | st.just(1.0), min_size=1, max_size=40))
 def test_a_streak_is_found_where_it_is(ratios):
     """By the definition, in the slow way."""
-    steps = STEPS_CLIPPED
     rows = [{"step": step, "completions/clipped_ratio": ratio} for step, ratio in enumerate(ratios, start=1)]
-    holds = [min(ratios[max(0, i - steps) : i], default=0) > 0.5 and i >= steps for i in range(1, len(ratios) + 1)]
+    holds = [
+        min(ratios[max(0, i - STEPS_CLIPPED) : i], default=0) > 0.5 and i >= STEPS_CLIPPED
+        for i in range(1, len(ratios) + 1)
+    ]
     wanted = [i for i in range(1, len(holds) + 1) if holds[i - 1] and not any(holds[max(0, i - 6) : i - 1])]
     assert [alert.step for alert in find_alerts(rows)] == wanted
 

@@ -54,11 +54,15 @@ def job(converted_base):
     return make
 
 
+def run_to_the_end(server: RunServer, job: Job) -> None:
+    server.start(job)
+    assert server.wait() == 0, said(Path(job.directory))
+
+
 @pytest.fixture(scope="module")
 def undisturbed(server, job, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
-    server.start(job(directory))
-    assert server.wait() == 0, said(directory)
+    run_to_the_end(server, job(directory))
     return directory
 
 
@@ -158,21 +162,18 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, 
         assert_same(directory, undisturbed)
         finished += 1
         directory = tmp_path / f"run-{finished}"
-    server.start(job(directory))
-    assert server.wait() == 0, said(directory)
+    run_to_the_end(server, job(directory))
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
 
 
 def test_killed_with_adapters_and_spare_prompts(server, job, tmp_path):
     whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
-    server.start(job(whole, SWITCHED))
-    assert server.wait() == 0, said(whole)
+    run_to_the_end(server, job(whole, SWITCHED))
     for moment in (in_a_step, in_a_save, in_a_step):
         code = run_until(server, job(directory, SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
         assert code in (0, -signal.SIGKILL), said(directory)
-    server.start(job(directory, SWITCHED))
-    assert server.wait() == 0, said(directory)
+    run_to_the_end(server, job(directory, SWITCHED))
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
 
@@ -204,8 +205,7 @@ def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(ser
     # The newest checkpoint is cut short: the one before it is taken.
     for path in Path(folder / str(saved[-1]) / "model_params" / "d").iterdir():
         path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-    server.start(job(directory))
-    assert server.wait() == 0, said(directory)
+    run_to_the_end(server, job(directory))
     assert f"checkpoint of update {saved[-1]} cannot be restored" in said(directory)
     assert f"continuing from update {saved[-2]}" in said(directory)
     assert_same(directory, undisturbed)

@@ -22,7 +22,8 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig
 
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
-from grpo_train.losses import pallas_kernel, policy_loss, token_statistics
+from grpo_train.engines import maxtext_model
+from grpo_train.losses import hidden_states, pallas_kernel, policy_loss, token_statistics
 
 # Of the largest gradient; what a dtype allows.
 ALLOWED = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -254,8 +255,7 @@ def batch(seed=0, rows=4, length=6):
     """log π, log π_old, log π_ref, advantages and a mask with an empty row."""
     rng = np.random.default_rng(seed)
     logps, old, ref = (-np.abs(rng.normal(1, 0.5, (rows, length))) for _ in range(3))
-    mask = np.arange(length) < np.array([length, 3, 0, 1])[:rows, None]
-    return logps, old, ref, rng.normal(size=rows), mask
+    return logps, old, ref, rng.normal(size=rows), np.arange(length) < np.array([length, 3, 0, 1])[:rows, None]
 
 
 def in_float32(*arrays_):
@@ -367,8 +367,6 @@ def one_layer(recipe, layers=1, **more):
     from maxtext.configs import pyconfig
     from maxtext.utils import maxtext_utils, model_creation_utils
 
-    from grpo_train.engines import maxtext_model
-
     with maxtext_model.quiet():
         maxtext_model.register_architecture(recipe.model)
         config = pyconfig.initialize(
@@ -385,9 +383,6 @@ def one_layer(recipe, layers=1, **more):
 
 def pair(recipe, **size):
     """The same model, as it is and with its hidden states."""
-    from grpo_train.engines import maxtext_model
-    from grpo_train.losses import hidden_states
-
     size = {**size, "normalize_embedding_logits": True}  # with weights as random as these, logits would be far apart
     plain = one_layer(recipe, **size)
     other = one_layer(recipe, **size, **hidden_states.maxtext_settings("pallas", 33))
@@ -419,8 +414,6 @@ def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
 @pytest.mark.slow
 def test_log_probabilities_of_a_maxtext_model_are_tunix_own(tiny_recipe):
     """A head of its own; from logits, from hidden states, and as the reference's."""
-    from grpo_train.engines import maxtext_model
-
     actors = plain, other = pair(tiny_recipe, logits_via_embedding=False)
     given_ = example(rows=4, prompt=10, length=23, vocabulary=256)
     ids = (given_.prompt_ids, given_.completion_ids)

@@ -99,8 +99,7 @@ def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
     model = model_in(model_copy, "qwen2.5-14b")
     with maxtext_model.quiet():
         config = pyconfig.initialize(maxtext_model.maxtext_arguments(model, enable_checkpointing=False))
-    assert config.normalization_layer_epsilon == 1e-5
-    assert config.rope_max_timescale == 500_000
+    assert (config.normalization_layer_epsilon, config.rope_max_timescale) == (1e-5, 500_000)
 
 
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
@@ -173,9 +172,8 @@ def test_float32_is_multiplied_in_float32_on_a_chip(monkeypatch, dtype, backend,
 def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
     weights = model_copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    model = model_in(model_copy)
     with pytest.raises(CourseError, match=r"could not convert .* the whole log is"):
-        conversion.convert_to_maxtext(model, tmp_path / "base")
+        conversion.convert_to_maxtext(model_in(model_copy), tmp_path / "base")
     assert not (tmp_path / "base").exists()
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import jax
@@ -143,10 +142,9 @@ def start(program: str, *arguments, **environment: str) -> subprocess.Popen:
 @pytest.fixture(scope="module")
 def two() -> list[dict]:
     address, flags = f"127.0.0.1:{free_port()}", "--xla_force_host_platform_device_count=2"
-    members = [start(PROGRAM, address, number, XLA_FLAGS=flags) for number in (0, 1)]
-    output = [member.communicate(timeout=300) for member in members]
-    assert [member.returncode for member in members] == [0, 0], output
-    return [json.loads(out.splitlines()[-1]) for out, _ in output]  # gloo logs its connections before
+    found = finish([start(PROGRAM, address, number, XLA_FLAGS=flags) for number in (0, 1)])
+    assert [code for code, *_ in found] == [0, 0], found
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in found]  # gloo logs its connections before
 
 
 @pytest.mark.slow
@@ -159,10 +157,8 @@ def two() -> list[dict]:
 )
 def test_processes_that_do_not_belong_together_stop_with_one_line(started, message):
     address = f"127.0.0.1:{free_port()}"
-    members = [start(CONNECT, address, *arguments, 60) for arguments in started]
-    errors = [member.communicate(timeout=120)[1].splitlines()[-1] for member in members]
-    assert [member.returncode for member in members] == [2] * len(started), errors
-    assert all(error.startswith("error: ") and message in error for error in errors), errors
+    found = finish([start(CONNECT, address, *arguments, 60) for arguments in started])
+    assert all(code == 2 and error.startswith("error: ") and message in error for code, _, error in found), found
 
 
 @pytest.mark.slow
@@ -228,10 +224,8 @@ def test_a_lost_process_ends_the_other_within_a_minute(how, victim):
     try:
         for member in members:
             assert "connected\n" in iter(member.stdout.readline, ""), member.communicate()
-        lost = time.monotonic()
         members[victim].send_signal(how)
         _, errors = members[1 - victim].communicate(timeout=60)
-        print(f"{how.name} of process {victim}: {time.monotonic() - lost:.1f} s, {members[1 - victim].returncode}")
         assert members[1 - victim].returncode != 0
         assert "continues from its last checkpoint" in errors or "another task died" in errors
     finally:
@@ -241,19 +235,20 @@ def test_a_lost_process_ends_the_other_within_a_minute(how, victim):
 
 
 def test_both_agree_and_a_batch_is_spread_over_the_devices_of_both_and_comes_back_whole(two):
-    assert [found["first"] for found in two] == [True, False]
-    assert [found["slice"] for found in two] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    for found in two:
-        assert found["gather"] == [{"n": 0, "text": ""}, {"n": 1, "text": ""}, {"n": 1, "text": "é"}]
-        assert found["none"] == []
-        assert found["long"] == [5, 3000]
-        assert found["any"] == [False, True]
-        assert found["from_first"] == [["said", None], None]
-        assert found["pieces"] == [2]  # 8 rows on 4 devices
-        assert found["replicated"] == [False, True, True]  # 3 rows do not divide
-        assert found["on_host"] == [True, True, True]
-        assert found["total"] == 276.0
-        assert found["copy"] == [True] * 5
+    both = {
+        "gather": [{"n": 0, "text": ""}, {"n": 1, "text": ""}, {"n": 1, "text": "é"}],
+        "none": [],
+        "long": [5, 3000],
+        "any": [False, True],
+        "from_first": [["said", None], None],
+        "pieces": [2],  # 8 rows on 4 devices
+        "replicated": [False, True, True],  # 3 rows do not divide
+        "on_host": [True, True, True],
+        "total": 276.0,
+        "copy": [True] * 5,
+        "typed keys": two[0]["typed keys"],  # the next test's
+    }
+    assert two == [both | {"first": True, "slice": [0, 1, 2, 3, 4]}, both | {"first": False, "slice": [5, 6, 7, 8, 9]}]
 
 
 def test_jax_still_refuses_typed_keys(two):
@@ -270,8 +265,7 @@ def test_the_slices_are_all_rows_once_and_as_even_as_can_be(number, count):
             patch.setattr(jax, "process_index", lambda index=index: index)
             slices.append(list(range(number))[multihost.process_slice(number)])
     assert [row for part in slices for row in part] == list(range(number))
-    sizes = {len(part) for part in slices}
-    assert max(sizes) - min(sizes) <= 1
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -344,10 +338,9 @@ print(upstream, moved(reshard.reshard_pytree, *pair[:1], NamedSharding(samples(s
 
 @pytest.fixture(scope="module")
 def moves():
-    eight = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    done = subprocess.run([sys.executable, "-c", MOVES], env=eight, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    ((code, out, error),) = finish([start(MOVES, XLA_FLAGS="--xla_force_host_platform_device_count=8")])
+    assert code == 0, error
+    return [tuple(map(int, line.split())) for line in out.splitlines()]
 
 
 @pytest.mark.slow

@@ -113,10 +113,8 @@ def test_the_last_shape_holds_any_batch(layout, groups, group_size, prompt, comp
     )  # fmt: skip
     sizes = [math.prod(shape) for shape in shapes]
     assert sizes == sorted(sizes) and all(rows % replicas == 0 for rows, _ in shapes)
-    if layout == "groups":
-        full = [prompt - 1 + group_size * (1 + completion)] * groups
-    else:
-        full = [prompt + completion] * sequences
+    of_group, of_sequence = prompt - 1 + group_size * (1 + completion), prompt + completion
+    full = [of_group] * groups if layout == "groups" else [of_sequence] * sequences
     assert packing.first_fit(full, *shapes[-1]) is not None
     some = [random.randint(1, size) for size in full]
     places = packing.first_fit(some, *shapes[-1])
@@ -184,8 +182,8 @@ def compute(tiny_recipe):
 def check_same(padded, packed):
     (loss, aux, slope), (their_loss, their_aux, their_slope) = packed, padded
     assert loss == pytest.approx(their_loss, rel=1e-5, abs=1e-6)
-    for name, value in aux.items():
-        assert float(value) == pytest.approx(float(their_aux[name]), rel=1e-4, abs=1e-6), name
+    theirs = {name: float(their_aux[name]) for name in aux}
+    assert {name: float(value) for name, value in aux.items()} == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     assert np.linalg.norm(slope - their_slope) <= 1e-5 * max(np.linalg.norm(their_slope), 1e-3)
 
 

@@ -46,11 +46,11 @@ def log(answer):
 PROBLEMS = [Problem(f"p{i}", f"What is <b>{i}</b> + 0?", "", str(i), "test", 1) for i in range(40)]
 
 
-def run_with(right, tail=()):
+def run_with(right, tail=(), wrong="<reasoning>r</reasoning><answer>99</answer>", problems=PROBLEMS, **options):
     """An evaluation with the given set of right answers; completions of the last problems are those of `tail`."""
-    texts = {p.question: log(p.answer if i in right else int(p.answer) + 1) for i, p in enumerate(PROBLEMS)}
-    texts |= {p.question: text for p, text in zip(PROBLEMS[len(PROBLEMS) - len(tail) :], tail, strict=True)}
-    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], PROBLEMS, progress=False)
+    texts = {p.question: log(p.answer) if i in right else wrong for i, p in enumerate(problems)}
+    texts |= {p.question: text for p, text in zip(problems[len(problems) - len(tail) :], tail, strict=True)}
+    return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], problems, progress=False, **options)
 
 
 BEFORE = run_with(range(10), HOSTILE)
@@ -122,16 +122,14 @@ def test_the_headline_is_honest_about_noise(difference, interval, p, start):
     part = {"accuracy": 0.53, "n": 1000, "interval": [0.5, 0.56]}
     after = part | {"accuracy": 0.53 + difference}
     change = {"difference": difference, "difference_interval": interval, "mcnemar_p": p}
-    text = report.headline({"before": part, "after": after, **change})
-    assert text.startswith(start)
+    assert report.headline({"before": part, "after": after, **change}).startswith(start)
 
 
 # --- before beside after ---
 
 
 def test_flips_are_counted_by_problem():
-    counts = flip_counts(BEFORE, AFTER)
-    assert counts == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
+    assert flip_counts(BEFORE, AFTER) == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
     with pytest.raises(CourseError):
         flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
 
@@ -209,10 +207,9 @@ def test_the_page_holds_every_answer_and_warning_and_loads_nothing(run_dir):
 def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
     data = answer_inspector.page_data(comparison.load(run_dir))
     assert data["parts"] == ["correct_answer", "tidy_format"]  # those of the recipe
-    functions = rewards.get_rewards(data["parts"])
     for problem, record in zip(data["problems"], AFTER.records, strict=True):
         told = [data["notes"][number] for number in problem[6][1][5]]
-        parts = rewards.explain(record["completion"], record["gold"], functions=functions)
+        parts = rewards.explain(record["completion"], record["gold"], functions=rewards.get_rewards(data["parts"]))
         assert told == [(part.points, part.why) for part in parts]
     (run_dir / "recipe.yaml").unlink()
     data = answer_inspector.page_data(comparison.load(run_dir))

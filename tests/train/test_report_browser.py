@@ -177,8 +177,7 @@ def test_the_keyboard_is_enough(page):
 def test_inside_a_notebook(run_dir, new_page, tmp_path):
     saved = tmp_path / "notebook.html"
     saved.write_text(f"<!DOCTYPE html><title>notebook</title>{report.inspector(run_dir)._repr_html_()}", "utf-8")
-    page = new_page(saved.as_uri())
-    frame = page.frame_locator("iframe")
+    frame = new_page(saved.as_uri()).frame_locator("iframe")
     frame.get_by_label("Search").fill("</textarea>")
     expect_count(frame, "1 shown.")
     frame.locator("#rows .open").click()

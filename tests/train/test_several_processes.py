@@ -65,9 +65,8 @@ class Run:
             command += ["--runs", str(directory.parent), "--run", directory.name, "--base", str(base)]
             if processes > 1:
                 command += ["--coordinator", f"127.0.0.1:{port}", f"--process={number}", f"--processes={processes}"]
-            flags = f"--xla_force_host_platform_device_count={devices}"
             with open(output, "w", encoding="utf-8") as file:
-                env = os.environ | {"XLA_FLAGS": flags}
+                env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
                 self.members.append(subprocess.Popen(command, stdout=file, stderr=file, env=env))
 
     def wait(self, seconds: float = 900) -> list[int]:

@@ -1,11 +1,11 @@
 """The tables hold what the records hold, open in a spreadsheet as text, and calculate nothing there."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from helpers import result_of
 
 from grpo_lib.evaluation import evaluate
 from grpo_lib.problems.types import Problem
@@ -40,8 +40,9 @@ def test_csv_opens_in_a_spreadsheet_and_calculates_nothing(run_dir):
         assert row["question"].removeprefix("'") == problem.question
         assert row["gold"] == row["after_extracted"] == problem.answer  # -3 stays a number
         assert row["after_category"] == "right"
-        parts = [row[f"after_reward_{name}"] for name in ("correct_answer", "tidy_format")]  # those of the recipe
-        assert sum(map(float, parts)) == pytest.approx(float(row["after_reward"]))
+        assert float(row["after_reward"]) == pytest.approx(
+            sum(float(row[f"after_reward_{name}"]) for name in ("correct_answer", "tidy_format"))  # those of the recipe
+        )
         for value in row.values():
             assert value[:1] not in tuple("=+@\t\r\n＝＋－＠") and (
                 value[:1] != "-" or value[1:].replace(".", "", 1).isdigit()
@@ -58,5 +59,5 @@ def test_samples_have_rows_of_their_own():
 
 @pytest.mark.parametrize(("options", "names"), [([], ["report"]), (["--tables"], ["report", "csv"])])
 def test_the_command_writes_them_when_asked(run_dir, grpo, options, names):
-    written = json.loads(grpo("report", run_dir, "--json", *options).stdout.splitlines()[-1])
+    written = result_of(grpo("report", run_dir, "--json", *options))
     assert list(written) == names and all(Path(path).is_file() for path in written.values())

@@ -9,16 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_lib.evaluation import grade
+from grpo_lib.prompts import template_completion as log
 from grpo_train.report import taxonomy
 
 
 def record(completion, gold, solution="", truncated=False):
     rest = {"completion": completion, "gold": gold, "solution": solution, "truncated": truncated}
     return rest | grade(completion, gold)
-
-
-def log(reasoning, answer):
-    return f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
 
 
 JANET = "Janet sells 16 - 3 - 4 = 9 duck eggs a day.\nShe makes 9 * 2 = $18 every day at the farmer’s market."
@@ -79,10 +76,9 @@ def test_whatever_is_wrong_has_a_cause(completion, solution, truncated):
 
 def test_categories_stand_in_the_order_of_the_rules():
     """From a record to which every rule applies, take away what the first one reads: the next one decides."""
-    everything = record(log("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)
-    strict = everything | {"strict": True, "extracted": None}
     found = [
-        strict,
+        strict := record(log("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)
+        | {"strict": True, "extracted": None},
         cut := strict | {"strict": False},
         none := cut | {"truncated": False},
         slip := none | {"extracted": "14"},

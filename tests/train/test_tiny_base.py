@@ -41,8 +41,7 @@ def test_prompts_and_completions_fit_the_course(tokenizer, record):
     for problem in words.generate("train", 300, seed=5):
         prompt = tokenizer.encode(prompts.render(tokenizer, problem.question))
         completion = tokenizer.encode(prompts.template_completion(problem.solution, problem.answer))
-        assert len(prompt) <= 44
-        assert len(completion) + 1 <= 28
+        assert len(prompt) <= 44 and len(completion) + 1 <= 28
     assert record["lengths"]["prompt_max"] <= 44 and record["lengths"]["completion_max"] <= 28
 
 

@@ -83,10 +83,11 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 
 @pytest.mark.long
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
-    changes = ["grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
-    changes += ["rollout.temperature=0.8", "training.learning_rate=1e-3"]
-    rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
-    for row in rows:
+    changes = [
+        *("grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"),
+        *("rollout.temperature=0.8", "training.learning_rate=1e-3"),
+    ]
+    for row in training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes]))):
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
         assert 1 <= row["dynamic_sampling/passes"] <= 3 and row["dynamic_sampling/uniform_groups"] >= 0
@@ -234,11 +235,14 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
         return [sum(map(ord, completion)) % 97 for completion in completions]
 
     monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
-    more: dict = {"checkpoints": str(tmp_path / "all"), "rounding": rounding}
-    twice = change(recipe, grpo={"iterations": 2}, rollout={"temperature": 0.8}, training=more)
+    twice = change(
+        recipe,
+        grpo={"iterations": 2},
+        rollout={"temperature": 0.8},
+        training={"checkpoints": str(tmp_path / "all"), "rounding": rounding},
+    )
     if rounding == "stochastic":
-        parts = {"micro_batch_size": 8, "layout": "padded"}
-        twice = change(twice, model={"weight_dtype": "bfloat16"}, training=parts)
+        twice = change(twice, model={"weight_dtype": "bfloat16"}, training={"micro_batch_size": 8, "layout": "padded"})
     whole = training.train(build(tmp_path / "whole", twice))
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
     assert max(row["clip_ratio"] for row in whole) > 0  # the second update is off-policy
@@ -339,12 +343,14 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "seconds_rollout": 1.5,
         "seconds_sync": 0.5,
     }
-    written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
-    # From the timer, the reference model's, the recorder and pipeline.validation.
-    written |= {"seconds", "seconds_update", "tokens_per_second", "step", "learning_rate"}
-    written |= {"validation_accuracy", "validation_lenient"}
-    # From learner and optimizer, where a recipe asks for them.
-    written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"}
+    written = values.keys() | {
+        *("seconds_reward", *TUNIX_METRICS.values()),
+        # From the timer, the reference model's, the recorder and pipeline.validation.
+        *("seconds", "seconds_update", "tokens_per_second", "step", "learning_rate"),
+        *("validation_accuracy", "validation_lenient"),
+        # From learner and optimizer, where a recipe asks for them.
+        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"),
+    }
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
@@ -380,8 +386,10 @@ def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tm
     recorder.log_scalar("actor/train/loss", float("nan"), step=1)
     assert seen == [] and not recorder.path.exists()
     recorder.log_scalar("actor/train/entropy", 0.25, step=1)
-    row = {"step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0}
-    row |= {"reward": 2.0, "seconds": 2.0, "completions/mean_length": 2.0}
+    row = {
+        "step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0,
+        "reward": 2.0, "seconds": 2.0, "completions/mean_length": 2.0,
+    }  # fmt: skip
     assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= REQUIRED_METRICS
     recorder.add(1, {"validation_accuracy": 0.75})
     assert read_jsonl(recorder.path) == [row | {"validation_accuracy": 0.75}] == seen[1:]

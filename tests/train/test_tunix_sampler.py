@@ -54,8 +54,10 @@ def test_completions_keep_their_end_token_unless_truncated(sampler, rollout_conf
 
 
 def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
-    one = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=8)
-    other = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=3)
+    one, other = (
+        greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=size)
+        for size in (8, 3)
+    )
     together = one(PROMPTS)
     assert [g.text for g in together] == [other([prompt])[0].text for prompt in PROMPTS]
     assert all(g.tokens <= 12 and (g.tokens == 12 or not g.truncated) for g in together)

@@ -29,9 +29,7 @@ def replace_weight(sampler, name, change):
 
 def test_after_a_sync_every_weight_is_there_and_both_sides_agree(sampler, tiny_actor, rollout_config, logps):
     check = check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, logps)
-    assert check.weights == 13
-    assert check.tokens > 0
-    assert check.mean_gap < 5e-3
+    assert check.weights == 13 and check.tokens > 0 and check.mean_gap < 5e-3
 
 
 @pytest.mark.parametrize("name", ["layers.2.attn.q_proj.w", "final_norm.w", "embedder.input_embedding"])
@@ -47,12 +45,3 @@ def test_a_weight_that_is_read_wrongly_shows_as_a_gap(sampler, tiny_actor, rollo
         check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.asarray(logps(p, c)) - 0.5)
     with pytest.raises(CourseError, match="disagree"):
         check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.full(c.shape, np.nan))
-
-
-def test_an_actor_weight_without_a_counterpart_is_named(sampler, rollout_config, logps):
-    class Actor(nnx.Module):
-        def __init__(self):
-            self.decoder = nnx.Dict(logits_dense_of_another_kind=nnx.Param(np.zeros(3)))
-
-    with pytest.raises(CourseError, match=r"decoder\.logits_dense_of_another_kind"):
-        check_sync(sampler, nnx.state(Actor()), PROMPTS, rollout_config, logps)

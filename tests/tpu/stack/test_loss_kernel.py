@@ -5,6 +5,7 @@ the environment is not for the other tests.
 """
 
 import json
+import re
 import subprocess
 import sys
 
@@ -99,9 +100,8 @@ def compiled(root):
     done = subprocess.run(
         [sys.executable, "-c", COMPILE, json.dumps(list(programs()))], cwd=root, capture_output=True, text=True
     )
-    lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(line) for line in lines)
+    return dict(json.loads(line) for line in re.findall(r"^RESULT (.*)", done.stdout, re.MULTILINE))
 
 
 @pytest.mark.parametrize("accelerator", SLICES)

@@ -1,13 +1,14 @@
 """MaxText's own train_rl, unmodified, on the arguments that `grpo config --as maxtext` prints; vLLM on the CPU."""
 
 import inspect
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+
+from helpers import result_of
 
 from grpo_tpu import vllm_on_cpu
 from grpo_train.engines import compat
@@ -32,8 +33,7 @@ def test_twenty_steps_lift_the_accuracy(tmp_path):
     runs = ["--runs", str(tmp_path)]
     run("-m", "grpo_tpu.cli", "convert", *RECIPE, *runs)
     more = ["--as", "maxtext", "--json", "--problems", str(tmp_path / "problems"), *runs]
-    printed = run("-m", "grpo_tpu.cli", "config", *RECIPE, *more).stdout
-    arguments = json.loads(printed.splitlines()[-1])["arguments"]
+    arguments = result_of(run("-m", "grpo_tpu.cli", "config", *RECIPE, *more))["arguments"]
     done = run("-m", "grpo_tpu.vllm_on_cpu", "-m", "grpo_train.maxtext_rl", *arguments)
     log = done.stdout + done.stderr
     found = {when: (int(right), int(n), float(form)) for when, right, n, form in PERCENT.findall(log)}

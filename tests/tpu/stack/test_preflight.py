@@ -40,8 +40,8 @@ def done(root, tmp_path_factory):
         "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
         "cli.main()\n"
     )
-    start = [sys.executable, "-c", code, str(tmp_path_factory.mktemp("cache"))]
-    start += ["preflight", "recipes/tiny-cpu.yaml", "--json"]
+    cache = str(tmp_path_factory.mktemp("cache"))
+    start = [sys.executable, "-c", code, cache, "preflight", "recipes/tiny-cpu.yaml", "--json"]
     return {
         name: subprocess.run([*start, *arguments], cwd=root, capture_output=True, text=True)
         for name, arguments in COMMANDS.items()
@@ -66,8 +66,7 @@ def parameters(sizes):
     width, head, heads, kv = (
         sizes[key] for key in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
     )
-    attention = width * head * (2 * heads + 2 * kv)
-    layer = attention + 3 * width * sizes["intermediate_size"] + 2 * width + 2 * head
+    layer = width * head * (2 * heads + 2 * kv) + 3 * width * sizes["intermediate_size"] + 2 * width + 2 * head
     return sizes["vocab_size"] * width + sizes["num_hidden_layers"] * layer + width
 
 

@@ -97,8 +97,7 @@ def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
     assert after["format_accuracy"] >= 0.95  # no end-of-turn token in the text
     assert [row["step"] for row in tied_run["rows"]] == list(range(1, 21))
     for check in (tied_run["check"], tied_run["check_after"]):
-        assert check["weights"] == 13 and check["tokens"] > 100
-        assert check["mean_gap"] < 2e-3
+        assert check["weights"] == 13 and check["tokens"] > 100 and check["mean_gap"] < 2e-3
 
 
 def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run):
@@ -106,16 +105,14 @@ def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run)
     assert found["first"] != found["second"]
     assert found["first"] == found["again"]  # a seed repeats it
     for last, truncated, length in zip(found["last_tokens"], found["truncated"], found["lengths"], strict=True):
-        assert (last == END_OF_TURN) is not truncated
-        assert 0 < length <= 24
+        assert (last == END_OF_TURN) is not truncated and 0 < length <= 24
 
 
 def test_an_untied_model_without_the_workaround_is_refused(grpo, untied_model, tmp_path):
     """MaxText 0.2.5 and tpu-inference 0.31.0.  When this fails, untied_lm_head_mapping is no longer needed."""
     result = grpo(tmp_path, [*SHORT, f"model.path={untied_model}"], stock_mapping=True)
     assert "rows" not in result
-    assert "decoder.logits_dense.kernel" in result["refused"]
-    assert "model.lm_head" in result["refused"]
+    assert "decoder.logits_dense.kernel" in result["refused"] and "model.lm_head" in result["refused"]
 
 
 @pytest.fixture(scope="module")
