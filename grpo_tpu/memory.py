@@ -8,16 +8,23 @@ from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
 from grpo_train.recipes.batch_plan import BatchPlan
-from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, ModelRecipe, RolloutRecipe
+from grpo_train.recipes.schema import (
+    MAX_BATCHED_TOKENS,
+    GRPORecipe,
+    HardwareRecipe,
+    LoRARecipe,
+    ModelRecipe,
+    RolloutRecipe,
+)
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
 
 # engines.vllm_sampler.FULL: the fraction of a device's memory that vLLM and everything allocated before it may take.
 ENGINE_LIMIT = 0.98
 
-# vLLM 0.31's largest default of max_num_batched_tokens, and how many buffers as wide as the widest layer are alive at
-# once in a forward pass (the two inputs of the gated MLP, their product, and the hidden state).
-ENGINE_TOKENS, ENGINE_BUFFERS = 8192, 4
+# Buffers as wide as the widest layer that are alive at once in vLLM's forward pass: the two inputs of the gated MLP,
+# their product, and the hidden state.
+ENGINE_BUFFERS = 4
 # Copies of the sampled positions' logits, in float32: logits, probabilities, and one more for sampling.
 LOGITS_COPIES = 3
 
@@ -241,12 +248,12 @@ def _vllm_sampler(
     how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"
     tokens = size // per_token
     kv_cache = KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)
-    buffers = ENGINE_TOKENS * ENGINE_BUFFERS * facts.width * itemsize // tensor
+    batched = int(settings.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
+    buffers = batched * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
     total = f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}"
     activations = (
-        f"{ENGINE_TOKENS} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
-        f"and {LOGITS_COPIES} copies of the logits"
+        f"{batched} tokens in {ENGINE_BUFFERS} buffers of the widest layer, and {LOGITS_COPIES} copies of the logits"
     )
     arriving = "the new weights in addition to the old ones, until all have arrived"
     return [

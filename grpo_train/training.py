@@ -291,6 +291,8 @@ def _adapt_cluster(
         compat.old_logps_from_actor(cluster, actor)
     else:
         compat.sync_without_snapshot(cluster)
+    if recipe.rollout.engine == "vllm":
+        compat.sample_outside_the_mesh(cluster)
     if recipe.grpo.beta and recipe.loss.implementation != "jax":
         cluster.inference_worker.get_ref_per_token_logps = losses.reference_logps(
             cluster.inference_worker, recipe.loss.implementation

@@ -7,6 +7,7 @@ TunixSampler itself works around one more fault of google-tunix 0.1.7: without a
 (test_tunix_still_samples_the_same_noise_without_a_seed).
 """
 
+import contextlib
 import copy
 import ctypes
 import dataclasses
@@ -66,6 +67,19 @@ def sync_without_snapshot(cluster: Any) -> None:
         cluster.global_steps += 1
 
     cluster.sync_weights, cluster._anchor_policy_state = sync_weights, None
+
+
+def sample_outside_the_mesh(cluster: Any) -> None:
+    """Let vLLM's engine sample without the mesh as a context: a jitted function is compiled again inside of one.
+
+    google-tunix 0.1.7 generates inside `with mesh:`; the engine has compiled its programs before, outside of it.
+    Test: test_tunix_still_samples_inside_the_mesh.
+    """
+    from tunix.rl.rl_cluster import Role
+
+    given = cluster._get_mesh_and_logical_axis_rules_cm
+    plain = contextlib.nullcontext((cluster.r2m[Role.ROLLOUT], None))
+    cluster._get_mesh_and_logical_axis_rules_cm = lambda role: plain if role == Role.ROLLOUT else given(role)
 
 
 def require_rope_theta(rope_theta: float | None) -> None:

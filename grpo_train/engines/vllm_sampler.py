@@ -31,7 +31,7 @@ from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
-from grpo_train.recipes.schema import HardwareRecipe, VllmRecipe
+from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe
 
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98
@@ -242,6 +242,7 @@ def engine_options(settings: VllmRecipe, dtype: str, seed: int) -> dict[str, Any
         "dtype": dtype,
         "seed": seed,
         "generation_config": "vllm",  # not the model's own sampling defaults
+        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
         "hf_overrides": compat.untied_qwen2_config,
         **{key: value for key, value in settings.options.items() if key != "max_num_seqs"},
     }

@@ -45,6 +45,13 @@ def test_tunix_still_copies_the_policy_after_each_sync():
     assert "pinned_host" in inspect.getsource(rl_cluster.RLCluster.sync_weights)
 
 
+def test_tunix_still_samples_inside_the_mesh():
+    """Tunix 0.1.7.  When this fails, compat.sample_outside_the_mesh can go."""
+    from tunix.rl.rl_cluster import RLCluster
+
+    assert "_get_mesh_and_logical_axis_rules_cm(Role.ROLLOUT)" in inspect.getsource(RLCluster.generate)
+
+
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])
 def test_tunix_still_ignores_rope_theta(family):
     """Tunix 0.1.7.  When this fails, compat.require_rope_theta or tunix_models.Llama can go."""
