@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_lib.common.errors import CourseError
+from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes import Recipe, dump_recipe
 from grpo_train.runs import multihost
 
@@ -23,6 +24,7 @@ WIDTH, CPU_WIDTH = 8192, 1024
 ROUNDS = 10
 # The relative error of a float32 product: 1e-7 to 1e-6 where it is computed in float32, 3e-3 in bfloat16.
 FLOAT32_ERROR = 1e-5
+SPREAD, LEAST_APPLIED = 0.02, 0.9  # of weights, as in preflight; of what they take of a step
 
 
 class Skipped(Exception):
@@ -65,7 +67,7 @@ def measure(
     with connected:
         checks = {
             "devices": _devices, "memory": _memory, "precision": _precision, "products": _products,
-            "from the host": _from_the_host, "between chips": _between_chips,
+            "updates": _updates, "from the host": _from_the_host, "between chips": _between_chips,
         }  # fmt: skip
         return jax.default_backend(), examine(checks, recipe)
 
@@ -108,6 +110,22 @@ def _precision(recipe: Recipe) -> str:
     if not error < FLOAT32_ERROR:
         raise CourseError(f"a float32 product is {error:.1e} off, and at most {FLOAT32_ERROR:.0e} is expected")
     return f"a float32 product is {error:.1e} off"
+
+
+def _updates(recipe: Recipe) -> str:
+    """One step of the recipe's optimizer, at its rate, on weights of the usual spread."""
+    training = recipe.training.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
+    optimizer = make_optimizer(training, 1, recipe.seed, recipe.model.trainer_dtype)
+    weights, gradients = jax.random.normal(jax.random.key(0), (2, 1024, 1024))
+    weights = (SPREAD * weights).astype(recipe.model.trainer_dtype)
+    _, state = jax.jit(optimizer.update)(gradients, optimizer.init(weights), weights)
+    applied = float(getattr(state, "applied", 1.0))  # float32 weights take all of it
+    if applied < LEAST_APPLIED:
+        raise CourseError(
+            f"update_applied is {applied:.3f}: the weights take that part of a step; set training.rounding=stochastic "
+            "or model.weight_dtype=float32"
+        )
+    return f"update_applied {applied:.3f} for {recipe.model.trainer_dtype} weights of the spread {SPREAD}"
 
 
 def _products(recipe: Recipe) -> str:

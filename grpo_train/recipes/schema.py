@@ -173,7 +173,7 @@ class TaskRecipe(ProblemsRecipe):
         return {"name": data.get("source", "words")} | data if isinstance(data, dict) else data
 
 
-# Of prompts, computed together.  vLLM 0.31's default on a TPU is 8,192, and it compiles a program for each power of two.
+# Of prompts, computed together.  vLLM 0.31's default on a TPU is 8,192; it compiles a program for each power of two.
 MAX_BATCHED_TOKENS = 2048
 
 

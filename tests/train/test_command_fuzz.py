@@ -4,7 +4,9 @@ import random
 from typing import Any
 
 import pytest
+import typer
 
+from grpo_train import cli
 from grpo_train.recipes import Recipe
 
 WRONG = [
@@ -83,3 +85,25 @@ def test_a_file_that_is_no_recipe_is_one_line_that_names_it(grpo, tmp_path, cont
     file.write_bytes(content)
     assert assert_accepted_or_one_line(grpo("train", file, "--runs", tmp_path / "runs"), "recipe.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+COMMANDS = {
+    **{name: [name, "recipes/tiny-cpu.yaml", "seed=many"] for name in ("config", "convert", "train", "evaluate")},
+    "report": ["report", "no-such-run"],
+    "compare": ["compare", "no-such-run", "nor-this"],
+}
+
+
+def test_a_wrong_value_of_any_flag_is_one_line_and_leaves_nothing(grpo, root):
+    """The commands are refused for what else they are given, if not for the flag: nothing is computed."""
+    commands = typer.main.get_command(cli.app).commands
+    options = {name: [each for one in commands[name].params for each in one.opts] for name in COMMANDS}
+    chosen = [
+        (name, option, value) for name in COMMANDS for option in options[name] for value in WRONG if option[:1] == "-"
+    ]
+    before = sorted(root.iterdir())
+    for name, option, value in random.Random(20261126).sample(chosen, 300):
+        done = grpo(*COMMANDS[name], option, value)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, (name, option, value, done.stderr[-500:])
+        assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), (name, option, value)
+    assert sorted(root.iterdir()) == before

@@ -1,0 +1,164 @@
+"""`grpo self-check` on virtual devices: it passes where nothing is wrong, and names each planted fault."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from grpo_lib.common.errors import CourseError
+from grpo_tpu import device_checks, self_check
+from grpo_train.engines import maxtext_model
+from grpo_train.recipes import load_recipe
+from grpo_train.runs import machine
+
+SMOKE = ["recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"]
+
+
+def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]:
+    """Exit code and checks by name, on eight virtual devices."""
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-m", "grpo_tpu.cli", "self-check", *SMOKE, "--runs", str(runs), "--json"]
+    done = subprocess.run(command, cwd=root, env=os.environ | devices | variables, capture_output=True, text=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads((runs / "self-check-qwen3-1.7b-gsm8k-smoke.json").read_text()) == result
+    return done.returncode, {check["name"]: check for check in result["checks"]}
+
+
+@pytest.mark.long(minutes=2)
+def test_a_healthy_machine_passes(root, tmp_path):
+    code, checks = run(root, tmp_path)
+    assert code == 0 and {check["outcome"] for check in checks.values()} == {"pass", "skipped"}, checks
+    assert {name for name, check in checks.items() if check["outcome"] == "skipped"} == {"chips", "memory"}
+    assert "exit code 75" in checks["stopped"]["text"] and "step 6" in checks["continued"]["text"]
+
+
+# Python imports it at its start.  The sampler gets the weights of the update before.
+ONE_BEHIND = """
+import importlib.util, sys
+
+class Plant:
+    def find_spec(self, name, path=None, target=None):
+        if name != "grpo_train.engines.tunix_sampler":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            import jax
+            update, kept = module.TunixSampler.update_params, []
+
+            def behind(self, params, *rest):
+                kept.append(jax.tree.map(lambda array: array.copy(), params))
+                update(self, kept[-2:][0], *rest)
+
+            module.TunixSampler.update_params = behind
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Plant())
+"""
+
+
+@pytest.mark.long(minutes=2)
+def test_a_sampler_that_is_one_update_behind_is_found(root, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ONE_BEHIND)
+    code, checks = run(root, tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{root}")
+    assert code == 1 and checks["sampler"]["outcome"] == "FAIL"
+    assert "the sampler does not get the weights" in checks["sampler"]["text"]
+
+
+def test_another_jax_than_the_locks_is_named(tmp_path):
+    for name in ("cpu.lock", "tpu.lock"):
+        (tmp_path / name).write_text("jax==0.0.1 \\\n    --hash=sha256:0\n")
+    with pytest.raises(CourseError, match=r"jax .*lock has 0.0.1; make setup"):
+        self_check._packages(tmp_path)
+
+
+def test_who_holds_a_chip_is_named(tmp_path):
+    """A real process has the file open; on a TPU VM it is a device."""
+    chip = tmp_path / "accel0"
+    chip.touch()
+    hold = "import sys, time; file = open(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", hold, chip], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        (number, command), *others = machine.chip_holders(tmp_path).items()
+        assert number == holder.pid and "sleep(60)" in command and not others
+    finally:
+        holder.kill()
+        holder.wait()
+    assert machine.chip_holders(tmp_path) == {}
+
+
+def test_a_full_disk_and_a_folder_that_cannot_rename_are_named(root, tmp_path, monkeypatch):
+    recipe = load_recipe(root / SMOKE[0], SMOKE[1:])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(CourseError, match=r"0.0 GB free.*training.checkpoints=gs://"):
+        self_check._disk(recipe, tmp_path / "runs")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(CourseError, match="--rename-dir-limit"):
+        self_check._folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed_model(root, tmp_path, config=(), **weights):
+    """A recipe of the tiny model with other values in config.json, and other weights."""
+    folder = shutil.copytree(root / "assets" / "tiny-base", tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text()) | dict(config)
+    (folder / "config.json").write_text(json.dumps(values))
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in weights.items():
+        tensors["model." + name.replace("__", ".")] = value
+    save_file(tensors, folder / "model.safetensors")
+    return load_recipe(root / SMOKE[0], [f"model.path={folder}", SMOKE[2]])
+
+
+def test_a_missing_head_and_a_weight_that_is_nan_are_named(root, tmp_path):
+    untied = changed_model(root, tmp_path, {"tie_word_embeddings": False})
+    with pytest.raises(
+        CourseError, match=r"weight lm_head.weight: config.json asks .*, and the files have nothing"
+    ):
+        self_check._weights(untied)
+    broken = changed_model(root, tmp_path / "other", norm__weight=np.full(128, np.nan, np.float32))
+    with pytest.raises(CourseError, match=r"weight model\.norm\.weight of .* is not finite"):
+        self_check._weights(broken)
+
+
+def test_the_tokenizer_of_another_model_is_named(root, tmp_path):
+    recipe = changed_model(root, tmp_path)
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer.add_tokens([f"word{number}" for number in range(100)])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(CourseError, match="349 tokens, and the model's embedding 256: it is another model's"):
+        self_check._tokenizer(recipe)
+
+
+def test_a_model_that_asks_for_a_token_is_named(root, monkeypatch):
+    import httpx
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError
+
+    def refuse(*_, **__):
+        raise GatedRepoError("gated", response=httpx.Response(401, request=httpx.Request("GET", "https://hub")))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(CourseError, match="accept it and set HF_TOKEN"):
+        self_check._model(load_recipe(root / "recipes/llama3.1-8b-gsm8k.yaml"))
+
+
+def test_fewer_hosts_or_devices_than_the_recipe_has_are_named(root):
+    recipe = load_recipe(root / SMOKE[0], [*SMOKE[1:], "hardware.processes=2", "rollout.engine=tunix"])
+    with pytest.raises(CourseError, match=r"2 hosts .*process 0 of 1; start this on all hosts"):
+        device_checks._devices(recipe)
+    with pytest.raises(CourseError, match="needs 8 devices"):
+        device_checks._devices(load_recipe(root / SMOKE[0]))
