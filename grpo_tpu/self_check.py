@@ -15,8 +15,6 @@ import json
 import math
 import multiprocessing
 import os
-import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -31,14 +29,14 @@ import numpy as np
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
-from grpo_tpu import device_checks, random_model, smoke_test
-from grpo_tpu.device_checks import Check, Skipped, failed
-from grpo_train.engines import maxtext_model, model_files
+from grpo_tpu import random_model, smoke_test
+from grpo_train import machine_checks
+from grpo_train.engines import model_files
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
+from grpo_train.machine_checks import Check, Skipped, failed
 from grpo_train.recipes import Recipe, dump_recipe, parse_recipe
-from grpo_train.runs import machine, tracking
+from grpo_train.runs import machine
 from grpo_train.runs.preemption import EXIT_CODE
-from grpo_train.runs.run_directory import is_address, location
 
 STEPS = 6
 LAYERS = 2
@@ -68,20 +66,10 @@ def run(
             log(line(check))
         return checks
 
-    before = {
-        "packages": lambda: _packages(environment.repo_root() / "requirements"),
-        "chips": _chips,
-        "folder of runs": lambda: _folder(runs),
-        "checkpoints": lambda: _folder(location(recipe.training.checkpoints or runs)),
-        "model": lambda: _model(recipe),
-        "tokenizer": lambda: _tokenizer(recipe),
-        "weights": lambda: _weights(recipe),
-        "disk": lambda: _disk(recipe, runs),
-        "tracking": lambda: tracking.require(recipe.tracking) or f"wandb: {recipe.tracking.wandb}",
-    }
-    checks = shown(device_checks.examine(before))
+    own = {"weights": lambda: _weights(recipe), "disk": lambda: _disk(recipe, runs)}
+    checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        measured = pool.submit(device_checks.measure, recipe, processes, coordinator, process)
+        measured = pool.submit(machine_checks.measure, recipe, processes, coordinator, process)
         try:
             platform, found = measured.result(DEVICE_SECONDS)
         except Exception as error:
@@ -103,7 +91,7 @@ def run(
         "losses": _losses,
         "a full start": _times,
     }
-    return checks + shown(device_checks.examine(drills, training))
+    return checks + shown(machine_checks.examine(drills, training))
 
 
 def line(check: Check) -> str:
@@ -120,75 +108,6 @@ def page(recipe: Recipe, checks: list[Check]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- without JAX
-
-
-def _packages(locks: Path) -> str:
-    """The versions that decide what is computed are the lock's."""
-    lock = locks / ("tpu.lock" if smoke_test.vllm_can_run() else "cpu.lock")
-    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
-    installed = machine.describe(devices=False)["packages"]
-    if wrong := [f"{name} {version}" for name, version in installed.items() if locked.get(name, version) != version]:
-        target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
-        raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
-    return f"jax {installed['jax']} and {len(installed) - 1} others are those of {lock.name}"
-
-
-def _chips() -> str:
-    machine.require_free_chips()
-    if not environment.has_accelerator():
-        raise Skipped("no TPU on this machine")
-    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
-    pages = "on" if "[always]" in huge else "off: docs/tpu-vm.md says how they make starting faster"
-    return f"no process holds them; transparent huge pages {pages}"
-
-
-def _folder(folder: Any) -> str:
-    """What a run does to files: write, append, rename a folder with something in it, read, delete."""
-    trial = folder / f".self-check-{secrets.token_hex(4)}"
-    renamed = trial.with_name(f"{trial.name}-renamed")
-    try:
-        trial.mkdir(parents=True)
-        (trial / "rows").write_text("first\n")
-        if not is_address(folder):  # a bucket that is no folder gets whole files only
-            with open(trial / "rows", "a") as rows:
-                rows.write("second\n")
-            trial, moved = trial.rename(renamed), trial
-            if moved.exists() or (trial / "rows").read_text() != "first\nsecond\n":
-                raise OSError("what was written is not what is read")
-    except Exception as error:  # of a file system or of a bucket's client
-        raise CourseError(
-            f"{folder} cannot do what a run needs ({type(error).__name__}: {error}); mount a bucket with "
-            "--implicit-dirs --rename-dir-limit=10000 (docs/tpu-vm.md), or take another folder"
-        ) from None
-    finally:
-        with contextlib.suppress(Exception):
-            (trial / "rows").unlink()
-            trial.rmdir()
-    return f"{folder}: written, appended, renamed and deleted"
-
-
-def _model(recipe: Recipe) -> str:
-    """config.json and the tokenizer are here, or the hub gives them: that asks for the token where one is needed."""
-    folder = model_files.model_directory(recipe.model, weights=False)
-    return f"{recipe.model.path}: {_config(folder)['model_type']}, its small files are in {folder}"
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
-def _tokenizer(recipe: Recipe) -> str:
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    config = _config(model_files.model_directory(recipe.model, weights=False))
-    if len(tokenizer) > config["vocab_size"]:
-        raise CourseError(
-            f"the tokenizer has {len(tokenizer)} tokens, and the model's embedding {config['vocab_size']}: it is "
-            "another model's"
-        )
-    text = "Janet has 16 eggs.\n<reasoning>16 - 3 = 13</reasoning>"
-    if (read := tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)) != text:
-        raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
-    return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}, pads with {tokenizer.pad_token!r}"
 
 
 def _weights(recipe: Recipe) -> str:

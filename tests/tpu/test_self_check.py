@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from grpo_lib.common.errors import CourseError
-from grpo_tpu import device_checks, self_check
+from grpo_tpu import self_check
+from grpo_train import machine_checks
 from grpo_train.engines import maxtext_model
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import machine
@@ -81,7 +82,7 @@ def test_another_jax_than_the_locks_is_named(tmp_path):
     for name in ("cpu.lock", "tpu.lock"):
         (tmp_path / name).write_text("jax==0.0.1 \\\n    --hash=sha256:0\n")
     with pytest.raises(CourseError, match=r"jax .*lock has 0.0.1; make setup"):
-        self_check._packages(tmp_path)
+        machine_checks._packages(tmp_path)
 
 
 def test_who_holds_a_chip_is_named(tmp_path):
@@ -107,7 +108,7 @@ def test_a_full_disk_and_a_folder_that_cannot_rename_are_named(root, tmp_path, m
         self_check._disk(recipe, tmp_path / "runs")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(CourseError, match="--rename-dir-limit"):
-        self_check._folder(tmp_path)
+        machine_checks._folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,9 +126,7 @@ def changed_model(root, tmp_path, config=(), **weights):
 
 def test_a_missing_head_and_a_weight_that_is_nan_are_named(root, tmp_path):
     untied = changed_model(root, tmp_path, {"tie_word_embeddings": False})
-    with pytest.raises(
-        CourseError, match=r"weight lm_head.weight: config.json asks .*, and the files have nothing"
-    ):
+    with pytest.raises(CourseError, match=r"weight lm_head.weight: config.json asks .*, and the files have nothing"):
         self_check._weights(untied)
     broken = changed_model(root, tmp_path / "other", norm__weight=np.full(128, np.nan, np.float32))
     with pytest.raises(CourseError, match=r"weight model\.norm\.weight of .* is not finite"):
@@ -140,7 +139,7 @@ def test_the_tokenizer_of_another_model_is_named(root, tmp_path):
     tokenizer.add_tokens([f"word{number}" for number in range(100)])
     tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(CourseError, match="349 tokens, and the model's embedding 256: it is another model's"):
-        self_check._tokenizer(recipe)
+        machine_checks._tokenizer(recipe)
 
 
 def test_a_model_that_asks_for_a_token_is_named(root, monkeypatch):
@@ -153,12 +152,12 @@ def test_a_model_that_asks_for_a_token_is_named(root, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(CourseError, match="accept it and set HF_TOKEN"):
-        self_check._model(load_recipe(root / "recipes/llama3.1-8b-gsm8k.yaml"))
+        machine_checks._model(load_recipe(root / "recipes/llama3.1-8b-gsm8k.yaml"))
 
 
 def test_fewer_hosts_or_devices_than_the_recipe_has_are_named(root):
     recipe = load_recipe(root / SMOKE[0], [*SMOKE[1:], "hardware.processes=2", "rollout.engine=tunix"])
     with pytest.raises(CourseError, match=r"2 hosts .*process 0 of 1; start this on all hosts"):
-        device_checks._devices(recipe)
+        machine_checks._devices(recipe)
     with pytest.raises(CourseError, match="needs 8 devices"):
-        device_checks._devices(load_recipe(root / SMOKE[0]))
+        machine_checks._devices(load_recipe(root / SMOKE[0]))

@@ -5,18 +5,26 @@ platform, checks = measure(recipe, processes=1)       # JAX starts here
 
 import contextlib
 import dataclasses
+import importlib.util
+import json
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes import Recipe, dump_recipe
-from grpo_train.runs import multihost
+from grpo_train.runs import machine, multihost, tracking
+from grpo_train.runs.run_directory import is_address, location
 
 # Bytes of an array that is moved; rows and columns of the matrices that are multiplied on a TPU, and on a CPU.
 MOVED = 2**28
@@ -57,6 +65,19 @@ def examine(checks: dict[str, Callable[..., str]], *arguments: Any) -> list[Chec
     return done
 
 
+def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
+    """The checks that need no chip; `runs`: the folder of all runs, of several hosts one that they share."""
+    return {
+        "packages": lambda: _packages(environment.repo_root() / "requirements"),
+        "chips": _chips,
+        "folder of runs": lambda: _folder(runs),
+        "checkpoints": lambda: _folder(location(recipe.training.checkpoints or runs)),
+        "model": lambda: _model(recipe),
+        "tokenizer": lambda: _tokenizer(recipe),
+        "tracking": lambda: tracking.require(recipe.tracking) or f"wandb: {recipe.tracking.wandb}",
+    }
+
+
 def measure(
     recipe: Recipe, processes: int, coordinator: str | None = None, process: int | None = None
 ) -> tuple[str, list[Check]]:
@@ -70,6 +91,80 @@ def measure(
             "updates": _updates, "from the host": _from_the_host, "between chips": _between_chips,
         }  # fmt: skip
         return jax.default_backend(), examine(checks, recipe)
+
+
+def failed(checks: Iterable[Check]) -> list[Check]:
+    """Those that failed."""
+    return [check for check in checks if check.outcome == "FAIL"]
+
+
+def _packages(locks: Path) -> str:
+    """The versions that decide what is computed are the lock's."""
+    lock = locks / ("tpu.lock" if importlib.util.find_spec("vllm") else "cpu.lock")
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
+    installed = machine.describe(devices=False)["packages"]
+    if wrong := [f"{name} {version}" for name, version in installed.items() if locked.get(name, version) != version]:
+        target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
+        raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
+    return f"jax {installed['jax']} and {len(installed) - 1} others are those of {lock.name}"
+
+
+def _chips() -> str:
+    machine.require_free_chips()
+    if not environment.has_accelerator():
+        raise Skipped("no TPU on this machine")
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
+    pages = "on" if "[always]" in huge else "off: docs/tpu-vm.md says how they make starting faster"
+    return f"no process holds them; transparent huge pages {pages}"
+
+
+def _folder(folder: Any) -> str:
+    """What a run does to files: write, append, rename a folder with something in it, read, delete."""
+    trial = folder / f".self-check-{secrets.token_hex(4)}"
+    renamed = trial.with_name(f"{trial.name}-renamed")
+    try:
+        trial.mkdir(parents=True)
+        (trial / "rows").write_text("first\n")
+        if not is_address(folder):  # a bucket that is no folder gets whole files only
+            with open(trial / "rows", "a") as rows:
+                rows.write("second\n")
+            trial, moved = trial.rename(renamed), trial
+            if moved.exists() or (trial / "rows").read_text() != "first\nsecond\n":
+                raise OSError("what was written is not what is read")
+    except Exception as error:  # of a file system or of a bucket's client
+        raise CourseError(
+            f"{folder} cannot do what a run needs ({type(error).__name__}: {error}); mount a bucket with "
+            "--implicit-dirs --rename-dir-limit=10000 (docs/tpu-vm.md), or take another folder"
+        ) from None
+    finally:
+        with contextlib.suppress(Exception):
+            (trial / "rows").unlink()
+            trial.rmdir()
+    return f"{folder}: written, appended, renamed and deleted"
+
+
+def _model(recipe: Recipe) -> str:
+    """config.json and the tokenizer are here, or the hub gives them: that asks for the token where one is needed."""
+    folder = model_files.model_directory(recipe.model, weights=False)
+    return f"{recipe.model.path}: {_config(folder)['model_type']}, its small files are in {folder}"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def _tokenizer(recipe: Recipe) -> str:
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    config = _config(model_files.model_directory(recipe.model, weights=False))
+    if len(tokenizer) > config["vocab_size"]:
+        raise CourseError(
+            f"the tokenizer has {len(tokenizer)} tokens, and the model's embedding {config['vocab_size']}: it is "
+            "another model's"
+        )
+    text = "Janet has 16 eggs.\n<reasoning>16 - 3 = 13</reasoning>"
+    if (read := tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)) != text:
+        raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
+    return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}, pads with {tokenizer.pad_token!r}"
 
 
 def _devices(recipe: Recipe) -> str:
@@ -175,8 +270,3 @@ def _seconds(function: Callable[[Any], Any], argument: Any) -> float:
         jax.block_until_ready(function(argument))
         times.append(time.monotonic() - started)
     return min(times)
-
-
-def failed(checks: Iterable[Check]) -> list[Check]:
-    """Those that failed."""
-    return [check for check in checks if check.outcome == "FAIL"]
