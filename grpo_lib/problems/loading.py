@@ -111,7 +111,7 @@ def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The test problems of a source that has none, from `test_source`."""
     if problems.test_source is None:
         raise CourseError(
-            f"problems.source={problems.source} has no test split; set problems.test_source=math500 or another"
+            f"problems.source={problems.source} has no test split; set problems.test_source=aime, math500 or gsm8k"
         )
     if problems.test_source == "gsm8k":
         try:

@@ -80,6 +80,11 @@ LAYOUTS = {
         ],
         "t/1",
     ),
+    "MATH": (
+        "math",
+        [{"problem": q, "solution": "Add.", "answer": str(2 * n), "unique_id": f"m/{n}"} for n, q in enumerate(SUMS)],
+        "m/1",
+    ),
 }  # fmt: skip
 
 
@@ -97,7 +102,7 @@ def test_every_layout_gives_the_same_problems(tmp_path, name, kind):
         solution="" if "prompt" in rows[1] else "Add.",  # DAPO's rows have no worked solution
         answer="2",
         source=source,
-        kind="latex" if source == "math500" else "integer",
+        kind="latex" if source.startswith("math") else "integer",
     )  # fmt: skip
 
 
@@ -322,7 +327,7 @@ def test_the_schema_refuses_a_test_source_that_would_not_be_used(fields):
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["published", "HuggingFaceH4", "MATH-500"])
+@pytest.mark.parametrize("name", ["published", "HuggingFaceH4", "MATH-500", "MATH"])
 def test_the_hub_gives_what_a_file_gives(tmp_path, monkeypatch, name):
     source, rows, _ = LAYOUTS[name]
     real, file = datasets.load_dataset, save(tmp_path, rows * 2)

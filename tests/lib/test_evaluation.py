@@ -13,7 +13,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.evaluation import EvalRun, Generation, evaluate, summarize
 from grpo_lib.problems.types import Problem
-from grpo_lib.records import reward_means
+from grpo_lib.records import REQUIRED, reward_means
 from grpo_lib.rewards import correct_answer, tidy_format
 from grpo_lib.statistics import wilson_interval
 
@@ -265,7 +265,7 @@ def test_a_file_is_replaced_only_by_a_whole_one(path, partial):
     old = path.read_bytes()
     for batches in (0, 2):
         interrupt(path, batches, batch_size=6, overwrite=True, model="step 1")
-        assert path.read_bytes() == old and partial.exists() == bool(batches)
+        assert path.read_bytes() == old and partial.exists()
     asked = []
 
     def rest(prompts):
@@ -302,7 +302,12 @@ def test_every_reader_sees_the_verdicts_of_one_grader(path, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "no such file"), ("", "has no records"), ('{"id": "p0", "sample": 0}\n', "record 1 lacks greedy")],
+    [
+        (None, "no such file"),
+        ("", "has no records"),
+        ('{"id": "p0", "sample": 0}\n', "record 1 lacks greedy"),
+        (json.dumps(dict.fromkeys(REQUIRED)), "the completion of record 1 is no text"),
+    ],
 )
 def test_a_foreign_file_is_not_an_evaluation(path, text, message):
     if text is not None:

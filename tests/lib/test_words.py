@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import words
 
 CALCULATION = re.compile(r"([1-9][0-9]*)([-+*])([1-9][0-9]*)=([1-9][0-9]*)")
@@ -69,6 +70,12 @@ def test_a_distractor_is_about_somebody_else():
 def test_hard_problems_have_numbers_that_standard_ones_have_not():
     hard, standard = ({p.solution for p in words.generate("test", 500, 0, name)} for name in ("hard", "standard"))
     assert not hard & standard
+
+
+def test_more_problems_than_there_are_is_an_error_and_no_endless_loop(monkeypatch):
+    monkeypatch.setattr(words, "MOST_DRAWS", 100)  # of the 5,000 that a pool of some ten thousands needs
+    with pytest.raises(CourseError, match=r"problems\.test=10000000: word problems \(hard\) have about \d+"):
+        words.generate("test", 10_000_000, difficulty="hard")
 
 
 def test_both_numbers_of_steps_occur():

@@ -114,7 +114,14 @@ def test_a_bad_override_is_one_line_that_names_the_field(overrides, words):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("", "mapping"), ("- a", "mapping"), ("a: [", "YAML"), ("name: x", "model is missing"), (ODD, "profiles")],
+    [
+        ("", "mapping"),
+        ("- a", "mapping"),
+        ("a: [", "YAML"),
+        ("name: x", "model is missing"),
+        ("name: x\nname: y", "name is there 2 times"),
+        (ODD, "profiles"),
+    ],
 )
 def test_a_bad_file_is_one_line_that_names_the_file(tmp_path, text, word):
     path = tmp_path / "bad.yaml"
@@ -204,3 +211,16 @@ def test_a_task_of_several_is_overridden_by_its_number_and_saved_whole():
     for key in ("problems.2.train=7", "problems.train=7"):
         with pytest.raises(CourseError, match="number them from 0 to 1"):
             load_recipe(TINY, [tasks, key])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], {"temperature": 1.0, "top_p": 1.0}),
+        (["evaluation.preset=standard"], {"temperature": 0.7, "top_k": 50, "top_p": 0.95}),
+        (["evaluation.preset=liberal", "evaluation.temperature=2"], {"temperature": 2, "top_k": 2000, "top_p": 1.0}),
+        (["evaluation.top_k=5", "evaluation.top_p=0.5"], {"temperature": 1.0, "top_k": 5, "top_p": 0.5}),
+    ],
+)
+def test_a_preset_sets_what_is_not_set_beside_it(changes, expected):
+    assert load_recipe(TINY, changes).evaluation_sampling == expected

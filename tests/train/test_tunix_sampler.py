@@ -131,6 +131,13 @@ def test_a_shared_prompt_gives_the_texts_of_tunix(models, group, limit, sampling
         assert {len(ids) < limit for ids in stock.tokens} == {True, False}  # some end early, some are truncated
 
 
+def test_top_k_of_one_is_greedy(models):
+    sampler = make_sampler(models[0], Letters(), 32)
+    options = {"max_generation_steps": 20, "max_prompt_length": 9}
+    cut = sampler(["abc"] * 4, temperature=1.0, top_p=1.0, top_k=1, seed=jax.random.PRNGKey(0), **options)
+    assert cut.text == sampler(["abc"] * 4, **options).text
+
+
 def test_a_shared_prompt_is_kept_once(models):
     """Of what the sampler holds while it decodes: the cache of 16 rows, groups of 8, against one row each."""
 
