@@ -470,7 +470,8 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
         evaluated(10, "after")
     after = evaluated(30, "after", idle)
     assert {record["model"] for record in after.records} == {"step 30"}
-    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds}
+    rewards = {f"rewards/{name}/mean": 0.0 for name in recipe.rewards}
+    logged = {"step": 0, "accuracy": 0.0, "reward": 0.0, "seconds": before.seconds} | rewards
     assert json.loads((tmp_path / "evals/before.json").read_text()) == {"seconds": before.seconds, "logged": logged}
 
     write_jsonl_atomic(tmp_path / "metrics.jsonl", [{"step": 30, "seconds": 1.5}])

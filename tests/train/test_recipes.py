@@ -53,7 +53,7 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         (["nonsense=1"], ["nonsense", "known here"]),
         (["training.steps=many"], ["training.steps", "many"]),
         (["training.steps=0"], ["training.steps=0: Input should be greater than or equal to 1"]),
-        (["problems.source=math"], ["problems.source", "'words'"]),
+        (["problems.source=mathematics"], ["problems.source", "'words'"]),
         (["rollout.max_prompt_length=long"], ["rollout.max_prompt_length"]),
         (["training.prompts_per_process=8"], ["unknown key training.prompts_per_process", "prompts_per_step?"]),
         (["rewards=[]"], ["rewards"]),
