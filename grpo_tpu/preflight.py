@@ -3,7 +3,6 @@
     result = preflight(recipe, Compiler(recipe, print))     # grpo_tpu.compiler; minutes
     print(table(result))
     results = saved_results()                        # assets/preflight, of the shipped recipes
-    print(hardware_table(results))
 
 `compile` is any function from a Program to a Compilation; nothing here imports JAX.
 """
@@ -417,34 +416,6 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[s
         f"The run at the lower bound: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
         f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting."
     )
-
-
-def hardware_table(results: list[Result]) -> str:
-    """Results as a Markdown table."""
-    rows = [
-        "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
-        "third of it, s |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for result in results:
-        chip, bound = result.tightest, result.lower_bound
-        split = (
-            f"{result.trainer_devices}, both"
-            if result.colocated
-            else f"{result.trainer_devices} / {result.sampler_devices}"
-        )
-        times = "- | -"
-        if bound:  # two digits, and no exponent
-            digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
-            times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
-        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
-        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
-        rows.append(
-            f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
-            f"{chip.margin / GIB:.1f} | {times} |"
-        )
-    return "\n".join(rows)
 
 
 def digest(recipe: Recipe) -> str:
