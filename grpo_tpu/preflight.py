@@ -88,8 +88,7 @@ def preflight(
     Raises CourseError when the recipe does not fix what must be known, or cannot be compiled for another reason than
     memory.
     """
-    result = examine(recipe, compile, quick=quick)
-    result = result.model_copy(update={"command": command, "versions": versions or {}})
+    result = examine(recipe, compile, quick=quick).model_copy(update={"command": command, "versions": versions or {}})
     if result.fits:
         facts, programs = result.programs[0].compilation, programs_of(recipe)
 
@@ -110,8 +109,10 @@ def preflight(
 
 def _sections(recipe: Recipe) -> dict[str, Any]:
     """What memory and roofline read both."""
-    sections = {name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")}
-    return sections | {"sampler_tensor": recipe.sampler_tensor()}
+    return {
+        **{name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")},
+        "sampler_tensor": recipe.sampler_tensor(),
+    }
 
 
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
@@ -132,11 +133,10 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         raise CourseError(
             "rollout.max_prompt_length=auto is only known when the problems are read; add rollout.max_prompt_length=256"
         )
-    whole, devices = hardware.slice, hardware.trainer_count()
-    accelerator = _slice_for(whole, devices)
+    devices = hardware.trainer_count()
     common: dict[str, Any] = {
         "model": recipe.model,
-        "accelerator": accelerator,
+        "accelerator": _slice_for(hardware.slice, devices),
         "devices": devices,
         "tensor": hardware.trainer_tensor,
         "sequences": recipe.plan.micro_batch_size,
@@ -434,20 +434,19 @@ def digest(recipe: Recipe) -> str:
 
 def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
-    folder = environment.repo_root() / SAVED
-    return [read_result(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith("refused-")]
+    paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
+    return [read_result(path) for path in paths if not path.name.startswith("refused-")]
 
 
 def saved_result(recipe: Recipe) -> Result:
     """The saved result of a shipped recipe, also under another name.  Raises CourseError when there is none of it as
     it is now."""
     wanted = digest(recipe)
-    for result in saved_results():
-        if result.digest == wanted:
-            return result
-    file = SAVED / f"{recipe.name}.json"
+    if found := [result for result in saved_results() if result.digest == wanted]:
+        return found[0]
     raise CourseError(
-        f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output {file}"
+        f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output "
+        f"{SAVED / recipe.name}.json"
     )
 
 
