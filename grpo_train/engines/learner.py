@@ -53,8 +53,8 @@ def policy_loss_config(grpo: GRPORecipe, implementation: str) -> PolicyLossConfi
         advantage_estimator=ADVANTAGES[grpo.advantage],
         loss_agg_mode=AGGREGATIONS[grpo.aggregation],
         policy_loss_fn=losses.policy_loss_name(implementation),
-        kl_loss_mode=_key_of(losses.KL_ESTIMATORS_OF_TUNIX, grpo.kl),  # Tunix's default is k1
-        loss_algo=_key_of(losses.RATIOS_OF_TUNIX, grpo.ratio),
+        kl_loss_mode=losses.KL_ESTIMATORS[grpo.kl],  # Tunix's default is k1
+        loss_algo=losses.RATIOS[grpo.ratio],
     )
 
 
@@ -71,10 +71,6 @@ def maxrl_advantages(rewards: np.ndarray, num_generations: int) -> np.ndarray:
         )
     means = np.reshape(rewards, (-1, num_generations)).mean(axis=1).repeat(num_generations)
     return (rewards - means) / (means + 1e-6)
-
-
-def _key_of(names: dict[str, str], value: str) -> str:
-    return next(key for key, name in names.items() if name == value)
 
 
 class Learner(GRPOLearner):

@@ -36,10 +36,10 @@ IMPLEMENTATIONS = ("jax", "chunked", "pallas")
 # Of float32 logits, what `chunked` makes at a time.
 CHUNK = 384 * 2**20
 
-# Recipe's names of the KL estimators and ratios, by those that Tunix 0.1.7 gives them.
-KL_ESTIMATORS_OF_TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
-RATIOS_OF_TUNIX = {"grpo": "token", "gspo-token": "sequence"}
-KL_ESTIMATORS, RATIOS = tuple(KL_ESTIMATORS_OF_TUNIX.values()), tuple(RATIOS_OF_TUNIX.values())
+# Recipe's names of the KL estimators and ratios, and those that Tunix 0.1.7 gives them.
+KL_ESTIMATORS = {"k1": "kl", "k2": "mse_kl", "k3": "low_var_kl"}
+RATIOS = {"token": "grpo", "sequence": "gspo-token"}
+OF_TUNIX = {theirs: ours for ours, theirs in (KL_ESTIMATORS | RATIOS).items()}
 
 # Tunix 0.1.7 bounds log π/π_old by this, so that exp() of it stays finite.
 MAX_LOG_RATIO = 20.0
@@ -446,8 +446,8 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),
-        kl=KL_ESTIMATORS_OF_TUNIX[algo_config.kl_loss_mode],
-        ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
+        kl=OF_TUNIX[algo_config.kl_loss_mode],
+        ratio=OF_TUNIX[algo_config.loss_algo],
         completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
         sampler_per_token_logps=getattr(train_example, "sampler_per_token_logps", None),
     )
