@@ -108,6 +108,5 @@ def text(compared: RunComparison) -> str:
         shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]
         difference = "–" if a is None or b is None else f"{b - a:+.2g}"
         rows.append((name, *shown, difference, METRICS[name].unit if name in METRICS else ""))
-    head = (f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit")
-    blocks.append(text_table(head, rows, right=3))
+    blocks.append(text_table((f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit"), rows, right=3))
     return "".join(c if c.isprintable() or c in f"\n{NBSP}" else " " for c in "\n\n".join(blocks))

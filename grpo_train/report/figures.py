@@ -116,8 +116,7 @@ def before_after(summary: dict[str, Any]) -> Figure:
     phases = [phase for phase in comparison.PHASES if summary.get(phase)]
     if not phases:
         return _message_figure("No evaluation has finished yet.")
-    figure = _figure(4.6, 3.0)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 3.0)
     width = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, width), strict=True):
         part = summary[phase]
@@ -141,8 +140,7 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     phases = [phase for phase in comparison.PHASES if "pass_at_k" in (summary.get(phase) or {})]
     if not phases:
         return _message_figure("No completion was sampled for the evaluations.")
-    figure = _figure(4.6, 3.0)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 3.0)
     for phase in phases:
         part = summary[phase]
         ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
@@ -155,8 +153,8 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     _in_percent(axes, 0, 1.02)
-    title = f"{summary[phases[0]]['n']:,} problems, {summary[phases[0]]['samples']} samples each"
-    _tidy(axes, title, x="k", y="pass@k", legend=True)
+    first = summary[phases[0]]
+    _tidy(axes, f"{first['n']:,} problems, {first['samples']} samples each", x="k", y="pass@k", legend=True)
     return figure
 
 
@@ -168,28 +166,30 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
     """
     counts = comparison.flip_counts(before, after)
     changed = counts["right_wrong"], counts["wrong_right"]
-    figure = _figure(4.6, 2.1)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 2.1)
     axes.bar_label(axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN]), fmt="{:,.0f}", padding=4, color=INK)
     _name_rows(axes, ["right, then wrong", "wrong, then right"])
     axes.set_xlim(0, max(1, *changed) * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    unchanged = f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong"
-    _tidy(axes, unchanged, x="answers", grid="x")
+    _tidy(
+        axes,
+        f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong",
+        x="answers",
+        grid="x",
+    )
     return figure
 
 
 def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
     """How many answers are in each category of the taxonomy, before and after."""
-    rows = comparison.category_counts(comparison.Comparison(before, after))
-    return _paired_bars(rows, "category", "problems", "{:,.0f}")
+    compared = comparison.Comparison(before, after)
+    return _paired_bars(comparison.category_counts(compared), "category", "problems", "{:,.0f}")
 
 
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
     """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
     rows = comparison.gain_parts(before, after)
-    figure = _figure(5.4, 0.9 + 0.36 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = _subplot(5.4, 0.9 + 0.36 * len(rows))
     gains = [100 * row["gain"] for row in rows]
     ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
     colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
@@ -246,6 +246,12 @@ def _figure(width: float, height: float) -> Figure:
     return _NotebookFigure(figsize=(width, height), dpi=100, layout="constrained")
 
 
+def _subplot(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of this size with one plot in it."""
+    figure = _figure(width, height)
+    return figure, figure.add_subplot()
+
+
 def _offsets(phases: Sequence[str], width: float) -> list[float]:
     """Positions of the phases' bars, next to each other around 0."""
     return [(number - (len(phases) - 1) / 2) * width for number in range(len(phases))]
@@ -256,8 +262,7 @@ def _paired_bars(rows: Sequence[dict[str, Any]], name: str, unit: str, form: str
     if not rows:
         return _message_figure("No evaluation has finished yet.")
     phases = [phase for phase in comparison.PHASES if phase in rows[0]]
-    figure = _figure(5.4, 0.7 + 0.46 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = _subplot(5.4, 0.7 + 0.46 * len(rows))
     height = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, height), strict=True):
         places, values = [place + offset for place in range(len(rows))], [row[phase] for row in rows]
@@ -375,6 +380,6 @@ def svg(figure: Figure, label: str) -> Markup:
 
 def panel_svg(panel: Panel, rows: Sequence[Row]) -> Markup:
     """One panel as inline SVG."""
-    figure = _figure(3.4, 2.5)
-    _draw_panel(figure.add_subplot(), panel, rows)
+    figure, axes = _subplot(3.4, 2.5)
+    _draw_panel(axes, panel, rows)
     return svg(figure, f"{panel.title}, {panel.unit}, over training steps")

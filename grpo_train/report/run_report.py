@@ -171,5 +171,5 @@ def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
 
 def _text_files(run_dir: Path) -> list[tuple[str, str]]:
     """What produced the numbers: (name, content) of the recipe and the description of the machine."""
-    paths = [path for name in ("recipe.yaml", "environment.json") if (path := run_dir / name).exists()]
-    return [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in paths]
+    paths = (run_dir / name for name in ("recipe.yaml", "environment.json"))
+    return [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in paths if path.exists()]

@@ -36,7 +36,7 @@ def export_table(run_dir: str | os.PathLike) -> Path:
     import pandas
 
     frame = pandas.DataFrame(table(comparison.load(run_dir, need_evaluation=True)), dtype=object)
-    text = frame.map(_storable).map(_for_spreadsheet).to_csv(index=False)
+    text = frame.map(_for_spreadsheet).to_csv(index=False)
     return write_text_atomic(Path(run_dir) / "evals" / "answers.csv", f"\ufeff{text}")
 
 
@@ -65,8 +65,3 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
 
 def _for_spreadsheet(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def _storable(value: Any) -> Any:
-    """A lone surrogate has no form in UTF-8."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
