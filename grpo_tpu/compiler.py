@@ -25,7 +25,7 @@ import optax
 from flax import nnx
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import Compilation, Program
 from grpo_train.recipes.schema import TrainingRecipe
@@ -202,7 +202,7 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     except NotImplementedError as error:  # of jax.experimental.mesh_utils: axes that do not fit a slice's rows of chips
         raise CourseError(
             f"hardware.trainer_tensor={program.tensor}: the {len(devices)} chips of {program.accelerator} cannot be "
-            f"split so ({str(error).splitlines()[0]}); take another number"
+            f"split so ({first_line(error)}); take another number"
         ) from None
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
     if program.lora.rank:

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import model_directory
 from grpo_train.recipes import ModelRecipe
@@ -273,9 +273,9 @@ def load_actor(
                 config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
             )
         except (ValueError, KeyError, OSError) as error:
-            reason = str(error).splitlines()[0][:200]
             raise CourseError(
-                f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
+                f"checkpoint {weights} cannot be read ({first_line(error)}); remove the folder and convert the model "
+                "again"
             ) from error
     modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
@@ -314,8 +314,7 @@ def quiet() -> Iterator[None]:
     before, disabled = absl_logging.get_verbosity(), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         absl_logging.set_verbosity(before)  # MaxText's converter turns information logs on when it is imported

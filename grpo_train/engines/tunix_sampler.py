@@ -18,7 +18,7 @@ from tunix.models import safetensors_loader
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, maxtext_model, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
@@ -198,8 +198,11 @@ def make_sampler(
 ) -> PerSequenceKeySampler:
     """A sampler with room for `length` tokens of prompt and completion."""
     config = module.config
-    cache = tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim)
-    sampler = PerSequenceKeySampler(module, tokenizer, cache)
+    sampler = PerSequenceKeySampler(
+        module,
+        tokenizer,
+        tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim),
+    )
     sampler.mesh = mesh
     sampler.tokenize = functools.lru_cache(maxsize=1)(sampler.tokenize)  # neighbours often have the same prompt
     return sampler
@@ -257,9 +260,8 @@ def greedy_generate(
         rows = max(8, batch_size * LONG_PROMPT // max(width, LONG_PROMPT))
         for start in range(0, len(prompts), rows):
             chunk = prompts[start : start + rows]
-            filled = chunk + chunk[:1] * (rows - len(chunk))
             output = sampler(
-                filled,
+                chunk + chunk[:1] * (rows - len(chunk)),  # filled up
                 max_generation_steps=max_completion_length,
                 max_prompt_length=width,
                 temperature=temperature or 0.0,
@@ -290,7 +292,6 @@ def load_hugging_face(directory: str | Path) -> Any:
             str(directory), family.model, converted, key_mapping=family.loader._get_key_and_transform_mapping
         )
     except Exception as error:  # safetensors and Tunix raise types of their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(
-            f"the weights in {directory} cannot be read ({reason}); copy or convert the model again"
+            f"the weights in {directory} cannot be read ({first_line(error)}); copy or convert the model again"
         ) from error
