@@ -53,11 +53,11 @@ class _ShardedCache:
 
 
 class Qwen2(_ShardedCache, qwen2.Qwen2):
-    pass
+    """Qwen2.5."""
 
 
 class LlamaConfig(qwen2.ModelConfig):
-    pass
+    """The sizes of a Llama, told from those of a Qwen2.5 by their class."""
 
 
 class Llama(Qwen2):
@@ -74,7 +74,7 @@ class Llama(Qwen2):
 
 
 class Qwen3(_ShardedCache, qwen3.Qwen3):
-    pass
+    """Qwen3."""
 
 
 @dataclasses.dataclass(frozen=True)
