@@ -278,9 +278,10 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "seconds": ("seconds", ".2f"),
         "validation": (VALIDATION, ".1%"),
     }
-    known = {name: (row[key], form) for name, (key, form) in keys.items() if key in row}  # None: not a finite number
     return "  ".join(
-        f"{name} {'nan' if value is None else format(value, form)}" for name, (value, form) in known.items()
+        f"{name} {'nan' if row[key] is None else format(row[key], form)}"  # None: not a finite number
+        for name, (key, form) in keys.items()
+        if key in row
     )
 
 
@@ -425,12 +426,13 @@ def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
     tests, filtered = maxtext_rl.write_problems(recipe, problems)
     arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", tests)
     lost = maxtext_rl.not_expressible(recipe, tests)
-    for note in (
+    print(
         *(f"problems: {sentence}" for sentence in filtered),
         *(f"not expressible: {sentence}" for sentence in lost),
         *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
-    ):
-        print(note, file=sys.stderr)
+        sep="\n",
+        file=sys.stderr,
+    )
     return {"arguments": arguments, "not_expressible": lost}
 
 
@@ -441,8 +443,7 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
     kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)
-    files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
-    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.suffix in kinds}
 
     from grpo_train import pipeline
 
@@ -453,7 +454,11 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
         "sampled": functools.partial(generate, **sampling) if samples else None,
         "render": render,
         "model": recipe.model.path,
-        "settings": {"max_completion_length": recipe.rollout.max_completion_length, "weights": weights} | sampling,
+        "settings": {
+            "max_completion_length": recipe.rollout.max_completion_length,
+            "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()],
+            **sampling,
+        },
     }
 
 
@@ -465,9 +470,11 @@ def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any
     if saved.most != (samples or 1) + bool(samples and saved.greedy):
         fitting = "leave out --samples" if saved.most == 1 else f"add --samples {saved.most - saved.greedy}"
         raise CourseError(f"{path} has up to {saved.most} completions per problem; {fitting}, so that all are graded")
-    sampled = saved if samples and saved.greedy else None
-    settings = {"completions": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return {"generate": saved, "sampled": sampled, "settings": settings}
+    return {
+        "generate": saved,
+        "sampled": saved if samples and saved.greedy else None,
+        "settings": {"completions": hashlib.sha256(path.read_bytes()).hexdigest()},
+    }
 
 
 def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: list[str]) -> str:

@@ -155,8 +155,10 @@ def _saved_log(directory: Path, which: str) -> dict[str, Any]:
 
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
     """The mean reward of the counted completions by the recipe's functions, and the seconds or None."""
-    reward = sum(reward_means(run.counted, get_rewards(recipe.rewards)))
-    return {"reward": reward, "seconds": _saved_log(directory, which).get("seconds")}
+    return {
+        "reward": sum(reward_means(run.counted, get_rewards(recipe.rewards))),
+        "seconds": _saved_log(directory, which).get("seconds"),
+    }
 
 
 def validation(session: training.Session) -> Callable[[], dict[str, float]]:
@@ -169,12 +171,14 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
             batch_size=session.recipe.evaluation.batch_size,
         )  # fmt: skip
         summary = run.summary()
-        by_task = {
-            TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0] for task, part in run.by_task().items()
-        }
         return {
-            "validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"], **by_task,
-        }  # fmt: skip
+            "validation_accuracy": summary["accuracy"],
+            "validation_lenient": summary["lenient_accuracy"],
+            **{
+                TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0]
+                for task, part in run.by_task().items()
+            },
+        }
 
     return lambda: session.run_on_main(validate) or {}
 
@@ -282,8 +286,7 @@ def run(
 
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
-    summary = write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
-    return summary
+    return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
 
 
 def _rates(run: evaluation.EvalRun) -> str:
@@ -304,7 +307,6 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    render = functools.partial(render_with, recipe.prompts, tokenizer)
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 
@@ -330,4 +332,4 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
             max_completion_length=recipe.rollout.max_completion_length,
             batch_size=recipe.evaluation.batch_size,
         )
-    return generate, render
+    return generate, functools.partial(render_with, recipe.prompts, tokenizer)
