@@ -149,8 +149,9 @@ class Sampler(tunix_sampler.Sampler):
         logits, cache = model(tokens, positions, cache, mask)
         places = state.token_buffer.shape[1] - length
         cache = {name: split_cache(layer, group, places) for name, layer in cache.items()}
-        logits = jnp.repeat(logits, group, axis=0)
-        return self._sample(logits=logits, cache=cache, eos=self.eos_ids, sampler_state=state)
+        return self._sample(
+            logits=jnp.repeat(logits, group, axis=0), cache=cache, eos=self.eos_ids, sampler_state=state
+        )
 
 
 # The trainer's MaxText model.
@@ -174,10 +175,9 @@ def multiply_in_two_dimensions(module: Any) -> None:
                 (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
                 rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
                 size = math.prod(weight.shape[: len(inner)])
-                flat = jax.lax.dot(
+                return jax.lax.dot(
                     x.reshape(-1, size), weight.reshape(size, -1), precision=jax.lax.Precision(self.matmul_precision)
-                )
-                return flat.reshape(*rows, *outer)
+                ).reshape(*rows, *outer)
 
             return product
 

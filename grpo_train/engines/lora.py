@@ -46,8 +46,11 @@ def with_adapters(
             key, shape.shape, shape.dtype, path[-1].endswith(B)
         )
 
-    base = shapes_with_adapters(adapter.base, config, drawn)
-    return TunixMaxTextAdapter(base_model=base, use_no_op_mappings=adapter.use_no_op_mappings, pad_id=adapter._pad_id)
+    return TunixMaxTextAdapter(
+        base_model=shapes_with_adapters(adapter.base, config, drawn),
+        use_no_op_mappings=adapter.use_no_op_mappings,
+        pad_id=adapter._pad_id,
+    )
 
 
 def shapes_with_adapters(
@@ -92,8 +95,9 @@ def merged(module: nnx.Module, scale: float) -> nnx.State:
         if a := added.get((*before, f"{name}{A}")):
             b, weight = added[(*before, f"{name}{B}")], variable.get_value()
             axis = variable.get_metadata()["param_scan_axis"]
-            value = _with_product(weight, a.get_value(), b.get_value(), axis, scale, weight.sharding)
-            base[path] = variable.replace(value)
+            base[path] = variable.replace(
+                _with_product(weight, a.get_value(), b.get_value(), axis, scale, weight.sharding)
+            )
     return nnx.State.from_flat_path(base)
 
 

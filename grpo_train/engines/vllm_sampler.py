@@ -191,14 +191,15 @@ def _start_engine(
     tensor = math.gcd(wanted, config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")
-    sharding = {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
     return LLM(
         model=str(directory),
         max_model_len=max_length,
         max_num_seqs=settings.max_sequences,
         tensor_parallel_size=tensor,
         gpu_memory_utilization=settings.memory_fraction,
-        additional_config={"sharding": sharding},
+        additional_config={
+            "sharding": {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
+        },
         **engine_options(settings, model.dtype, seed),
     )
 

@@ -160,8 +160,9 @@ def check_sync(
 
 def gaps(scored: Scored, trained: Sequence[np.ndarray]) -> np.ndarray:
     """Absolute differences from the trainer's log-probabilities [B, C], of all tokens in one array."""
-    pairs = zip(scored.logps, trained, strict=True)
-    return np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in pairs])
+    return np.concatenate(
+        [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
+    )
 
 
 def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
@@ -187,8 +188,9 @@ def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
 
 def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:
     """[B, width], padded on the right."""
-    rows = [np.pad(ids, (0, width - len(ids)), constant_values=pad) for ids in tokens]
-    return np.array(rows, dtype).reshape(-1, width)
+    return np.array([np.pad(ids, (0, width - len(ids)), constant_values=pad) for ids in tokens], dtype).reshape(
+        -1, width
+    )
 
 
 def by_name(state: nnx.State) -> dict[str, jax.Array]:
