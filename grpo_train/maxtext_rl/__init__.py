@@ -78,8 +78,10 @@ def arguments(
         "num_test_batches": test_batches,
         "eval_interval": recipe.training.steps + 1,  # never: it would look at the test problems
     }
-    settings = (f"{key}={value}" for key, value in values.items() if value is not None)  # null where upstream has null
-    return [f"{MAXTEXT_CONFIGS_DIR}/post_train/rl.yml", *settings]
+    return [
+        f"{MAXTEXT_CONFIGS_DIR}/post_train/rl.yml",
+        *(f"{key}={value}" for key, value in values.items() if value is not None),  # null where upstream has null
+    ]
 
 
 def not_expressible(recipe: Recipe, tests: int) -> list[str]:
@@ -87,9 +89,14 @@ def not_expressible(recipe: Recipe, tests: int) -> list[str]:
 
     `tests` is the number of test problems that were written.
     """
-    source = problem_files.only_source(recipe.problems)
-    changed = recipe.model_dump(exclude_defaults=True)
-    found = differing(changed, source, recipe.rollout, recipe.training, recipe.hardware, recipe.grpo)
+    found = differing(
+        recipe.model_dump(exclude_defaults=True),
+        problem_files.only_source(recipe.problems),
+        recipe.rollout,
+        recipe.training,
+        recipe.hardware,
+        recipe.grpo,
+    )
     batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     if (evaluated := batches * size) < tests:
         found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
@@ -105,10 +112,11 @@ def write_problems(recipe: Recipe, folder: str | Path) -> tuple[int, list[str]]:
 def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     """Architecture, sizes and number format as in our own training, and the checkpoint to start from."""
     folder = model_files.local_folder(model)
-    sizes = maxtext_model.maxtext_sizes(model) if folder else model.sizes
     return {
         **maxtext_model.maxtext_overrides(
-            model, sizes=sizes, tokenizer_path=folder.resolve() if folder else model.path
+            model,
+            sizes=maxtext_model.maxtext_sizes(model) if folder else model.sizes,
+            tokenizer_path=folder.resolve() if folder else model.path,
         ),
         "load_parameters_path": checkpoint.resolve(),
         "convert_checkpoint_if_possible": False,  # `grpo convert` has done it

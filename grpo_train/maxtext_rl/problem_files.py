@@ -43,8 +43,12 @@ def write_problems(
         if split == "train":
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
-        rows_of_file = [(prompts.user_prompt(template.user, p.question), p.answer) for p in fitting]
-        table = pandas.DataFrame(rows_of_file, columns=["question", "answer"])
+        table = pandas.DataFrame(
+            {
+                "question": [prompts.user_prompt(template.user, problem.question) for problem in fitting],
+                "answer": [problem.answer for problem in fitting],
+            }
+        )
         write_bytes_atomic(folder / name, table.to_parquet(index=False))
     # TEMPLATE is upstream's second key; our process_data needs the first alone.
     write_json_atomic(

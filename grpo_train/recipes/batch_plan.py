@@ -153,8 +153,7 @@ def make_plan(
 
 def micro_batch_sizes(plan: BatchPlan) -> list[int]:
     """All possible values of training.micro_batch_size for the plan's step, smallest first."""
-    unit = math.lcm(plan.group_size, plan.trainer_replicas, plan.processes)
-    return _multiples(unit, plan.completions_per_step)
+    return _multiples(math.lcm(plan.group_size, plan.trainer_replicas, plan.processes), plan.completions_per_step)
 
 
 def divisors(number: int) -> list[int]:

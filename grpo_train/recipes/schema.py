@@ -377,8 +377,7 @@ class Recipe(_Section):
                 "completions of any length would be penalised"
             )
         # vLLM's raw_logprobs are of the distribution before temperature.
-        exact = self.rollout.engine != "vllm" or self.rollout.temperature == 1
-        if self.grpo.correction != "none" and not exact:
+        if self.grpo.correction != "none" and self.rollout.engine == "vllm" and self.rollout.temperature != 1:
             raise ValueError(
                 f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
                 f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
@@ -487,6 +486,8 @@ class Recipe(_Section):
 
 def _replicas(key: str, devices: int, tensor: int) -> int:
     if devices % tensor:
-        ways = batch_plan.listed(batch_plan.divisors(devices))
-        raise ValueError(f"hardware.{key}={tensor} must divide its {devices} devices: use {ways}")
+        raise ValueError(
+            f"hardware.{key}={tensor} must divide its {devices} devices: "
+            f"use {batch_plan.listed(batch_plan.divisors(devices))}"
+        )
     return devices // tensor

@@ -17,8 +17,7 @@ def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 
         table.add_row(*row)
     file = io.StringIO()
     # In a notebook rich would show the table itself, and leave the file empty.
-    plain = Console(
+    Console(
         file=file, width=WIDTH, force_jupyter=False, color_system=None, highlight=False, markup=False, emoji=False
-    )
-    plain.print(table)
+    ).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -119,6 +119,7 @@ def read(item: epath.Path) -> Any:
     with ocp.Checkpointer(
         ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
     ) as reader:
-        tree = reader.metadata(item).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        as_numpy = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(item).item_metadata.tree
+        )
         return reader.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
