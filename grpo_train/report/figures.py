@@ -182,8 +182,8 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
 
 def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
     """How many answers are in each category of the taxonomy, before and after."""
-    compared = comparison.Comparison(before, after)
-    return _paired_bars(comparison.category_counts(compared), "category", "problems", "{:,.0f}")
+    rows = comparison.category_counts(comparison.Comparison(before, after))
+    return _paired_bars(rows, "category", "problems", "{:,.0f}")
 
 
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
@@ -192,8 +192,15 @@ def decomposition(before: EvalRun, after: EvalRun) -> Figure:
     figure, axes = _subplot(5.4, 0.9 + 0.36 * len(rows))
     gains = [100 * row["gain"] for row in rows]
     ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
-    colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
-    bars = axes.barh(range(len(rows)), gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
+    bars = axes.barh(
+        range(len(rows)),
+        gains,
+        0.65,
+        color=[GREEN if gain >= 0 else VERMILLION for gain in gains],
+        xerr=ends,
+        ecolor=INK,
+        error_kw={"linewidth": 1.5},
+    )
     axes.bar_label(bars, [f"{gain:+.1f}".replace("-", MINUS) for gain in gains], padding=5)
     _name_rows(axes, [row["part"] for row in rows])
     _tidy(
@@ -228,14 +235,18 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
     All figures are drawn now, so that the slider works without a kernel: in a saved notebook and in its HTML.
     """
     width, height = (max(figure.get_size_inches()[axis] for _, figure in frames) for axis in (0, 1))
-    document = html_page.render(
-        "slider.html.j2",
-        "slider.js",
-        frames=[(label, svg(figure, f"{n}: {label}. {alt_text(figure)}")) for n, (label, figure) in enumerate(frames)],
-        start=start,
-        width=round(100 * width),
+    return html_page.Frame(
+        html_page.render(
+            "slider.html.j2",
+            "slider.js",
+            frames=[(name, svg(figure, f"{n}: {name}. {alt_text(figure)}")) for n, (name, figure) in enumerate(frames)],
+            start=start,
+            width=round(100 * width),
+        ),
+        "figures behind a slider",
+        60,
+        picture=(round(100 * width), round(100 * height)),
     )
-    return html_page.Frame(document, "figures behind a slider", 60, picture=(round(100 * width), round(100 * height)))
 
 
 # --- drawing ---
@@ -284,8 +295,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _in_percent(axes: Axes, bottom: float = -0.04, top: float = 1.04) -> None:
-    axes.set_ylim(bottom, top)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set(ylim=(bottom, top), yticks=[0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
 
 
@@ -369,9 +379,13 @@ def svg(figure: Figure, label: str) -> Markup:
     # With the salt, the same figure always gives the same SVG, and two figures have different ids.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue().partition("<svg")[2]
     # HTML knows the namespaces of inline SVG.
-    svg = re.sub(r'<metadata>.*?</metadata>|\s+xmlns(:xlink)?="[^"]*"', "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<metadata>.*?</metadata>|\s+xmlns(:xlink)?="[^"]*"',
+        "",
+        buffer.getvalue().partition("<svg")[2],
+        flags=re.DOTALL,
+    )
     prefix = "f" + hashlib.sha256(label.encode()).hexdigest()[:8] + "-"
     svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\1{prefix}", svg)
     svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)").replace(SKY, "var(--sky)")
