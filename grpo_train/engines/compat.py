@@ -270,8 +270,9 @@ def set_noise(llm: Any, key: Any) -> None:
     Test: test_upstream_still_takes_no_seed_with_a_request (tests/tpu/stack/test_compat.py).
     """
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
-    replicated = jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
-    runner.rng_params_for_sampling = jax.device_put(key, replicated)
+    runner.rng_params_for_sampling = jax.device_put(
+        key, jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
+    )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     if hasattr(scheduler, "_round_robin_next_rank"):  # the replica decides a row's noise: not what was asked before
         scheduler._round_robin_next_rank = 0
@@ -310,12 +311,7 @@ def send_untied_head() -> None:
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 
     given = TunixMaxTextAdapter.to_hf_mappings
-
-    @functools.wraps(given)
-    def to_hf_mappings(self) -> dict[str, tuple]:
-        return untied_lm_head_mapping(given(self), self.base.config.model_name)
-
-    TunixMaxTextAdapter.to_hf_mappings = to_hf_mappings
+    TunixMaxTextAdapter.to_hf_mappings = lambda self: untied_lm_head_mapping(given(self), self.base.config.model_name)
 
 
 def hide_wandb() -> None:

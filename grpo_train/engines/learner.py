@@ -112,11 +112,7 @@ class Learner(GRPOLearner):
         super().__init__(**arguments)
         self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
-
-    @property
-    def _sampler(self) -> Any:
-        """A TunixSampler or a VllmSampler."""
-        return self.rl_cluster.rollout
+        self._sampler: Any = self.rl_cluster.rollout  # a TunixSampler or a VllmSampler
 
     def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
         """Tunix calls it for each step, after the updates of the one before."""
@@ -146,8 +142,9 @@ class Learner(GRPOLearner):
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
         rows, width = example.completion_ids.shape
         scored = self._sampler.last_scored(rows, width, self.algo_config.temperature)
-        logps = jnp.asarray(padded(scored.logps, width, 0, np.float32))
-        return _to_example(example, **{CORRECTIONS[self._grpo.correction]: logps})
+        return _to_example(
+            example, **{CORRECTIONS[self._grpo.correction]: jnp.asarray(padded(scored.logps, width, 0, np.float32))}
+        )
 
     def _resample_uniform_groups(
         self, example: common.TrainExample, training_input: dict[str, Any], call: int, mode: rl.Mode
@@ -165,9 +162,11 @@ class Learner(GRPOLearner):
         step, part = divmod(call, self._calls_per_step)
         while missing and len(parts) < limit:
             later = len(parts) * steps
-            batch = self._batch_of_step(step + later)
             rows = slice(part * len(spread), (part + 1) * len(spread))
-            spare = {name: np.repeat(np.asarray(column)[rows], size, axis=0) for name, column in batch.items()}
+            spare = {
+                name: np.repeat(np.asarray(column)[rows], size, axis=0)
+                for name, column in self._batch_of_step(step + later).items()
+            }
             sampler.calls = call + later * self._calls_per_step
             parts.append(self._sampled_once(spare, mode))
             for group in np.flatnonzero(self._rewards_differ(spare))[: len(missing)]:
@@ -192,8 +191,9 @@ class Learner(GRPOLearner):
     def _rewards_differ(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
         part for the form may differ where nothing is right."""
-        texts = self._sampler.last.text
-        right = [grade(*each)["strict"] for each in zip(texts, batch["answer"], batch["kind"], strict=True)]
+        right = [
+            grade(*each)["strict"] for each in zip(self._sampler.last.text, batch["answer"], batch["kind"], strict=True)
+        ]
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 

@@ -82,9 +82,9 @@ def require_architecture(model: ModelRecipe) -> None:
 
     names = get_args(ModelName)
     if model.maxtext_name not in names:
-        near = difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0)
         raise CourseError(
-            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: {', '.join(near)}"
+            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: "
+            f"{', '.join(difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0))}"
         )
 
 
@@ -204,11 +204,13 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
     """
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
-    # Every host of a slice comes here, and only one of them converts: no weights are asked for.
-    sizes = maxtext_sizes(model) if weights else model.sizes
-    folder = model_directory(model, weights=False) if weights else model.path
     settings = {
-        **maxtext_overrides(model, sizes=sizes, tokenizer_path=folder),
+        **maxtext_overrides(
+            model,
+            sizes=maxtext_sizes(model) if weights else model.sizes,
+            # Every host of a slice comes here, and only one of them converts: no weights are asked for.
+            tokenizer_path=model_directory(model, weights=False) if weights else model.path,
+        ),
         "run_name": "grpo",
         "skip_jax_distributed_system": True,
         "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),

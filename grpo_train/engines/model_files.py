@@ -39,8 +39,11 @@ def _download(name: str, weights: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, HFValidationError
 
     try:
-        patterns = ["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
+            )
+        )
     except GatedRepoError:
         raise CourseError(
             f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"

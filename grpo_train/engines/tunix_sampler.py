@@ -159,8 +159,11 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
                     pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
                 )  # fmt: skip
                 logps.extend(np.asarray(scored).tolist())
-        rows_of_all = zip(multihost.gather(logps), tokens, strict=True)
-        return Scored(prompt_ids, completion_ids, [np.array(row[: len(ids)], np.float32) for row, ids in rows_of_all])
+        return Scored(
+            prompt_ids,
+            completion_ids,
+            [np.array(row[: len(ids)], np.float32) for row, ids in zip(multihost.gather(logps), tokens, strict=True)],
+        )
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
@@ -169,7 +172,6 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def model(self) -> None:
         """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""
-        return None
 
     def module_and_state(self) -> tuple[nnx.Module, nnx.State]:
         """The sampler's module and its weights as of the last sync."""
@@ -268,9 +270,11 @@ def greedy_generate(
                 top_p=None if temperature is None else top_p,  # with it Tunix samples
                 seed=jax.random.fold_in(jax.random.PRNGKey(seed), start),  # each chunk has noise of its own
             )
-            for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
-                truncated = len(ids) >= max_completion_length
-                generations.append(Generation(text, len(ids) + (not truncated), truncated))
+            generations += [
+                # With the end token, which Tunix cuts off; one that fills the limit has none.
+                Generation(text, min(len(ids) + 1, max_completion_length), len(ids) >= max_completion_length)
+                for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True)
+            ]
         return generations
 
     return generate
@@ -283,9 +287,10 @@ def load_hugging_face(directory: str | Path) -> Any:
     """
     config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
     scaling, rope = maxtext_model.rotary_embedding(config)
-    settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
-    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
+    converted = tunix_models.model_config(
+        kind, rope.get("rope_theta"), {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
+    )
     family = tunix_models.require_family(kind)
     try:
         return safetensors_loader.load_and_create_model(
