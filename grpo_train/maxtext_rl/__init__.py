@@ -105,7 +105,7 @@ def not_expressible(recipe: Recipe, tests: int) -> list[str]:
 
 def write_problems(recipe: Recipe, folder: str | Path) -> tuple[int, list[str]]:
     """The files that the arguments name; see problem_files.write_problems."""
-    rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.plan.prompts_per_step
+    rows = -(-recipe.training.steps // recipe.grpo.iterations) * recipe.plan.prompts_per_step
     return problem_files.write_problems(folder, recipe.problems, recipe.prompts, recipe.rollout, recipe.model, rows)
 
 
@@ -172,7 +172,7 @@ def _training(training: TrainingRecipe, plan: BatchPlan, iterations: int) -> dic
     steps = training.steps if training.schedule == "cosine" else FLAT * (training.steps + training.warmup_steps)
     return {
         "batch_size": plan.prompts_per_step,
-        "num_batches": problem_files.batches(training.steps, iterations),
+        "num_batches": -(-training.steps // iterations),  # each serves so many updates
         "train_fraction": 1.0,
         "num_epoch": 1,
         "train_micro_batch_size": plan.micro_batch_prompts,

@@ -35,9 +35,13 @@ def write_problems(
     folder, counts, filtered = Path(folder), {}, []
     for split, name in (("train", TRAIN), ("test", TEST)):
         found = load_problems(only_source(problems), split)
-        # A training prompt that is too long can be an error; a test prompt is left out.
-        allowed = rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout
-        fitting = fit_prompts(allowed, template, load_tokenizer(model), found)[1]
+        fitting = fit_prompts(
+            # A training prompt that is too long can be an error; a test prompt is left out.
+            rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout,
+            template,
+            load_tokenizer(model),
+            found,
+        )[1]
         if num_filtered := len(found) - len(fitting):
             filtered.append(f"{num_filtered} of {len(found)} {split} problems left out: the prompt is too long")
         if split == "train":
@@ -55,11 +59,6 @@ def write_problems(
         folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}
     )
     return counts["test"], filtered
-
-
-def batches(steps: int, iterations: int) -> int:
-    """Batches of completions for so many updates; each serves `iterations` of them."""
-    return -(-steps // iterations)
 
 
 def only_source(problems: ProblemsRecipe | list[TaskRecipe]) -> ProblemsRecipe:

@@ -94,11 +94,10 @@ class HardwareRecipe(_Section):
 
     @model_validator(mode="after")
     def _devices_fit(self) -> Self:
-        want = self.trainer_count() + (self.sampler_devices or 0)
-        if self.slice and want > (have := self.slice.devices):
+        if self.slice and self.trainer_count() + (self.sampler_devices or 0) > self.slice.devices:
             raise ValueError(
                 f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
-                f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
+                f"{self.slice.devices} devices of {self.accelerator}: give both, {self.slice.devices} or fewer together"
             )
         return self
 
@@ -429,8 +428,9 @@ class Recipe(_Section):
 
     def sampler_tensor(self, found: int | None = None) -> int:
         """Devices per replica of the sampler; `found`: devices that JAX finds, where the recipe names none."""
-        whole = 1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
-        return self.hardware.sampler_tensor or whole
+        return self.hardware.sampler_tensor or (
+            1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
+        )
 
     @property
     def batch_given(self) -> dict[str, int]:

@@ -11,8 +11,12 @@ WIDTH = 240  # columns of text; longer cells are folded
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> str:
     """A table without rules; `right` columns after the first hold numbers."""
-    columns = (Column(name, justify="right" if 0 < n <= right else "left") for n, name in enumerate(head))
-    table = Table(*columns, box=None, pad_edge=False, header_style=None)
+    table = Table(
+        *(Column(name, justify="right" if 0 < n <= right else "left") for n, name in enumerate(head)),
+        box=None,
+        pad_edge=False,
+        header_style=None,
+    )
     for row in rows:
         table.add_row(*row)
     file = io.StringIO()

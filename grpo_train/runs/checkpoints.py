@@ -23,8 +23,11 @@ ITEMS = ("model_params", "optimizer_state")
 
 def checkpoint_root(training: TrainingRecipe, directory: Path) -> epath.Path:
     """Where a run keeps its checkpoints: in itself, or under its name in a folder or bucket for those of all runs."""
-    shared = training.checkpoints
-    return epath.Path(shared) / directory.name if shared is not None else epath.Path(directory) / "checkpoints"
+    return (
+        epath.Path(directory) / "checkpoints"
+        if training.checkpoints is None
+        else epath.Path(training.checkpoints) / directory.name
+    )
 
 
 def updates(folder: epath.Path) -> list[int]:

@@ -171,9 +171,7 @@ def process_slice(number: int) -> slice:
 
 def gather[T](rows: Sequence[T]) -> list[T]:
     """The rows of all processes, in the order of the processes.  Called by all; rows are JSON-serializable."""
-    if not is_distributed():
-        return list(rows)
-    return [row for part in _exchange(list(rows)) for row in part]
+    return [row for part in _exchange(list(rows)) for row in part] if is_distributed() else list(rows)
 
 
 def any_process(flag: bool) -> bool:

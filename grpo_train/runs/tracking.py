@@ -56,10 +56,8 @@ def start(
       config: the whole recipe, which W&B keeps; its `name` is that of the run.
       finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
     """
-    trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
-    if tracking.wandb != "off":
-        trackers.append(WeightsAndBiases(tracking, directory, config))
-    return trackers
+    boards = [TensorBoard(directory / "tensorboard", finished)]
+    return boards if tracking.wandb == "off" else [*boards, WeightsAndBiases(tracking, directory, config)]
 
 
 class TensorBoard:
@@ -130,8 +128,9 @@ class WeightsAndBiases:
         With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
         """
         trained = {name: value for row in read_metrics(self.metrics)[-1:] for name, value in _values(row)}
-        evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
-        self.run.summary.update(trained | evaluations)
+        self.run.summary.update(
+            trained | {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
+        )
 
     def close(self) -> None:
         self.run.finish()
