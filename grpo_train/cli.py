@@ -168,8 +168,11 @@ def train(
     directory = runs / (run or resolved.name)
     if count == 1 and not overwrite and (summary := _finished(directory, resolved)):
         rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
-        text = f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again"
-        return finish(summary, as_json, text)
+        return finish(
+            summary,
+            as_json,
+            f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again",
+        )
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
         from grpo_train.runs import multihost
@@ -237,7 +240,7 @@ def _train(
 
     def on_step(row: dict[str, Any]) -> None:
         if row["step"] in seconds:  # it comes again when its validation joins it
-            log(f"step {row['step']}/{recipe.training.steps}  validation {row[VALIDATION]:.1%}")
+            log(f"step {row['step']}/{recipe.training.steps}  validation {row['validation_accuracy']:.1%}")
             return
         seconds[row["step"]] = row["seconds"]
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
@@ -276,7 +279,7 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
         "seconds": ("seconds", ".2f"),
-        "validation": (VALIDATION, ".1%"),
+        "validation": ("validation_accuracy", ".1%"),
     }
     return "  ".join(
         f"{name} {'nan' if row[key] is None else format(row[key], form)}"  # None: not a finite number
@@ -350,9 +353,10 @@ def report(
     from grpo_train.runs.run_directory import load_run
 
     directory, _ = load_run(find_run(run_directory, runs))
-    written = {"report": str(report.write_report(directory))}
-    if tables:
-        written["csv"] = str(report.export_table(directory))
+    written = {
+        "report": str(report.write_report(directory)),
+        **({"csv": str(report.export_table(directory))} if tables else {}),
+    }
     finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
 
 
@@ -373,7 +377,6 @@ def compare(
     finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
 
 
-VALIDATION = "validation_accuracy"
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 

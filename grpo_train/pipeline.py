@@ -139,8 +139,10 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
     file, kept = directory / "evals" / f"{which}.json", _saved_log(directory, which) or {"seconds": run.seconds}
     if "logged" not in kept:
         write_json_atomic(file, kept)
-        summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
-        row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
+        row = tracking.evaluation_row(
+            0 if which == "before" else recipe.training.steps,
+            run.summary() | _reward_and_seconds(recipe, directory, which, run),
+        )
         before = _saved_log(directory, "before").get("logged", {})
         tracking.log_evaluation(
             recipe.tracking, directory, {"before": before, which: row}, recipe.model_dump(mode="json")

@@ -56,7 +56,6 @@ from grpo_train.runs.run_directory import one_at_a_time
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
-VALIDATED = "validation_accuracy"  # a row that has it has been validated
 COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
@@ -219,8 +218,11 @@ def build_session(
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        frozen = recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
-        reference = load(frozen).module if recipe.grpo.beta and not recipe.lora.rank else None
+        reference = (
+            load(recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})).module
+            if recipe.grpo.beta and not recipe.lora.rank
+            else None
+        )
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
@@ -329,10 +331,8 @@ def _make_learner(
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
-    ratio = ["importance_ratio"] if grpo.correction == "tis" else []
-    cluster.actor_trainer.with_rl_metrics_to_log(
-        dict.fromkeys(["kl", "pg_clipfrac", *ratio, "entropy"], np.mean)  # the last ends a row
-    )
+    logged = ["kl", "pg_clipfrac", *["importance_ratio"] * (grpo.correction == "tis"), "entropy"]  # the last ends a row
+    cluster.actor_trainer.with_rl_metrics_to_log(dict.fromkeys(logged, np.mean))
     return learner
 
 
@@ -425,7 +425,7 @@ def train(
 
     def validate_after(step: int) -> None:
         due = validate_every and step and step % validate_every == 0
-        validated = any(row["step"] == step and VALIDATED in row for row in recorder.rows)
+        validated = any(row["step"] == step and "validation_accuracy" in row for row in recorder.rows)
         if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
