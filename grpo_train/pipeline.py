@@ -62,8 +62,12 @@ def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Cal
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(problems)} worked solutions")
-    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
-    return cold_start.fine_tune(recipe, pairs, base, started)
+    return cold_start.fine_tune(
+        recipe,
+        [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems],
+        base,
+        started,
+    )
 
 
 def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:

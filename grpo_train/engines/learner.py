@@ -112,7 +112,11 @@ class Learner(GRPOLearner):
         super().__init__(**arguments)
         self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
-        self._sampler: Any = self.rl_cluster.rollout  # a TunixSampler or a VllmSampler
+
+    @property
+    def _sampler(self) -> Any:
+        """A TunixSampler or a VllmSampler."""
+        return self.rl_cluster.rollout
 
     def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
         """Tunix calls it for each step, after the updates of the one before."""
