@@ -53,9 +53,12 @@ def preflight(
     resolved = load_recipe(recipe, overrides or ())
     log = functools.partial(print, file=sys.stderr, flush=True)
     compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log)
-    command = shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])])
     result = preflight.preflight(
-        resolved, compile_program, quick=quick, command=command, versions=compile_program.versions
+        resolved,
+        compile_program,
+        quick=quick,
+        command=shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])]),
+        versions=compile_program.versions,
     )
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")

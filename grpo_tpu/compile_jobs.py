@@ -66,9 +66,10 @@ class Program(SavedModel):
 
     @property
     def title(self) -> str:
-        length = self.prompt_length + self.completion_length
         rows = (
-            "{} x {} tokens, {}".format(*self.rows, self.layout) if self.rows else f"{self.sequences} x {length} tokens"
+            "{} x {} tokens, {}".format(*self.rows, self.layout)
+            if self.rows
+            else f"{self.sequences} x {self.prompt_length + self.completion_length} tokens"
         )
         size = {
             "prefill": f" of {self.sequences} x {self.prompt_length} tokens",

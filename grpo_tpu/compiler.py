@@ -25,7 +25,7 @@ import optax
 from flax import nnx
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import Compilation, Program
 from grpo_train.recipes.schema import TrainingRecipe
@@ -123,8 +123,8 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         message = str(error).strip().partition("\n")[0][:300]
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise CourseError(f"libtpu cannot compile the {program.title}: {message}") from error
-        needed = bytes_needed(str(error), sum(facts.get(name, 0) for name in ARGUMENTS))
-        return Compilation(oom_message=message, bytes_needed=needed, **facts)
+        arguments = sum(facts.get(name, 0) for name in ARGUMENTS)
+        return Compilation(oom_message=message, bytes_needed=bytes_needed(str(error), arguments), **facts)
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compilation(
         arguments=memory.argument_size_in_bytes,
@@ -144,19 +144,19 @@ def slice_devices(accelerator: str) -> list[Any]:
     from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as layouts
 
     if accelerator not in layouts:
-        family = accelerator.partition("-")[0] + "-"
-        known = ", ".join(name for name in layouts if name.startswith(family))
+        known = ", ".join(name for name in layouts if name.startswith(f"{accelerator.partition('-')[0]}-"))
         raise CourseError(f"hardware.accelerator={accelerator} is not a known slice; known: {known[:200]}")
     layout = layouts[accelerator]
-    topology = topologies.get_topology_desc(
-        platform="tpu",
-        topology_name=layout.topology_name,
-        chip_config_name=layout.chip_config_name,
-        chips_per_host_bounds=layout.chips_per_host_bounds,
-        num_slices=1,
-        wrap=layout.wrap,
+    return list(
+        topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=layout.topology_name,
+            chip_config_name=layout.chip_config_name,
+            chips_per_host_bounds=layout.chips_per_host_bounds,
+            num_slices=1,
+            wrap=layout.wrap,
+        ).devices
     )
-    return list(topology.devices)
 
 
 def maxtext_config(program: Program) -> Any:
@@ -202,7 +202,7 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     except NotImplementedError as error:  # of jax.experimental.mesh_utils: axes that do not fit a slice's rows of chips
         raise CourseError(
             f"hardware.trainer_tensor={program.tensor}: the {len(devices)} chips of {program.accelerator} cannot be "
-            f"split so ({str(error).splitlines()[0]}); take another number"
+            f"split so ({first_line(error)}); take another number"
         ) from None
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh)
     if program.lora.rank:
@@ -232,8 +232,11 @@ def _lower_update(program, own_optimizer, mesh, model):
         lambda model: sum_in(nnx.Optimizer(model, chain, wrt=trained), program.optimizer_dtype), model
     )
     graph, state = nnx.split(optimizer)
-    specs = nnx.get_partition_spec(state)
-    state = jax.tree.map(lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh), state, specs)
+    state = jax.tree.map(
+        lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh),
+        state,
+        nnx.get_partition_spec(state),
+    )
     optimizer = nnx.merge(graph, state)
     algorithm: Any = GRPOConfig(beta=0.04 if program.reference else 0.0, num_iterations=2 if program.old else 1)
     algorithm.temperature = program.temperature
@@ -257,8 +260,10 @@ def _lower_update(program, own_optimizer, mesh, model):
 
     batch = _micro_batch(program, mesh)
     traced = nnx.jit(train_step, donate_argnames=("optimizer",)).trace(model, optimizer, batch)
-    lowered = traced.lower(lowering_platforms=("tpu",))
-    return lowered, {"optimizer_shard": _shard_bytes(state), "batch": _shard_bytes(batch)}
+    return traced.lower(lowering_platforms=("tpu",)), {
+        "optimizer_shard": _shard_bytes(state),
+        "batch": _shard_bytes(batch),
+    }
 
 
 def _lower_logps(program, mesh, model):
@@ -296,10 +301,12 @@ def _lower_sampler(program, devices):
     mesh = tunix_models.sampler_mesh(devices, program.tensor)
     # Tunix's model with shapes in place of weights, as TunixSampler makes it.
     settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
-    model = tunix_models.model_config(
-        config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
+    module = tunix_models.abstract_model(
+        tunix_models.model_config(
+            config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
+        ),
+        mesh,
     )
-    module = tunix_models.abstract_model(model, mesh)
     shardings, state = tunix_models.weight_shardings(module, mesh), nnx.state(module, nnx.Param)
     for path, variable in state.flat_state():
         variable.set_value(_placed(variable.get_value(), shardings[path], mesh))
@@ -343,12 +350,11 @@ def _lower_sampler(program, devices):
             traced = sampler._compiled_prefill_fn.trace(weights, state, None, echo=False)
         else:
             traced = sampler._compiled_decode_fn.trace(weights, state)
-        lowered = traced.lower(lowering_platforms=("tpu",))
-    return lowered, {
-        "sampler_shard": _shard_bytes(weights),
-        "cache_shard": _shard_bytes(cache),
-        "batch": _shard_bytes(arrays),
-    }
+        return traced.lower(lowering_platforms=("tpu",)), {
+            "sampler_shard": _shard_bytes(weights),
+            "cache_shard": _shard_bytes(cache),
+            "batch": _shard_bytes(arrays),
+        }
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:

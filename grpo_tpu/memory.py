@@ -119,9 +119,8 @@ def chips(
         sampling, kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
         # So libtpu 0.0.44 reported it; less on the way to one replica over all chips, where it never makes it whole.
         size, how = update.largest_weight, "the largest weight on its way: whole, and as a chip of the sampler has it"
-        weight = _line("sync: one weight", size + size // sampler_tensor, "arithmetic", how, "sync")
-        training.append(weight)
-        sampling += [] if colocated else [weight]
+        training.append(_line("sync: one weight", size + size // sampler_tensor, "arithmetic", how, "sync"))
+        sampling += [] if colocated else training[-1:]
         how = f"{RESERVE:.0%} for small programs and for fragmentation"
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
@@ -130,9 +129,15 @@ def chips(
         if model.dtype != model.trainer_dtype:
             how = f"all weights in {model.dtype}, before they are sliced"
             training.append(_line("sync: actor weights, converted", frozen, "arithmetic", how, "sync"))
-        before = sum(line.bytes for line in training if line.name in ("actor weights", "reference weights"))
+        before = ("actor weights", "reference weights") if colocated else ()  # on the chip when the engine starts
         sampling, kv_cache = _vllm_sampler(
-            update, before if colocated else 0, hardware, rollout, plan, sampler_tensor, ITEMSIZE[model.dtype]
+            update,
+            sum(line.bytes for line in training if line.name in before),
+            hardware,
+            rollout,
+            plan,
+            sampler_tensor,
+            ITEMSIZE[model.dtype],
         )
         how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
     reserve = _line("reserve", RESERVE * usable, "estimate", how)
@@ -140,8 +145,7 @@ def chips(
         how = "the weights with their adapters' products, which the sampler gets"
         training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
     if colocated:
-        lines = (*training, reserve, *sampling)
-        return [ChipMemory(role="trains and samples", usable=usable, lines=lines)], kv_cache
+        return [ChipMemory(role="trains and samples", usable=usable, lines=(*training, reserve, *sampling))], kv_cache
     return [
         ChipMemory(role="trains", usable=usable, lines=(*training, reserve)),
         ChipMemory(role="samples", usable=usable, lines=(*sampling, reserve)),
@@ -159,10 +163,14 @@ def _trainer(
     """Lines of a chip that trains."""
     weights = update.parameter_shard
     code = update.code + (logps.code if logps else 0)
-    how = "the optimizer's moments and the accumulated gradients, an argument of the update"
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
-        _line("optimizer state, gradients", update.optimizer_shard, "compiler", how),
+        _line(
+            "optimizer state, gradients",
+            update.optimizer_shard,
+            "compiler",
+            "the optimizer's moments and the accumulated gradients, an argument of the update",
+        ),
     ]
     if grpo.beta and not adapters:  # else it is the actor without its adapters
         lines.append(_line("reference weights", frozen, "arithmetic", "in model.dtype; grpo.beta is above 0"))
@@ -171,11 +179,9 @@ def _trainer(
         _line("programs", code, "compiler", "generated code"),
     ]
     if update.oom_message is None:
-        new = update.outputs - update.aliased
         how = "Tunix donates the optimizer's state, not the weights: both exist until the step ends"
-        lines.append(_line("update: new weights", new, "compiler", how, "update"))
-    how = "activations, logits, gradients, gathered weights"
-    lines.append(_temporaries("update", update, update.temporaries, how))
+        lines.append(_line("update: new weights", update.outputs - update.aliased, "compiler", how, "update"))
+    lines.append(_temporaries("update", update, update.temporaries, "activations, logits, gradients, gathered weights"))
     if logps:
         if grpo.iterations > 1:
             how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
@@ -196,8 +202,7 @@ def _tunix_sampler(
 ) -> tuple[list[MemoryItem], KVCache]:
     """Lines of a chip that samples with Tunix's engine, and its KV cache."""
     prefill, decode = compiled["prefill"], compiled["decode"]
-    replicas = hardware.sampler_count() // tensor
-    rows = -(-plan.rollout_micro_batch_completions // replicas)
+    rows = -(-plan.rollout_micro_batch_completions // (hardware.sampler_count() // tensor))  # of a replica
     length = int(rollout.max_prompt_length) + rollout.max_completion_length
     held = f"{rows} sequences of {length} tokens in each replica of {tensor} chips"
     if decode.oom_message is None:
@@ -219,8 +224,7 @@ def _tunix_sampler(
     else:
         size, name = max((made.outputs - made.aliased + made.temporaries, name) for name, made in programs.items())
         sampling.append(_line("sampling: temporaries", size, "compiler", f"of {name}, which needs more", "sampling"))
-    kv_cache = KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
-    return sampling, kv_cache
+    return sampling, KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
 
 
 def _vllm_sampler(
@@ -241,24 +245,40 @@ def _vllm_sampler(
     length = int(rollout.max_prompt_length) + rollout.max_completion_length
     settings = rollout.vllm
     requested = min(settings.max_sequences, -(-plan.rollout_micro_batch_completions // replicas))
-    phases = ("sampling", "log-probabilities", "update")  # the engine frees it for the sync
     usable = hardware.slice.chip.usable_gib * GIB
     engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
     size = max(int(engine) - weights, 0)
-    how = f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights"
     tokens = size // per_token
-    kv_cache = KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)
     batched = int(settings.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
     buffers = batched * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
-    total = f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}"
-    activations = (
-        f"{batched} tokens in {ENGINE_BUFFERS} buffers of the widest layer, and {LOGITS_COPIES} copies of the logits"
-    )
-    arriving = "the new weights in addition to the old ones, until all have arrived"
     return [
-        _line("sampler weights", weights, "arithmetic", total),
-        _line("KV cache", size, "arithmetic", how, *phases),
-        _line("sampling: activations", buffers + logits, "estimate", activations, "sampling"),
-        _line("sync: arriving weights", weights, "estimate", arriving, "sync"),
-    ], kv_cache
+        _line(
+            "sampler weights",
+            weights,
+            "arithmetic",
+            f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}",
+        ),
+        _line(
+            "KV cache",
+            size,
+            "arithmetic",
+            f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights",
+            *("sampling", "log-probabilities", "update"),  # the engine frees it for the sync
+        ),
+        _line(
+            "sampling: activations",
+            buffers + logits,
+            "estimate",
+            f"{batched} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
+            f"and {LOGITS_COPIES} copies of the logits",
+            "sampling",
+        ),
+        _line(
+            "sync: arriving weights",
+            weights,
+            "estimate",
+            "the new weights in addition to the old ones, until all have arrived",
+            "sync",
+        ),
+    ], KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)

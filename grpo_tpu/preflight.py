@@ -3,7 +3,6 @@
     result = preflight(recipe, Compiler(recipe, print))     # grpo_tpu.compiler; minutes
     print(table(result))
     results = saved_results()                        # assets/preflight, of the shipped recipes
-    print(hardware_table(results))
 
 `compile` is any function from a Program to a Compilation; nothing here imports JAX.
 """
@@ -89,8 +88,7 @@ def preflight(
     Raises CourseError when the recipe does not fix what must be known, or cannot be compiled for another reason than
     memory.
     """
-    result = examine(recipe, compile, quick=quick)
-    result = result.model_copy(update={"command": command, "versions": versions or {}})
+    result = examine(recipe, compile, quick=quick).model_copy(update={"command": command, "versions": versions or {}})
     if result.fits:
         facts, programs = result.programs[0].compilation, programs_of(recipe)
 
@@ -111,8 +109,10 @@ def preflight(
 
 def _sections(recipe: Recipe) -> dict[str, Any]:
     """What memory and roofline read both."""
-    sections = {name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")}
-    return sections | {"sampler_tensor": recipe.sampler_tensor()}
+    return {
+        **{name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")},
+        "sampler_tensor": recipe.sampler_tensor(),
+    }
 
 
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
@@ -133,11 +133,10 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         raise CourseError(
             "rollout.max_prompt_length=auto is only known when the problems are read; add rollout.max_prompt_length=256"
         )
-    whole, devices = hardware.slice, hardware.trainer_count()
-    accelerator = _slice_for(whole, devices)
+    devices = hardware.trainer_count()
     common: dict[str, Any] = {
         "model": recipe.model,
-        "accelerator": accelerator,
+        "accelerator": _slice_for(hardware.slice, devices),
         "devices": devices,
         "tensor": hardware.trainer_tensor,
         "sequences": recipe.plan.micro_batch_size,
@@ -419,34 +418,6 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[s
     )
 
 
-def hardware_table(results: list[Result]) -> str:
-    """Results as a Markdown table."""
-    rows = [
-        "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
-        "third of it, s |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for result in results:
-        chip, bound = result.tightest, result.lower_bound
-        split = (
-            f"{result.trainer_devices}, both"
-            if result.colocated
-            else f"{result.trainer_devices} / {result.sampler_devices}"
-        )
-        times = "- | -"
-        if bound:  # two digits, and no exponent
-            digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
-            times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
-        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
-        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
-        rows.append(
-            f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
-            f"{chip.margin / GIB:.1f} | {times} |"
-        )
-    return "\n".join(rows)
-
-
 def digest(recipe: Recipe) -> str:
     """Hash of what a preflight depends on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
@@ -463,20 +434,19 @@ def digest(recipe: Recipe) -> str:
 
 def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
-    folder = environment.repo_root() / SAVED
-    return [read_result(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith("refused-")]
+    paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
+    return [read_result(path) for path in paths if not path.name.startswith("refused-")]
 
 
 def saved_result(recipe: Recipe) -> Result:
     """The saved result of a shipped recipe, also under another name.  Raises CourseError when there is none of it as
     it is now."""
     wanted = digest(recipe)
-    for result in saved_results():
-        if result.digest == wanted:
-            return result
-    file = SAVED / f"{recipe.name}.json"
+    if found := [result for result in saved_results() if result.digest == wanted]:
+        return found[0]
     raise CourseError(
-        f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output {file}"
+        f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output "
+        f"{SAVED / recipe.name}.json"
     )
 
 

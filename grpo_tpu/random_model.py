@@ -37,8 +37,8 @@ PADDING, END = 0, 1  # ids of the tiny tokenizer
 def family(model: ModelRecipe) -> str | None:
     """config.json's model_type, where a random model can be made of it."""
     names = [name for name in FAMILIES if model.maxtext_name.startswith(name)]
-    is_moe = "-a" in model.maxtext_name  # qwen3-30b-a3b: 3 billion active parameters
-    return FAMILIES[names[0]][0] if names and not is_moe else None
+    # Not of experts: qwen3-30b-a3b has 3 billion active parameters.
+    return FAMILIES[names[0]][0] if names and "-a" not in model.maxtext_name else None
 
 
 def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, layers: int | None = None) -> Path:
@@ -133,22 +133,23 @@ def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
     """config.json of the recipe's model where it is on this machine, else what MaxText lists for `maxtext_name`."""
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
 
-    from grpo_train.engines.maxtext_model import SIZES as maxtext_keys
-    from grpo_train.engines.maxtext_model import model_directory
+    from grpo_train.engines import maxtext_model
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
-        return json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
+        return json.loads(
+            (maxtext_model.model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8")
+        )
     except CourseError:
         # Its table has no Llama without scaled rotary embeddings: that of Llama 3.1, without them.
         name = model.maxtext_name.replace("llama3-", "llama3.1-")
         if name not in HF_MODEL_CONFIGS:
             raise CourseError(f"MaxText has no {model.maxtext_name} in its table of Hugging Face models") from None
-        listed = (
+        return (
             {"rope_theta": 500_000.0}
             | HF_MODEL_CONFIGS[name].to_dict()
             | ({"rope_scaling": None, "rope_parameters": None} if name != model.maxtext_name else {})
+            | {key: model.sizes[name] for key, name in maxtext_model.SIZES.items() if name in model.sizes}
         )
-        return listed | {key: model.sizes[name] for key, name in maxtext_keys.items() if name in model.sizes}
 
 
 def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

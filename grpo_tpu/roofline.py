@@ -88,5 +88,4 @@ def lower_bound(
     )
     seconds = sum(part.seconds for part in parts)
     # All chips of the slice are paid for, also those that wait.
-    chip_hours = hardware.slice.devices * steps * seconds / 3600
-    return LowerBound(parts=parts, seconds=seconds, chip_hours=chip_hours)
+    return LowerBound(parts=parts, seconds=seconds, chip_hours=hardware.slice.devices * steps * seconds / 3600)

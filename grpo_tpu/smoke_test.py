@@ -132,8 +132,7 @@ def scaled_recipe(
         "checkpoint_every": 1,
         "validate_every": steps if recipe.training.validate_every else 0,
     }
-    evaluation = data["evaluation"]
-    evaluation["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)
+    data["evaluation"]["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)
     if recipe.tracking.wandb == "online":
         data["tracking"]["wandb"] = "offline" if wandb else "off"
     return parse_recipe(data, origin=f"smoke test of {recipe.name}")
@@ -316,14 +315,13 @@ def run(
         processes=scaled.hardware.process_count(), changes=changes(recipe, scaled), notes=notes(recipe, scaled),
     )  # fmt: skip
     # Exit code 0 alone is not enough: a run that passed has written these.
-    summary, sync, report = (directory / name for name in ("summary.json", "sync.json", "report.html"))
-    if exit_code == 0 and summary.is_file() and sync.is_file() and report.is_file():
-        check = json.loads(sync.read_text(encoding="utf-8"))
+    if exit_code == 0 and all((directory / name).is_file() for name in ("summary.json", "sync.json", "report.html")):
+        check = json.loads((directory / "sync.json").read_text(encoding="utf-8"))
         result.weights, result.mean_gap = check["weights"], check["mean_gap"]
-        metrics = [run / "metrics.jsonl" for run in (random_run, directory)]
+        metrics = (run / "metrics.jsonl" for run in (random_run, directory))
         rows = read_jsonl(next(path for path in metrics if path.is_file()))
         result.update_applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
-        result.passed, result.report = True, str(report)
+        result.passed, result.report = True, str(directory / "report.html")
         result.architecture = random_model.family(recipe.model)
     else:
         result.error = last_error(log_file)
@@ -354,8 +352,7 @@ def _run_logged(
     file = environment.repo_root() / ".cache" / "smoke-tests" / f"{directory.name}.yaml"
     write_text_atomic(file, dump_recipe(recipe))
     count = recipe.hardware.process_count()
-    devices = f"--xla_force_host_platform_device_count={device_count(recipe) // count}"
-    variables = VARIABLES | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={device_count(recipe) // count}"
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
         coordinator, processes, readers = f"127.0.0.1:{server.getsockname()[1]}", [], []
     for number in range(count):
@@ -363,8 +360,8 @@ def _run_logged(
         with open(log_file, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [*command_line(command, recipe, file, directory), *more, *place],
-                env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
-                text=True, errors="replace",
+                env=os.environ | VARIABLES | {"XLA_FLAGS": flags}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=output, text=True, errors="replace",
             )  # fmt: skip
         processes.append(process)
         readers.append(threading.Thread(target=_show, args=(process.stdout, log_file, log), daemon=True))
@@ -392,6 +389,7 @@ def last_error(log_file: Path) -> str | None:
 
 def command_line(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:
     starter = ["-m", "grpo_tpu.vllm_on_cpu"] if recipe.rollout.engine == "vllm" else []
-    options = [command, str(file), "--runs", str(directory.parent)]
-    options += ["--run", directory.name] if command == "train" else []
-    return [sys.executable, *starter, "-m", "grpo_tpu.cli", *options]
+    name = ["--run", directory.name] if command == "train" else []
+    return [
+        sys.executable, *starter, "-m", "grpo_tpu.cli", command, str(file), "--runs", str(directory.parent), *name,
+    ]  # fmt: skip

@@ -174,8 +174,11 @@ def train(
     directory = runs / (run or resolved.name)
     if count == 1 and not overwrite and (summary := _finished(directory, resolved)):
         rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
-        text = f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again"
-        return finish(summary, as_json, text)
+        return finish(
+            summary,
+            as_json,
+            f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again",
+        )
     machine.require_free_chips()
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
@@ -246,7 +249,7 @@ def _train(
 
     def on_step(row: dict[str, Any]) -> None:
         if row["step"] in seconds:  # it comes again when its validation joins it
-            log(f"step {row['step']}/{recipe.training.steps}  validation {row[VALIDATION]:.1%}")
+            log(f"step {row['step']}/{recipe.training.steps}  validation {row['validation_accuracy']:.1%}")
             return
         seconds[row["step"]] = row["seconds"]
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
@@ -286,11 +289,12 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "update": ("seconds_update", ".2f"),
         "sync": ("seconds_sync", ".2f"),
         "seconds": ("seconds", ".2f"),
-        "validation": (VALIDATION, ".1%"),
+        "validation": ("validation_accuracy", ".1%"),
     }
-    known = {name: (row[key], form) for name, (key, form) in keys.items() if key in row}  # None: not a finite number
     return "  ".join(
-        f"{name} {'nan' if value is None else format(value, form)}" for name, (value, form) in known.items()
+        f"{name} {'nan' if row[key] is None else format(row[key], form)}"  # None: not a finite number
+        for name, (key, form) in keys.items()
+        if key in row
     )
 
 
@@ -359,9 +363,10 @@ def report(
     from grpo_train.runs.run_directory import load_run
 
     directory, _ = load_run(find_run(run_directory, runs))
-    written = {"report": str(report.write_report(directory))}
-    if tables:
-        written["csv"] = str(report.export_table(directory))
+    written = {
+        "report": str(report.write_report(directory)),
+        **({"csv": str(report.export_table(directory))} if tables else {}),
+    }
     finish(written, as_json, "\n".join(f"{name}: {path}" for name, path in written.items()))
 
 
@@ -382,7 +387,6 @@ def compare(
     finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
 
 
-VALIDATION = "validation_accuracy"
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
@@ -435,12 +439,13 @@ def _for_maxtext(recipe: Recipe, problems: Path, runs: Path) -> dict[str, Any]:
     tests, filtered = maxtext_rl.write_problems(recipe, problems)
     arguments = maxtext_rl.arguments(recipe, problems, checkpoint, run / "upstream", tests)
     lost = maxtext_rl.not_expressible(recipe, tests)
-    for note in (
+    print(
         *(f"problems: {sentence}" for sentence in filtered),
         *(f"not expressible: {sentence}" for sentence in lost),
         *[f"to be made before it runs: {checkpoint} (grpo convert)"] * (not checkpoint.is_dir()),
-    ):
-        print(note, file=sys.stderr)
+        sep="\n",
+        file=sys.stderr,
+    )
     return {"arguments": arguments, "not_expressible": lost}
 
 
@@ -451,8 +456,7 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
     kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)
-    files = sorted(path for path in folder.iterdir() if path.suffix in kinds)
-    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.suffix in kinds}
 
     from grpo_train import pipeline
 
@@ -463,7 +467,11 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
         "sampled": functools.partial(generate, **sampling) if samples else None,
         "render": render,
         "model": recipe.model.path,
-        "settings": {"max_completion_length": recipe.rollout.max_completion_length, "weights": weights} | sampling,
+        "settings": {
+            "max_completion_length": recipe.rollout.max_completion_length,
+            "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()],
+            **sampling,
+        },
     }
 
 
@@ -475,9 +483,11 @@ def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any
     if saved.most != (samples or 1) + bool(samples and saved.greedy):
         fitting = "leave out --samples" if saved.most == 1 else f"add --samples {saved.most - saved.greedy}"
         raise CourseError(f"{path} has up to {saved.most} completions per problem; {fitting}, so that all are graded")
-    sampled = saved if samples and saved.greedy else None
-    settings = {"completions": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return {"generate": saved, "sampled": sampled, "settings": settings}
+    return {
+        "generate": saved,
+        "sampled": saved if samples and saved.greedy else None,
+        "settings": {"completions": hashlib.sha256(path.read_bytes()).hexdigest()},
+    }
 
 
 def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: list[str]) -> str:

@@ -73,10 +73,6 @@ def fine_tune(
         batch["weights"] = tokens * np.float32(parts / tokens.sum())  # the mean over the parts is the loss
         return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
 
-    own = TrainingRecipe(
-        learning_rate=LEARNING_RATE, warmup_steps=0, b2=0.95, rounding=recipe.training.rounding,
-        optimizer_dtype=recipe.training.optimizer_dtype,
-    )  # fmt: skip
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
@@ -87,7 +83,18 @@ def fine_tune(
         with actor.scope():
             trainer = peft_trainer.PeftTrainer(
                 actor.module,
-                make_optimizer(own, 1, recipe.seed, recipe.model.trainer_dtype),
+                make_optimizer(
+                    TrainingRecipe(
+                        learning_rate=LEARNING_RATE,
+                        warmup_steps=0,
+                        b2=0.95,
+                        rounding=recipe.training.rounding,
+                        optimizer_dtype=recipe.training.optimizer_dtype,
+                    ),
+                    1,
+                    recipe.seed,
+                    recipe.model.trainer_dtype,
+                ),
                 peft_trainer.TrainingConfig(
                     data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
                     eval_every_n_steps=1,  # Tunix asks for it

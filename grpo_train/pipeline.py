@@ -62,8 +62,12 @@ def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Cal
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(problems)} worked solutions")
-    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
-    return cold_start.fine_tune(recipe, pairs, base, started)
+    return cold_start.fine_tune(
+        recipe,
+        [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems],
+        base,
+        started,
+    )
 
 
 def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:
@@ -139,8 +143,10 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
     file, kept = directory / "evals" / f"{which}.json", _saved_log(directory, which) or {"seconds": run.seconds}
     if "logged" not in kept:
         write_json_atomic(file, kept)
-        summary = run.summary() | _reward_and_seconds(recipe, directory, which, run)
-        row = tracking.evaluation_row(0 if which == "before" else recipe.training.steps, summary)
+        row = tracking.evaluation_row(
+            0 if which == "before" else recipe.training.steps,
+            run.summary() | _reward_and_seconds(recipe, directory, which, run),
+        )
         before = _saved_log(directory, "before").get("logged", {})
         tracking.log_evaluation(
             recipe.tracking, directory, {"before": before, which: row}, recipe.model_dump(mode="json")
@@ -169,12 +175,14 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
             batch_size=session.recipe.evaluation.batch_size,
         )  # fmt: skip
         summary = run.summary()
-        by_task = {
-            TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0] for task, part in run.by_task().items()
-        }
         return {
-            "validation_accuracy": summary["accuracy"], "validation_lenient": summary["lenient_accuracy"], **by_task,
-        }  # fmt: skip
+            "validation_accuracy": summary["accuracy"],
+            "validation_lenient": summary["lenient_accuracy"],
+            **{
+                TASK_METRIC.format(task, "validation_accuracy"): part.accuracy()[0]
+                for task, part in run.by_task().items()
+            },
+        }
 
     return lambda: session.run_on_main(validate) or {}
 
@@ -288,8 +296,7 @@ def run(
 
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
-    summary = write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
-    return summary
+    return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
 
 
 def _rates(run: evaluation.EvalRun) -> str:
@@ -310,7 +317,6 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
     maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     directory = maxtext_model.model_directory(recipe.model)
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    render = functools.partial(render_with, recipe.prompts, tokenizer)
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 
@@ -336,4 +342,4 @@ def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
             max_completion_length=recipe.rollout.max_completion_length,
             batch_size=recipe.evaluation.batch_size,
         )
-    return generate, render
+    return generate, functools.partial(render_with, recipe.prompts, tokenizer)

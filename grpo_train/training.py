@@ -26,40 +26,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards, overlong_penalty
-from grpo_train import losses
-from grpo_train.engines import compat, maxtext_model
+from grpo_train import losses  # first: it prepares the environment before JAX is imported
+
+# isort: split
+
+import jax
+import numpy as np
+from etils import epath
+from tunix.rl import rl_cluster as rl
+from tunix.rl.rollout.base_rollout import RolloutConfig
+
+from grpo_train.engines import cluster as clusters
+from grpo_train.engines import compat, maxtext_model, weight_sync
+from grpo_train.engines import learner as learners
 from grpo_train.engines.model_files import require_engine
+from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
-from grpo_train.runs import multihost, tracking
-
-environment.prepare()
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from etils import epath  # noqa: E402
-from tunix.rl import rl_cluster as rl  # noqa: E402
-from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
-
-from grpo_train.engines import cluster as clusters  # noqa: E402
-from grpo_train.engines import learner as learners  # noqa: E402
-from grpo_train.engines import weight_sync  # noqa: E402
-from grpo_train.engines.optimizer import learning_rates  # noqa: E402
-from grpo_train.runs import checkpoints  # noqa: E402
-from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics  # noqa: E402
-from grpo_train.runs.run_directory import one_at_a_time  # noqa: E402
+from grpo_train.runs import checkpoints, multihost, tracking
+from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics
+from grpo_train.runs.run_directory import one_at_a_time
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
-VALIDATED = "validation_accuracy"  # a row that has it has been validated
 COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
@@ -222,12 +218,15 @@ def build_session(
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        frozen = recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
-        reference = load(frozen).module if recipe.grpo.beta and not recipe.lora.rank else None
+        reference = (
+            load(recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})).module
+            if recipe.grpo.beta and not recipe.lora.rank
+            else None
+        )
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
-            cluster = clusters.make_cluster(
+            return actor, clusters.make_cluster(
                 recipe.name,
                 recipe.training,
                 recipe.grpo.iterations,
@@ -245,15 +244,17 @@ def build_session(
                 log_directory=directory / "tensorboard",
                 metric_backends=[lambda: recorder],
             )
-            return actor, cluster
 
         actor, cluster = checkpoints.restore(build, saved, log)
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
-        render = functools.partial(render_with, recipe.prompts, tokenizer)
         batches = batch_of_step(
-            fitting, render, plan.prompts_per_step, recipe.seed, {task.name: task.weight for task in recipe.tasks}
+            fitting,
+            functools.partial(render_with, recipe.prompts, tokenizer),
+            plan.prompts_per_step,
+            recipe.seed,
+            {task.name: task.weight for task in recipe.tasks},
         )
         learner = _make_learner(recipe, plan, actor, cluster, batches)
     timer = StepTimer(cluster)
@@ -350,10 +351,9 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
-    trains, samples = session.actor.mesh, session.sampler.mesh
     meshes = ", ".join(
         f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
-        for verb, mesh in (("train", trains), ("sample", samples))
+        for verb, mesh in (("train", session.actor.mesh), ("sample", session.sampler.mesh))
     )
     return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
 
@@ -363,7 +363,6 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
 
     The result is kept in the run's sync.json. Raises CourseError, which names the weight or the gap, when not.
     """
-    recipe = session.recipe
     # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
     rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
@@ -376,7 +375,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
         )
 
     calls = session.sampler.calls
-    limit = recipe.rollout.max_mean_gap or weight_sync.MAX_MEAN_GAP[recipe.model.dtype]
+    limit = session.recipe.rollout.max_mean_gap or weight_sync.MAX_MEAN_GAP[session.recipe.model.dtype]
     check = weight_sync.check_sync(
         session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit
     )
@@ -424,12 +423,11 @@ def train(
 
     def validate_after(step: int) -> None:
         due = validate_every and step and step % validate_every == 0
-        validated = any(row["step"] == step and VALIDATED in row for row in recorder.rows)
+        validated = any(row["step"] == step and "validation_accuracy" in row for row in recorder.rows)
         if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
-    alone = one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext()
-    with alone:
+    with one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext():
         rows = recorder.begin(session.step, on_step)
         try:
             if left:

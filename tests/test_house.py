@@ -152,7 +152,9 @@ def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:
 
 
 def test_hardware_table_is_that_of_the_preflights(root: Path) -> None:
+    import preflight_results
+
     from grpo_tpu import preflight
 
-    rows = preflight.hardware_table(preflight.saved_results()).splitlines()[2:]
+    rows = preflight_results.hardware_table(preflight.saved_results()).splitlines()[2:]
     assert "\n".join(rows) in (root / "docs" / "tpu.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The error type for what a user can fix."""
+"""The error type for what a user can fix, and what it quotes of other errors."""
 
 
 class CourseError(Exception):
@@ -10,3 +10,8 @@ class CourseError(Exception):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, of 200 characters at most; without a message the name of its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -193,8 +193,4 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
 def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:
     """Let each sync send the sampler all weights, where google-tunix 0.1.7 sends the adapters of an actor alone."""
     update = cluster.rollout.update_params
-
-    def update_params(params: Any, filter_types: Any = None) -> None:
-        update(actor.weights(), (nnx.Param,))
-
-    cluster.rollout.update_params = update_params
+    cluster.rollout.update_params = lambda params, filter_types=None: update(actor.weights(), (nnx.Param,))

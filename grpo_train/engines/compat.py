@@ -37,10 +37,12 @@ def keep_end_tokens(output: Any, limit: int, eos_id: int) -> tuple[Any, list[boo
     Test: test_tunix_still_cuts_off_the_end_token.
     """
     truncated = [len(ids) >= limit for ids in output.tokens]
-    tokens = [
-        ids if cut else np.append(ids, np.int32(eos_id)) for ids, cut in zip(output.tokens, truncated, strict=True)
-    ]
-    return dataclasses.replace(output, tokens=tokens), truncated
+    return dataclasses.replace(
+        output,
+        tokens=[
+            ids if cut else np.append(ids, np.int32(eos_id)) for ids, cut in zip(output.tokens, truncated, strict=True)
+        ],
+    ), truncated
 
 
 def reshard_on_devices() -> None:
@@ -100,8 +102,7 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
     The snapshot is what the ratio means by the old policy: at the first update the ratio is 1.
     Tests: test_tunix_still_forgets_the_temperature_of_old_logps, tests/tpu/stack/test_vllm.py.
     """
-    from tunix.rl import rl_cluster as rl
-    from tunix.rl import utils
+    from tunix.rl import rl_cluster, utils
     from tunix.sft import sharding_utils
 
     from grpo_train import losses
@@ -111,12 +112,16 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
     def of_snapshot(prompt_tokens, completion_tokens, micro_batch_size=None):
         snapshot = utils.put_params_on_memory_kind(cluster._anchor_policy_state, cluster._default_memory_kind)
         graphdef, _ = nnx.split(actor.module)
-        temperature = cluster.get_rollout_config(mode=rl.Mode.TRAIN).temperature
-        parts = []
+        temperature = cluster.get_rollout_config(mode=rl_cluster.Mode.TRAIN).temperature
+        slices = utils.chunk_slices_by_size(len(prompt_tokens), micro_batch_size or len(prompt_tokens))
         with actor.scope():
-            for rows in utils.chunk_slices_by_size(len(prompt_tokens), micro_batch_size or len(prompt_tokens)):
-                batch = sharding_utils.shard_input((prompt_tokens[rows], completion_tokens[rows]), ("fsdp",))
-                parts.append(losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss))
+            batches = (
+                sharding_utils.shard_input((prompt_tokens[rows], completion_tokens[rows]), ("fsdp",)) for rows in slices
+            )
+            parts = [
+                losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss)
+                for batch in batches
+            ]
         return jnp.concatenate(parts)  # [B, C]
 
     cluster.get_old_per_token_logps = of_snapshot
@@ -132,12 +137,11 @@ def shard_whole_batches(cluster: Any, mesh: Any) -> None:
 
     def sharded(logps: Callable) -> Callable:
         def compute(*, prompt_tokens, completion_tokens, micro_batch_size, **more):
-            parts = []
-            for first in range(0, len(prompt_tokens), micro_batch_size):
-                rows = slice(first, first + micro_batch_size)
-                batch = multihost.shard_batch((prompt_tokens[rows], completion_tokens[rows]), mesh)
-                parts.append(multihost.to_numpy(logps(prompt_tokens=batch[0], completion_tokens=batch[1], **more)))
-            return jnp.concatenate(parts)  # [B, C]
+            slices = (slice(at, at + micro_batch_size) for at in range(0, len(prompt_tokens), micro_batch_size))
+            batches = (multihost.shard_batch((prompt_tokens[rows], completion_tokens[rows]), mesh) for rows in slices)
+            return jnp.concatenate(  # [B, C]
+                [multihost.to_numpy(logps(prompt_tokens=p, completion_tokens=c, **more)) for p, c in batches]
+            )
 
         return compute
 
@@ -280,8 +284,9 @@ def set_noise(llm: Any, key: Any) -> None:
     Test: test_upstream_still_takes_no_seed_with_a_request (tests/tpu/stack/test_compat.py).
     """
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
-    replicated = jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
-    runner.rng_params_for_sampling = jax.device_put(key, replicated)
+    runner.rng_params_for_sampling = jax.device_put(
+        key, jax.sharding.NamedSharding(runner.mesh, jax.sharding.PartitionSpec())
+    )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     if hasattr(scheduler, "_round_robin_next_rank"):  # the replica decides a row's noise: not what was asked before
         scheduler._round_robin_next_rank = 0
@@ -320,12 +325,7 @@ def send_untied_head() -> None:
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 
     given = TunixMaxTextAdapter.to_hf_mappings
-
-    @functools.wraps(given)
-    def to_hf_mappings(self) -> dict[str, tuple]:
-        return untied_lm_head_mapping(given(self), self.base.config.model_name)
-
-    TunixMaxTextAdapter.to_hf_mappings = to_hf_mappings
+    TunixMaxTextAdapter.to_hf_mappings = lambda self: untied_lm_head_mapping(given(self), self.base.config.model_name)
 
 
 def hide_wandb() -> None:

@@ -46,8 +46,14 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
         if is_address(base):
             if (base / "0").exists():  # an interrupted conversion; nothing else under the address is touched
                 (base / "0").rmtree()
-            log = Path(tempfile.mkdtemp(prefix="conversion-")) / "conversion.log"
-            _run_converter(_to_maxtext, log, model, source, base, "0/items")
+            _run_converter(
+                _to_maxtext,
+                Path(tempfile.mkdtemp(prefix="conversion-")) / "conversion.log",
+                model,
+                source,
+                base,
+                "0/items",
+            )
         else:
             partial = base.with_name(base.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)

@@ -129,9 +129,10 @@ class Sampler(tunix_sampler.Sampler):
         ids = np.asarray(all_input_ids)
         equal = np.array_equal(np.repeat(ids[:: self.group], self.group, axis=0), ids)
         # Prefill is compiled for both numbers; Tunix gives the first as an array.
-        group = {"group": self.group if equal else 1}
         return dataclasses.replace(
-            state, num_input_tokens=ids.shape[1], sampling_parameters=state.sampling_parameters | group
+            state,
+            num_input_tokens=ids.shape[1],
+            sampling_parameters=state.sampling_parameters | {"group": self.group if equal else 1},
         )
 
     def _prefill_fn(self, params: Any, sampler_state, images=None, echo=True):
@@ -147,10 +148,13 @@ class Sampler(tunix_sampler.Sampler):
         norm = model.final_norm
         model.final_norm = lambda x: norm(x[:, -1:])  # a vocabulary is wide, and only the last logits are needed
         logits, cache = model(tokens, positions, cache, mask)
-        places = state.token_buffer.shape[1] - length
-        cache = {name: split_cache(layer, group, places) for name, layer in cache.items()}
-        logits = jnp.repeat(logits, group, axis=0)
-        return self._sample(logits=logits, cache=cache, eos=self.eos_ids, sampler_state=state)
+        cache = {
+            name: split_cache(layer, group, places=state.token_buffer.shape[1] - length)
+            for name, layer in cache.items()
+        }
+        return self._sample(
+            logits=jnp.repeat(logits, group, axis=0), cache=cache, eos=self.eos_ids, sampler_state=state
+        )
 
 
 # The trainer's MaxText model.
@@ -174,10 +178,9 @@ def multiply_in_two_dimensions(module: Any) -> None:
                 (inner, _), _ = dimensions  # x [*rows, *inner], weight [*inner, *outer]
                 rows, outer = x.shape[: x.ndim - len(inner)], weight.shape[len(inner) :]
                 size = math.prod(weight.shape[: len(inner)])
-                flat = jax.lax.dot(
+                return jax.lax.dot(
                     x.reshape(-1, size), weight.reshape(size, -1), precision=jax.lax.Precision(self.matmul_precision)
-                )
-                return flat.reshape(*rows, *outer)
+                ).reshape(*rows, *outer)
 
             return product
 

@@ -53,8 +53,8 @@ def policy_loss_config(grpo: GRPORecipe, implementation: str) -> PolicyLossConfi
         advantage_estimator=ADVANTAGES[grpo.advantage],
         loss_agg_mode=AGGREGATIONS[grpo.aggregation],
         policy_loss_fn=losses.policy_loss_name(implementation),
-        kl_loss_mode=_key_of(losses.KL_ESTIMATORS_OF_TUNIX, grpo.kl),  # Tunix's default is k1
-        loss_algo=_key_of(losses.RATIOS_OF_TUNIX, grpo.ratio),
+        kl_loss_mode=losses.KL_ESTIMATORS[grpo.kl],  # Tunix's default is k1
+        loss_algo=losses.RATIOS[grpo.ratio],
     )
 
 
@@ -71,10 +71,6 @@ def maxrl_advantages(rewards: np.ndarray, num_generations: int) -> np.ndarray:
         )
     means = np.reshape(rewards, (-1, num_generations)).mean(axis=1).repeat(num_generations)
     return (rewards - means) / (means + 1e-6)
-
-
-def _key_of(names: dict[str, str], value: str) -> str:
-    return next(key for key, name in names.items() if name == value)
 
 
 class Learner(GRPOLearner):
@@ -150,8 +146,9 @@ class Learner(GRPOLearner):
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
         rows, width = example.completion_ids.shape
         scored = self._sampler.last_scored(rows, width, self.algo_config.temperature)
-        logps = jnp.asarray(padded(scored.logps, width, 0, np.float32))
-        return _to_example(example, **{CORRECTIONS[self._grpo.correction]: logps})
+        return _to_example(
+            example, **{CORRECTIONS[self._grpo.correction]: jnp.asarray(padded(scored.logps, width, 0, np.float32))}
+        )
 
     def _resample_uniform_groups(
         self, example: common.TrainExample, training_input: dict[str, Any], call: int, mode: rl.Mode
@@ -169,9 +166,11 @@ class Learner(GRPOLearner):
         step, part = divmod(call, self._calls_per_step)
         while missing and len(parts) < limit:
             later = len(parts) * steps
-            batch = self._batch_of_step(step + later)
             rows = slice(part * len(spread), (part + 1) * len(spread))
-            spare = {name: np.repeat(np.asarray(column)[rows], size, axis=0) for name, column in batch.items()}
+            spare = {
+                name: np.repeat(np.asarray(column)[rows], size, axis=0)
+                for name, column in self._batch_of_step(step + later).items()
+            }
             sampler.calls = call + later * self._calls_per_step
             parts.append(self._sampled_once(spare, mode))
             for group in np.flatnonzero(self._rewards_differ(spare))[: len(missing)]:
@@ -196,8 +195,9 @@ class Learner(GRPOLearner):
     def _rewards_differ(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
         part for the form may differ where nothing is right."""
-        texts = self._sampler.last.text
-        right = [grade(*each)["strict"] for each in zip(texts, batch["answer"], batch["kind"], strict=True)]
+        right = [
+            grade(*each)["strict"] for each in zip(self._sampler.last.text, batch["answer"], batch["kind"], strict=True)
+        ]
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 

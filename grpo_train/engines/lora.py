@@ -46,8 +46,11 @@ def with_adapters(
             key, shape.shape, shape.dtype, path[-1].endswith(B)
         )
 
-    base = shapes_with_adapters(adapter.base, config, drawn)
-    return TunixMaxTextAdapter(base_model=base, use_no_op_mappings=adapter.use_no_op_mappings, pad_id=adapter._pad_id)
+    return TunixMaxTextAdapter(
+        base_model=shapes_with_adapters(adapter.base, config, drawn),
+        use_no_op_mappings=adapter.use_no_op_mappings,
+        pad_id=adapter._pad_id,
+    )
 
 
 def shapes_with_adapters(
@@ -63,11 +66,15 @@ def shapes_with_adapters(
     nnx.pop(adapted, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
     graph, state = nnx.split(adapted)
     known = dict(nnx.state(base).flat_state())
-    filled = {
-        path: known[path] if path in known else variable.replace(value(path, variable.get_value()))
-        for path, variable in state.flat_state()
-    }
-    return nnx.merge(graph, nnx.State.from_flat_path(filled))
+    return nnx.merge(
+        graph,
+        nnx.State.from_flat_path(
+            {
+                path: known[path] if path in known else variable.replace(value(path, variable.get_value()))
+                for path, variable in state.flat_state()
+            }
+        ),
+    )
 
 
 def _initial(key: jax.Array, shape: tuple[int, ...], dtype: Any, zero: bool) -> jax.Array:
@@ -91,9 +98,16 @@ def merged(module: nnx.Module, scale: float) -> nnx.State:
         *before, name = path
         if a := added.get((*before, f"{name}{A}")):
             b, weight = added[(*before, f"{name}{B}")], variable.get_value()
-            axis = variable.get_metadata()["param_scan_axis"]
-            value = _with_product(weight, a.get_value(), b.get_value(), axis, scale, weight.sharding)
-            base[path] = variable.replace(value)
+            base[path] = variable.replace(
+                _with_product(
+                    weight,
+                    a.get_value(),
+                    b.get_value(),
+                    variable.get_metadata()["param_scan_axis"],
+                    scale,
+                    weight.sharding,
+                )
+            )
     return nnx.State.from_flat_path(base)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import model_directory
 from grpo_train.recipes import ModelRecipe
@@ -82,9 +82,9 @@ def require_architecture(model: ModelRecipe) -> None:
 
     names = get_args(ModelName)
     if model.maxtext_name not in names:
-        near = difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0)
         raise CourseError(
-            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: {', '.join(near)}"
+            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: "
+            f"{', '.join(difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0))}"
         )
 
 
@@ -204,11 +204,13 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
     """
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
-    # Every host of a slice comes here, and only one of them converts: no weights are asked for.
-    sizes = maxtext_sizes(model) if weights else model.sizes
-    folder = model_directory(model, weights=False) if weights else model.path
     settings = {
-        **maxtext_overrides(model, sizes=sizes, tokenizer_path=folder),
+        **maxtext_overrides(
+            model,
+            sizes=maxtext_sizes(model) if weights else model.sizes,
+            # Every host of a slice comes here, and only one of them converts: no weights are asked for.
+            tokenizer_path=model_directory(model, weights=False) if weights else model.path,
+        ),
         "run_name": "grpo",
         "skip_jax_distributed_system": True,
         "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
@@ -273,9 +275,9 @@ def load_actor(
                 config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
             )
         except (ValueError, KeyError, OSError) as error:
-            reason = str(error).splitlines()[0][:200]
             raise CourseError(
-                f"checkpoint {weights} cannot be read ({reason}); remove the folder and convert the model again"
+                f"checkpoint {weights} cannot be read ({first_line(error)}); remove the folder and convert the model "
+                "again"
             ) from error
     modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
@@ -314,8 +316,7 @@ def quiet() -> Iterator[None]:
     before, disabled = absl_logging.get_verbosity(), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         absl_logging.set_verbosity(before)  # MaxText's converter turns information logs on when it is imported

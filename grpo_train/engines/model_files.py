@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import ModelRecipe
 
 
@@ -39,15 +39,17 @@ def _download(name: str, weights: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, HFValidationError
 
     try:
-        patterns = ["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
+            )
+        )
     except GatedRepoError:
         raise CourseError(
             f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"
         ) from None
     except (HFValidationError, OSError) as error:  # no such model, no network, no space, …
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(
-            f"model.path={name} is not a folder here and could not be fetched from the hub ({reason}); "
+            f"model.path={name} is not a folder here and could not be fetched from the hub ({first_line(error)}); "
             "give a Hugging Face model directory" + ", or run make real-model" * name.startswith(".cache/")
         ) from None

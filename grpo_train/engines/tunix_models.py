@@ -48,16 +48,18 @@ class _ShardedCache:
     mesh: Mesh | None = None
 
     def init_cache(self, batch_size: int, cache_size: int, dtype: Any) -> dict[str, dict[str, jax.Array]]:
-        shapes = cache_shapes(self.config, batch_size, cache_size, self.mesh)  # type: ignore[attr-defined]
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
+        return jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding),
+            cache_shapes(self.config, batch_size, cache_size, self.mesh),  # type: ignore[attr-defined]
+        )
 
 
 class Qwen2(_ShardedCache, qwen2.Qwen2):
-    pass
+    """Qwen2.5."""
 
 
 class LlamaConfig(qwen2.ModelConfig):
-    pass
+    """The sizes of a Llama, told from those of a Qwen2.5 by their class."""
 
 
 class Llama(Qwen2):
@@ -74,7 +76,7 @@ class Llama(Qwen2):
 
 
 class Qwen3(_ShardedCache, qwen3.Qwen3):
-    pass
+    """Qwen3."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +176,11 @@ def cache_shapes(config: Any, rows: int, length: int, mesh: Mesh | None) -> dict
     """Shapes of the KV cache of `rows` sequences: k and v of a layer are [rows, length, kv heads, head size]."""
     shape = (rows, length, config.num_kv_heads, config.head_dim)
     heads = mesh and NamedSharding(mesh, PartitionSpec("fsdp", None, "tp", None))
-    layer = {
-        "k": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
-        "v": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
-        "end_index": jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=mesh and row_sharding(mesh)),
+    return {
+        f"layer_{number}": {
+            "k": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
+            "v": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
+            "end_index": jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=mesh and row_sharding(mesh)),
+        }
+        for number in range(config.num_layers)
     }
-    return {f"layer_{number}": layer for number in range(config.num_layers)}

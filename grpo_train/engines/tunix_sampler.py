@@ -18,7 +18,7 @@ from tunix.models import safetensors_loader
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, maxtext_model, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
@@ -159,8 +159,11 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
                     pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
                 )  # fmt: skip
                 logps.extend(np.asarray(scored).tolist())
-        rows_of_all = zip(multihost.gather(logps), tokens, strict=True)
-        return Scored(prompt_ids, completion_ids, [np.array(row[: len(ids)], np.float32) for row, ids in rows_of_all])
+        return Scored(
+            prompt_ids,
+            completion_ids,
+            [np.array(row[: len(ids)], np.float32) for row, ids in zip(multihost.gather(logps), tokens, strict=True)],
+        )
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
@@ -169,7 +172,6 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def model(self) -> None:
         """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""
-        return None
 
     def module_and_state(self) -> tuple[nnx.Module, nnx.State]:
         """The sampler's module and its weights as of the last sync."""
@@ -198,8 +200,11 @@ def make_sampler(
 ) -> PerSequenceKeySampler:
     """A sampler with room for `length` tokens of prompt and completion."""
     config = module.config
-    cache = tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim)
-    sampler = PerSequenceKeySampler(module, tokenizer, cache)
+    sampler = PerSequenceKeySampler(
+        module,
+        tokenizer,
+        tunix_sampler.CacheConfig(length, config.num_layers, config.num_kv_heads, config.head_dim),
+    )
     sampler.mesh = mesh
     sampler.tokenize = functools.lru_cache(maxsize=1)(sampler.tokenize)  # neighbours often have the same prompt
     return sampler
@@ -259,9 +264,8 @@ def greedy_generate(
         rows = max(8, batch_size * LONG_PROMPT // max(width, LONG_PROMPT))
         for start in range(0, len(prompts), rows):
             chunk = prompts[start : start + rows]
-            filled = chunk + chunk[:1] * (rows - len(chunk))
             output = sampler(
-                filled,
+                chunk + chunk[:1] * (rows - len(chunk)),  # filled up
                 max_generation_steps=max_completion_length,
                 max_prompt_length=width,
                 temperature=temperature or 0.0,
@@ -269,9 +273,11 @@ def greedy_generate(
                 top_k=top_k,
                 seed=jax.random.fold_in(jax.random.PRNGKey(seed), start),  # each chunk has noise of its own
             )
-            for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
-                truncated = len(ids) >= max_completion_length
-                generations.append(Generation(text, len(ids) + (not truncated), truncated))
+            generations += [
+                # With the end token, which Tunix cuts off; one that fills the limit has none.
+                Generation(text, min(len(ids) + 1, max_completion_length), len(ids) >= max_completion_length)
+                for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True)
+            ]
         return generations
 
     return generate
@@ -284,16 +290,16 @@ def load_hugging_face(directory: str | Path) -> Any:
     """
     config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
     scaling, rope = maxtext_model.rotary_embedding(config)
-    settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
-    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
+    converted = tunix_models.model_config(
+        kind, rope.get("rope_theta"), {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
+    )
     family = tunix_models.require_family(kind)
     try:
         return safetensors_loader.load_and_create_model(
             str(directory), family.model, converted, key_mapping=family.loader._get_key_and_transform_mapping
         )
     except Exception as error:  # safetensors and Tunix raise types of their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CourseError(
-            f"the weights in {directory} cannot be read ({reason}); copy or convert the model again"
+            f"the weights in {directory} cannot be read ({first_line(error)}); copy or convert the model again"
         ) from error

@@ -174,8 +174,11 @@ def standalone_generate(
     `hardware.sampler_tensor` (or fewer, if the model has fewer key-value heads).  The engine starts at the first
     call.  `max_length`: tokens of the longest prompt plus its completion.
     """
-    engine = functools.cache(lambda: _start_engine(model, settings, hardware, max_length, seed))
-    return _generate_with(engine, load_tokenizer(model), max_completion_length)
+    return _generate_with(
+        functools.cache(lambda: _start_engine(model, settings, hardware, max_length, seed)),
+        load_tokenizer(model),
+        max_completion_length,
+    )
 
 
 def _start_engine(
@@ -184,21 +187,21 @@ def _start_engine(
     # The engine in JAX, and in this process, as it is in a training.
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     devices = jax.local_devices()
-    wanted = hardware.sampler_tensor or hardware.sampler_count(len(devices))
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
     directory = model_directory(model)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    tensor = math.gcd(wanted, config["num_key_value_heads"])
+    tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")
-    sharding = {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
     return LLM(
         model=str(directory),
         max_model_len=max_length,
         max_num_seqs=settings.max_sequences,
         tensor_parallel_size=tensor,
         gpu_memory_utilization=settings.memory_fraction,
-        additional_config={"sharding": sharding},
+        additional_config={
+            "sharding": {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
+        },
         **engine_options(settings, model.dtype, seed),
     )
 

@@ -82,8 +82,11 @@ def translate(actor: dict[str, jax.Array], repeats: int = 1, dtype: Any = None) 
         for name, part in LAYER_WEIGHTS.items():
             source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
             for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
-                value = _layer_of(actor[source], layer, times, name.endswith("_bias"), dtype)
-                yield f"layers.{layer}.{name}", source, value
+                yield (
+                    f"layers.{layer}.{name}",
+                    source,
+                    _layer_of(actor[source], layer, times, name.endswith("_bias"), dtype),
+                )
 
 
 @functools.partial(jax.jit, static_argnames=("times", "flat", "dtype"))
@@ -169,13 +172,14 @@ def check_sync(
 
 def gaps(scored: Scored, trained: Sequence[np.ndarray]) -> np.ndarray:
     """Absolute differences from the trainer's log-probabilities [B, C], of all tokens in one array."""
-    pairs = zip(scored.logps, trained, strict=True)
-    return np.concatenate([np.abs(ours - theirs[: len(ours)]) for ours, theirs in pairs])
+    return np.concatenate(
+        [np.abs(ours - theirs[: len(ours)]) for ours, theirs in zip(scored.logps, trained, strict=True)]
+    )
 
 
 def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
     """Refuse, with its name, a weight that was not synced: on either side, or with another value."""
-    weights, arrived, written = sampler.weights(), set(), set()
+    weights, synced = sampler.weights(), {}  # the sampler's name -> the actor's
     for source, name, value in sampler.expected(actor):
         if name not in weights:
             raise CourseError(f"weight {source} of the actor would never be synced: the sampler has no {name}")
@@ -184,20 +188,20 @@ def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
             jnp.array_equal(jax.device_put(value, weight.sharding).astype(weight.dtype), weight)
         ):
             raise CourseError(f"weight {name} of the sampler differs from the actor's {source} after a sync")
-        arrived.add(source)
-        written.add(name)
-    if unknown := sorted(actor.keys() - arrived):
+        synced[name] = source
+    if unknown := sorted(actor.keys() - set(synced.values())):
         raise CourseError(
             f"weight {unknown[0]} of the actor has no counterpart in the sampler: it would never be synced"
         )
-    if never_written := sorted(weights.keys() - written):
+    if never_written := sorted(weights.keys() - synced.keys()):
         raise CourseError(f"weight {never_written[0]} of the sampler has no weight of the actor as its source")
 
 
 def padded(tokens: Sequence[np.ndarray], width: int, pad: int, dtype: Any = np.int32) -> np.ndarray:
     """[B, width], padded on the right."""
-    rows = [np.pad(ids, (0, width - len(ids)), constant_values=pad) for ids in tokens]
-    return np.array(rows, dtype).reshape(-1, width)
+    return np.array([np.pad(ids, (0, width - len(ids)), constant_values=pad) for ids in tokens], dtype).reshape(
+        -1, width
+    )
 
 
 def by_name(state: nnx.State) -> dict[str, jax.Array]:

@@ -36,10 +36,10 @@ IMPLEMENTATIONS = ("jax", "chunked", "pallas")
 # Of float32 logits, what `chunked` makes at a time.
 CHUNK = 384 * 2**20
 
-# Recipe's names of the KL estimators and ratios, by those that Tunix 0.1.7 gives them.
-KL_ESTIMATORS_OF_TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
-RATIOS_OF_TUNIX = {"grpo": "token", "gspo-token": "sequence"}
-KL_ESTIMATORS, RATIOS = tuple(KL_ESTIMATORS_OF_TUNIX.values()), tuple(RATIOS_OF_TUNIX.values())
+# Recipe's names of the KL estimators and ratios, and those that Tunix 0.1.7 gives them.
+KL_ESTIMATORS = {"k1": "kl", "k2": "mse_kl", "k3": "low_var_kl"}
+RATIOS = {"token": "grpo", "sequence": "gspo-token"}
+OF_TUNIX = {theirs: ours for ours, theirs in (KL_ESTIMATORS | RATIOS).items()}
 
 # Tunix 0.1.7 bounds log π/π_old by this, so that exp() of it stays finite.
 MAX_LOG_RATIO = 20.0
@@ -120,18 +120,19 @@ def _chunked(hidden, head, target_ids, temperature, vocab_axis, partition) -> tu
         head = gather(head)
         count = -(-length // chunk_length(sequences, length, head.shape[vocab_axis]))
         step = -(-length // count)
-        short = count * step - length
 
         def cut(array):
-            array = jnp.pad(array, ((0, 0), (0, short)) + ((0, 0),) * (array.ndim - 2))
+            array = jnp.pad(array, ((0, 0), (0, count * step - length)) + ((0, 0),) * (array.ndim - 2))
             return jnp.moveaxis(array.reshape(sequences, count, step, *array.shape[2:]), 1, 0)
 
         @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is compiled by itself
         def statistics(hidden, ids):
             return _plain(_project(hidden, head, vocab_axis), ids, temperature)
 
-        parts = jax.lax.map(lambda chunk: statistics(*chunk), (cut(hidden), cut(ids)))
-        return tuple(jnp.moveaxis(part, 0, 1).reshape(sequences, -1)[:, :length] for part in parts)
+        return tuple(
+            jnp.moveaxis(part, 0, 1).reshape(sequences, -1)[:, :length]
+            for part in jax.lax.map(lambda chunk: statistics(*chunk), (cut(hidden), cut(ids)))
+        )
 
     tokens = pallas_kernel.token_spec(partition)
     return pallas_kernel.sharded(local, partition, (tokens, split, tokens), (tokens, tokens))(hidden, head, target_ids)
@@ -230,9 +231,8 @@ def policy_loss(
 
     logps = masked(per_token_logps)  # [B, T]
     old = jax.lax.stop_gradient(logps) if old_per_token_logps is None else masked(old_per_token_logps)
-    advantages = advantages.astype(jnp.float32)
-    if advantages.ndim == 1:
-        advantages = advantages[:, None]  # [B, 1]: one for all tokens of a completion
+    # [B, T], or [B, 1]: one for all tokens of a completion.
+    advantages = advantages.astype(jnp.float32).reshape(len(advantages), -1)
     log_ratio = logps - old
     if ratio == "sequence":
         log_ratio = _completion_mean(log_ratio, mask, completions)
@@ -283,8 +283,9 @@ def _completion_mean(values: jax.Array, mask: jax.Array, completions: jax.Array 
     else:
         keys = jnp.where(mask > 0, completions, 0).reshape(-1)
         sums = functools.partial(jax.ops.segment_sum, segment_ids=keys, num_segments=keys.size)
-        total, count = (sums((array * mask).reshape(-1))[keys] for array in (values, jnp.ones_like(mask)))
-        total, count = total.reshape(mask.shape), count.reshape(mask.shape)
+        total, count = (
+            sums((array * mask).reshape(-1))[keys].reshape(mask.shape) for array in (values, jnp.ones_like(mask))
+        )
     return jnp.where(mask > 0, total / jnp.maximum(count, 1), 0.0)
 
 
@@ -366,10 +367,8 @@ def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array
     """What can stand in for `get_ref_per_token_logps` of Tunix's InferenceWorker, and needs no logits [B, T, V]."""
 
     def logps(prompt_tokens, completion_tokens, pad_id, eos_id, temperature=1.0):
-        graphdef, state = nnx.split(worker.get_model("reference"))
-        return per_token_logps(
-            graphdef, state, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation
-        )
+        model = nnx.split(worker.get_model("reference"))
+        return per_token_logps(*model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
 
     return logps
 
@@ -446,8 +445,8 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),
-        kl=KL_ESTIMATORS_OF_TUNIX[algo_config.kl_loss_mode],
-        ratio=RATIOS_OF_TUNIX[algo_config.loss_algo],
+        kl=OF_TUNIX[algo_config.kl_loss_mode],
+        ratio=OF_TUNIX[algo_config.loss_algo],
         completions=None if train_example.segment_ids is None else _completion_keys(train_example.segment_positions),
         sampler_per_token_logps=getattr(train_example, "sampler_per_token_logps", None),
     )

@@ -62,8 +62,7 @@ class HiddenStatesAdapter(TunixMaxTextAdapter):
             if getattr(config, setting, None):
                 raise CourseError(f"MaxText's {setting} is set, which only loss.implementation=jax can follow")
         if not config.logits_via_embedding:
-            kernel = decoder.logits_dense.kernel.get_value()
-            return kernel.astype(config.dtype), 1, 1.0
+            return decoder.logits_dense.kernel.get_value().astype(config.dtype), 1, 1.0
         # MaxText rounds a tied embedding to bfloat16, whatever the dtype of the model.
         embedding = self.base.token_embedder.embedding.get_value().astype(jnp.bfloat16).astype(config.dtype)
         return embedding, 0, math.sqrt(config.emb_dim) if config.normalize_embedding_logits else 1.0

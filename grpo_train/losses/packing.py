@@ -49,9 +49,8 @@ class Example(common.TrainExample):
 @functools.partial(jax.jit, static_argnames="aggregation")
 def token_weights(completion_mask: jax.Array, aggregation: str) -> jax.Array:
     """What each token's loss counts for in Tunix's aggregate_loss, [B, C].  All its modes are linear in the losses."""
-    zeros = jnp.zeros(completion_mask.shape, jnp.float32)
     mask = completion_mask.astype(jnp.float32)
-    return jax.grad(lambda losses: common.aggregate_loss(losses, mask, aggregation))(zeros)
+    return jax.grad(lambda losses: common.aggregate_loss(losses, mask, aggregation))(jnp.zeros_like(mask))
 
 
 def first_fit(sizes: Sequence[int], rows: int, width: int) -> list[tuple[int, int]] | None:
@@ -102,13 +101,14 @@ def pack(
     shape = micro_batches * rows, width
     places = [(part * rows + row, at) for part, units in enumerate(found) for row, at in units]
 
-    # [B, C] each
-    source = {name: values for name in PER_TOKEN if (values := getattr(host, name, None)) is not None}
     weights = getattr(host, "weights", None)
     weights = token_weights(example.completion_mask, aggregation) if weights is None else weights
-    source["weights"] = np.asarray(weights) * np.float32(micro_batches)  # so that the mean over them is the loss
-    source["completion_mask"] = mask
-    source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    source = {  # [B, C] each
+        **{name: values for name in PER_TOKEN if (values := getattr(host, name, None)) is not None},
+        "weights": np.asarray(weights) * np.float32(micro_batches),  # so that the mean over them is the loss
+        "completion_mask": mask,
+        "advantages": np.broadcast_to(host.advantages[:, None], mask.shape),
+    }
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):

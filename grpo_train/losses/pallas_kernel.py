@@ -200,9 +200,10 @@ def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gat
         both = (slope, hidden) if vocab_axis == 0 else (hidden, slope)
         gradient_part = jax.lax.dot_general(
             *both, (((0,), (0,)), ((), ())), precision=_precision(hidden), preferred_element_type=jnp.float32
+        ).astype(head.dtype)
+        return gradient_hidden, jax.lax.dynamic_update_slice_in_dim(
+            gradient_head, scatter(gradient_part), start, vocab_axis
         )
-        gradient_part = scatter(gradient_part.astype(head.dtype))
-        return gradient_hidden, jax.lax.dynamic_update_slice_in_dim(gradient_head, gradient_part, start, vocab_axis)
 
     gradients = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(head)
     whole, rest = divmod(vocabulary, width)

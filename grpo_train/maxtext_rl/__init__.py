@@ -78,8 +78,10 @@ def arguments(
         "num_test_batches": test_batches,
         "eval_interval": recipe.training.steps + 1,  # never: it would look at the test problems
     }
-    settings = (f"{key}={value}" for key, value in values.items() if value is not None)  # null where upstream has null
-    return [f"{MAXTEXT_CONFIGS_DIR}/post_train/rl.yml", *settings]
+    return [
+        f"{MAXTEXT_CONFIGS_DIR}/post_train/rl.yml",
+        *(f"{key}={value}" for key, value in values.items() if value is not None),  # null where upstream has null
+    ]
 
 
 def not_expressible(recipe: Recipe, tests: int) -> list[str]:
@@ -87,9 +89,14 @@ def not_expressible(recipe: Recipe, tests: int) -> list[str]:
 
     `tests` is the number of test problems that were written.
     """
-    source = problem_files.only_source(recipe.problems)
-    changed = recipe.model_dump(exclude_defaults=True)
-    found = differing(changed, source, recipe.rollout, recipe.training, recipe.hardware, recipe.grpo)
+    found = differing(
+        recipe.model_dump(exclude_defaults=True),
+        problem_files.only_source(recipe.problems),
+        recipe.rollout,
+        recipe.training,
+        recipe.hardware,
+        recipe.grpo,
+    )
     batches, size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     if (evaluated := batches * size) < tests:
         found.append(f"problems.test: upstream drops an incomplete last batch, so it evaluates {evaluated} of {tests}")
@@ -98,17 +105,18 @@ def not_expressible(recipe: Recipe, tests: int) -> list[str]:
 
 def write_problems(recipe: Recipe, folder: str | Path) -> tuple[int, list[str]]:
     """The files that the arguments name; see problem_files.write_problems."""
-    rows = problem_files.batches(recipe.training.steps, recipe.grpo.iterations) * recipe.plan.prompts_per_step
+    rows = -(-recipe.training.steps // recipe.grpo.iterations) * recipe.plan.prompts_per_step
     return problem_files.write_problems(folder, recipe.problems, recipe.prompts, recipe.rollout, recipe.model, rows)
 
 
 def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     """Architecture, sizes and number format as in our own training, and the checkpoint to start from."""
     folder = model_files.local_folder(model)
-    sizes = maxtext_model.maxtext_sizes(model) if folder else model.sizes
     return {
         **maxtext_model.maxtext_overrides(
-            model, sizes=sizes, tokenizer_path=folder.resolve() if folder else model.path
+            model,
+            sizes=maxtext_model.maxtext_sizes(model) if folder else model.sizes,
+            tokenizer_path=folder.resolve() if folder else model.path,
         ),
         "load_parameters_path": checkpoint.resolve(),
         "convert_checkpoint_if_possible": False,  # `grpo convert` has done it
@@ -164,7 +172,7 @@ def _training(training: TrainingRecipe, plan: BatchPlan, iterations: int) -> dic
     steps = training.steps if training.schedule == "cosine" else FLAT * (training.steps + training.warmup_steps)
     return {
         "batch_size": plan.prompts_per_step,
-        "num_batches": problem_files.batches(training.steps, iterations),
+        "num_batches": -(-training.steps // iterations),  # each serves so many updates
         "train_fraction": 1.0,
         "num_epoch": 1,
         "train_micro_batch_size": plan.micro_batch_prompts,

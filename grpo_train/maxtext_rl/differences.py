@@ -62,7 +62,6 @@ def differing(
     does otherwise in every run.  `changed`: the recipe's values that are not defaults, by section."""
     others = sorted(set(rollout.vllm.options) - {"max_num_seqs", "block_size"})
     found = devices(hardware)
-    apart = not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found
     by_condition = {
         "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags": (
             source.source not in ("words", "gsm8k")
@@ -96,7 +95,9 @@ def differing(
         "hardware.trainer_devices: upstream's colocated run takes all devices": (
             hardware.colocated and hardware.trainer_devices not in (None, found)
         ),
-        "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": apart,
+        "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": (
+            not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found
+        ),
         "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device": (
             hardware.colocated
         ),

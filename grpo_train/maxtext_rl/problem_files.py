@@ -35,27 +35,30 @@ def write_problems(
     folder, counts, filtered = Path(folder), {}, []
     for split, name in (("train", TRAIN), ("test", TEST)):
         found = load_problems(only_source(problems), split)
-        # A training prompt that is too long can be an error; a test prompt is left out.
-        allowed = rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout
-        fitting = fit_prompts(allowed, template, load_tokenizer(model), found)[1]
+        fitting = fit_prompts(
+            # A training prompt that is too long can be an error; a test prompt is left out.
+            rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout,
+            template,
+            load_tokenizer(model),
+            found,
+        )[1]
         if num_filtered := len(found) - len(fitting):
             filtered.append(f"{num_filtered} of {len(found)} {split} problems left out: the prompt is too long")
         if split == "train":
             fitting = [fitting[n % len(fitting)] for n in range(max(rows, len(fitting)))]
         counts[split] = len(fitting)
-        rows_of_file = [(prompts.user_prompt(template.user, p.question), p.answer) for p in fitting]
-        table = pandas.DataFrame(rows_of_file, columns=["question", "answer"])
+        table = pandas.DataFrame(
+            {
+                "question": [prompts.user_prompt(template.user, problem.question) for problem in fitting],
+                "answer": [problem.answer for problem in fitting],
+            }
+        )
         write_bytes_atomic(folder / name, table.to_parquet(index=False))
     # TEMPLATE is upstream's second key; our process_data needs the first alone.
     write_json_atomic(
         folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}
     )
     return counts["test"], filtered
-
-
-def batches(steps: int, iterations: int) -> int:
-    """Batches of completions for so many updates; each serves `iterations` of them."""
-    return -(-steps // iterations)
 
 
 def only_source(problems: ProblemsRecipe | list[TaskRecipe]) -> ProblemsRecipe:

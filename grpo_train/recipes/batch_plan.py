@@ -121,9 +121,9 @@ def make_plan(
     reason = ", ".join([*by_process, *by_replica, f"grpo.group_size={group_size}"])
     if prompts % prompts_unit:
         below = prompts // prompts_unit * prompts_unit
-        near = listed([value for value in (below, below + prompts_unit) if value])
         raise ValueError(
-            f"training.prompts_per_step={prompts} must be a multiple of {prompts_unit} ({reason}): use {near}"
+            f"training.prompts_per_step={prompts} must be a multiple of {prompts_unit} ({reason}): use "
+            f"{listed([value for value in (below, below + prompts_unit) if value])}"
         )
     errors = [
         _error_text("rollout.micro_batch_size", rollout, prompts, "prompts", processes, ", ".join(by_process)),
@@ -153,8 +153,7 @@ def make_plan(
 
 def micro_batch_sizes(plan: BatchPlan) -> list[int]:
     """All possible values of training.micro_batch_size for the plan's step, smallest first."""
-    unit = math.lcm(plan.group_size, plan.trainer_replicas, plan.processes)
-    return _multiples(unit, plan.completions_per_step)
+    return _multiples(math.lcm(plan.group_size, plan.trainer_replicas, plan.processes), plan.completions_per_step)
 
 
 def divisors(number: int) -> list[int]:
@@ -208,14 +207,10 @@ def _error_text(key: str, size: int, step: int, what: str, unit: int, reason: st
     if size % unit == 0 and step % size == 0:
         return None
     multiple = f" and be a multiple of {unit} ({reason})" if unit > 1 else ""
-    remedy = listed(_nearest(_multiples(unit, step), size))
-    return f"{key}={size} must divide the {step} {what} of a step{multiple}: use {remedy}"
+    nearest = sorted(_multiples(unit, step), key=lambda n: abs(math.log(n) - math.log(size)))[:PROPOSED]
+    return f"{key}={size} must divide the {step} {what} of a step{multiple}: use {listed(sorted(nearest))}"
 
 
 def _multiples(unit: int, number: int) -> list[int]:
     """The divisors of `number` that are multiples of `unit`."""
     return [unit * n for n in divisors(number // unit)]
-
-
-def _nearest(values: list[int], value: int) -> list[int]:
-    return sorted(sorted(values, key=lambda n: abs(math.log(n) - math.log(value)))[:PROPOSED])

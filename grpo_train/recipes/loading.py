@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
@@ -145,7 +145,7 @@ def _read(path: Path) -> dict:
         found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
         raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise CourseError(f"recipe {path} cannot be read as YAML: {_first_line(error)}") from None
+        raise CourseError(f"recipe {path} cannot be read as YAML: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise CourseError(f"recipe {path} must be a YAML mapping, with at least the keys name and model")
     return data
@@ -186,7 +186,7 @@ def _apply_override(data: dict, override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
-        raise CourseError(f"override {SHORT.repr(override)}: the value is not YAML ({_first_line(error)})") from None
+        raise CourseError(f"override {SHORT.repr(override)}: the value is not YAML ({first_line(error)})") from None
     *sections, last = key.split(".")
     place: Any = data
     try:
@@ -225,7 +225,3 @@ def _known_keys(loc: tuple) -> list[str]:
             section = section.model_fields[part].annotation
             section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)
     return list(section.model_fields)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

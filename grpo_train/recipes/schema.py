@@ -94,11 +94,10 @@ class HardwareRecipe(_Section):
 
     @model_validator(mode="after")
     def _devices_fit(self) -> Self:
-        want = self.trainer_count() + (self.sampler_devices or 0)
-        if self.slice and want > (have := self.slice.devices):
+        if self.slice and self.trainer_count() + (self.sampler_devices or 0) > self.slice.devices:
             raise ValueError(
                 f"trainer_devices={self.trainer_devices} and sampler_devices={self.sampler_devices} do not fit the "
-                f"{have} devices of {self.accelerator}: give both, {have} or fewer together"
+                f"{self.slice.devices} devices of {self.accelerator}: give both, {self.slice.devices} or fewer together"
             )
         return self
 
@@ -399,8 +398,7 @@ class Recipe(_Section):
                 "completions of any length would be penalised"
             )
         # vLLM's raw_logprobs are of the distribution before temperature.
-        exact = self.rollout.engine != "vllm" or self.rollout.temperature == 1
-        if self.grpo.correction != "none" and not exact:
+        if self.grpo.correction != "none" and self.rollout.engine == "vllm" and self.rollout.temperature != 1:
             raise ValueError(
                 f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
                 f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
@@ -452,8 +450,9 @@ class Recipe(_Section):
 
     def sampler_tensor(self, found: int | None = None) -> int:
         """Devices per replica of the sampler; `found`: devices that JAX finds, where the recipe names none."""
-        whole = 1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
-        return self.hardware.sampler_tensor or whole
+        return self.hardware.sampler_tensor or (
+            1 if self.rollout.engine == "tunix" else self.hardware.sampler_count(found)
+        )
 
     @property
     def batch_given(self) -> dict[str, int]:
@@ -511,6 +510,8 @@ class Recipe(_Section):
 
 def _replicas(key: str, devices: int, tensor: int) -> int:
     if devices % tensor:
-        ways = batch_plan.listed(batch_plan.divisors(devices))
-        raise ValueError(f"hardware.{key}={tensor} must divide its {devices} devices: use {ways}")
+        raise ValueError(
+            f"hardware.{key}={tensor} must divide its {devices} devices: "
+            f"use {batch_plan.listed(batch_plan.divisors(devices))}"
+        )
     return devices // tensor

@@ -28,9 +28,9 @@ def inspector(run_dir: str | os.PathLike) -> html_page.Frame:
     Raises:
       CourseError: no such run directory, or no evaluation in it.
     """
-    compared = comparison.load(run_dir, need_evaluation=True)
+    values = page_values(comparison.load(run_dir, need_evaluation=True))
     return html_page.Frame(
-        html_page.render("inspector_frame.html.j2", "inspector.js", **page_values(compared)),
+        html_page.render("inspector_frame.html.j2", "inspector.js", **values),
         title="every answer, before and after",
         height=720,
         note="Every answer. If nothing is shown here, trust the notebook, or open the run's report.html.",

@@ -99,15 +99,17 @@ def text(compared: RunComparison) -> str:
     """The comparison for a terminal, without characters that control one."""
     blocks = [f"A: {compared.names[0]}\nB: {compared.names[1]}", verdict(compared)]
     if compared.paired and (flips := compared.paired["flips"]):
-        counts = zip(("both right", "only A right", "only B right", "both wrong"), flips.values(), strict=True)
-        blocks[-1] += "\n" + ", ".join(f"{what} {count:,}" for what, count in counts)
-    head = "The recipes differ (A != B):" if compared.recipe else "The recipes are the same."
-    blocks.append("\n".join([head, *(f"  {line}" for line in compared.recipe)]))
+        names = ("both right", "only A right", "only B right", "both wrong")
+        blocks[-1] += "\n" + ", ".join(f"{name} {count:,}" for name, count in zip(names, flips.values(), strict=True))
+    blocks.append(
+        "\n".join(["The recipes differ (A != B):", *(f"  {line}" for line in compared.recipe)])
+        if compared.recipe
+        else "The recipes are the same."
+    )
     rows = []
     for name, (a, b) in compared.metrics.items():
         shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]
         difference = "–" if a is None or b is None else f"{b - a:+.2g}"
         rows.append((name, *shown, difference, METRICS[name].unit if name in METRICS else ""))
-    head = (f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit")
-    blocks.append(text_table(head, rows, right=3))
+    blocks.append(text_table((f"mean of the last {WINDOW} steps", "A", "B", f"B {MINUS} A", "unit"), rows, right=3))
     return "".join(c if c.isprintable() or c in f"\n{NBSP}" else " " for c in "\n\n".join(blocks))

@@ -73,8 +73,9 @@ def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
     Raises:
       CourseError: the two runs have different problems.
     """
-    pairs = (["right" if record["strict"] else "wrong" for record in pair] for pair in _pairs(before, after))
-    counts = Counter(map("_".join, pairs))
+    counts = Counter(
+        "_".join("right" if record["strict"] else "wrong" for record in pair) for pair in _pairs(before, after)
+    )
     return {name: counts[name] for name in ("right_right", "right_wrong", "wrong_right", "wrong_wrong")}
 
 
@@ -103,10 +104,16 @@ def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
     for part, meaning in {**taxonomy.CAUSES, "interaction": "two or three of these at once"}.items():
         had, has = ([found == part for found in phase] for phase in zip(*pairs, strict=True))  # before, after
         change = statistics.paired_bootstrap(has, had)  # after minus before of "has it not"
-        shares = {"before": sum(had) / len(had), "after": sum(has) / len(has)}
         rows.append(
-            {"part": part, **shares, "gain": change.difference, "low": change.low, "high": change.high}
-            | {"meaning": meaning}
+            {
+                "part": part,
+                "before": sum(had) / len(had),
+                "after": sum(has) / len(has),
+                "gain": change.difference,
+                "low": change.low,
+                "high": change.high,
+                "meaning": meaning,
+            }
         )
     return rows
 

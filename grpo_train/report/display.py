@@ -81,12 +81,13 @@ def completions(rows: Iterable[Mapping[str, Any]]) -> Table:
 def tokens(tokenizer: Any, text: str) -> HTML:
     """A text split into tokens, one box per token with its id below; spaces are shown as ␣."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
     boxes = [
         f'<span style="display:inline-block;text-align:center;margin:2px 1px;padding:1px 3px;'
         f'background:{TINTS[number % 2]};color:{INK}">{_visible(text[start:end])}'
         f'<br><small style="color:#57606a">{token}</small></span>'
-        for number, (token, (start, end)) in enumerate(pairs)
+        for number, (token, (start, end)) in enumerate(
+            zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+        )
     ]
     return HTML(f'<div style="{_MONO};line-height:1.3">{"".join(boxes)}</div>')
 

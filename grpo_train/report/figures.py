@@ -122,8 +122,7 @@ def before_after(summary: dict[str, Any]) -> Figure:
     phases = [phase for phase in comparison.PHASES if summary.get(phase)]
     if not phases:
         return _message_figure("No evaluation has finished yet.")
-    figure = _figure(4.6, 3.0)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 3.0)
     width = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, width), strict=True):
         part = summary[phase]
@@ -147,8 +146,7 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     phases = [phase for phase in comparison.PHASES if "pass_at_k" in (summary.get(phase) or {})]
     if not phases:
         return _message_figure("No completion was sampled for the evaluations.")
-    figure = _figure(4.6, 3.0)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 3.0)
     for phase in phases:
         part = summary[phase]
         ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
@@ -161,8 +159,8 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     _in_percent(axes, 0, 1.02)
-    title = f"{summary[phases[0]]['n']:,} problems, {summary[phases[0]]['samples']} samples each"
-    _tidy(axes, title, x="k", y="pass@k", legend=True)
+    first = summary[phases[0]]
+    _tidy(axes, f"{first['n']:,} problems, {first['samples']} samples each", x="k", y="pass@k", legend=True)
     return figure
 
 
@@ -174,14 +172,17 @@ def flips(before: EvalRun, after: EvalRun) -> Figure:
     """
     counts = comparison.flip_counts(before, after)
     changed = counts["right_wrong"], counts["wrong_right"]
-    figure = _figure(4.6, 2.1)
-    axes = figure.add_subplot()
+    figure, axes = _subplot(4.6, 2.1)
     axes.bar_label(axes.barh([0, 1], changed, 0.65, color=[VERMILLION, GREEN]), fmt="{:,.0f}", padding=4, color=INK)
     _name_rows(axes, ["right, then wrong", "wrong, then right"])
     axes.set_xlim(0, max(1, *changed) * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    unchanged = f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong"
-    _tidy(axes, unchanged, x="answers", grid="x")
+    _tidy(
+        axes,
+        f"unchanged: {counts['right_right']:,} right, {counts['wrong_wrong']:,} wrong",
+        x="answers",
+        grid="x",
+    )
     return figure
 
 
@@ -194,12 +195,18 @@ def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
     """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
     rows = comparison.gain_parts(before, after)
-    figure = _figure(5.4, 0.9 + 0.36 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = _subplot(5.4, 0.9 + 0.36 * len(rows))
     gains = [100 * row["gain"] for row in rows]
     ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
-    colours = [GREEN if gain >= 0 else VERMILLION for gain in gains]
-    bars = axes.barh(range(len(rows)), gains, 0.65, color=colours, xerr=ends, ecolor=INK, error_kw={"linewidth": 1.5})
+    bars = axes.barh(
+        range(len(rows)),
+        gains,
+        0.65,
+        color=[GREEN if gain >= 0 else VERMILLION for gain in gains],
+        xerr=ends,
+        ecolor=INK,
+        error_kw={"linewidth": 1.5},
+    )
     axes.bar_label(bars, [f"{gain:+.1f}".replace("-", MINUS) for gain in gains], padding=5)
     _name_rows(axes, [row["part"] for row in rows])
     _tidy(
@@ -234,14 +241,18 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
     All figures are drawn now, so that the slider works without a kernel: in a saved notebook and in its HTML.
     """
     width, height = (max(figure.get_size_inches()[axis] for _, figure in frames) for axis in (0, 1))
-    document = html_page.render(
-        "slider.html.j2",
-        "slider.js",
-        frames=[(label, svg(figure, f"{n}: {label}. {alt_text(figure)}")) for n, (label, figure) in enumerate(frames)],
-        start=start,
-        width=round(100 * width),
+    return html_page.Frame(
+        html_page.render(
+            "slider.html.j2",
+            "slider.js",
+            frames=[(name, svg(figure, f"{n}: {name}. {alt_text(figure)}")) for n, (name, figure) in enumerate(frames)],
+            start=start,
+            width=round(100 * width),
+        ),
+        "figures behind a slider",
+        60,
+        picture=(round(100 * width), round(100 * height)),
     )
-    return html_page.Frame(document, "figures behind a slider", 60, picture=(round(100 * width), round(100 * height)))
 
 
 # --- drawing ---
@@ -250,6 +261,12 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
 def _figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches; 100 dpi is enough for a notebook and keeps its file small."""
     return _NotebookFigure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+def _subplot(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of this size with one plot in it."""
+    figure = _figure(width, height)
+    return figure, figure.add_subplot()
 
 
 def _offsets(phases: Sequence[str], width: float) -> list[float]:
@@ -262,8 +279,7 @@ def _paired_bars(rows: Sequence[dict[str, Any]], name: str, unit: str, form: str
     if not rows:
         return _message_figure("No evaluation has finished yet.")
     phases = [phase for phase in comparison.PHASES if phase in rows[0]]
-    figure = _figure(5.4, 0.7 + 0.46 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = _subplot(5.4, 0.7 + 0.46 * len(rows))
     height = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, height), strict=True):
         places, values = [place + offset for place in range(len(rows))], [row[phase] for row in rows]
@@ -285,8 +301,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _in_percent(axes: Axes, bottom: float = -0.04, top: float = 1.04) -> None:
-    axes.set_ylim(bottom, top)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set(ylim=(bottom, top), yticks=[0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=f"{NBSP}%"))
 
 
@@ -370,9 +385,13 @@ def svg(figure: Figure, label: str) -> Markup:
     # With the salt, the same figure always gives the same SVG, and two figures have different ids.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue().partition("<svg")[2]
     # HTML knows the namespaces of inline SVG.
-    svg = re.sub(r'<metadata>.*?</metadata>|\s+xmlns(:xlink)?="[^"]*"', "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<metadata>.*?</metadata>|\s+xmlns(:xlink)?="[^"]*"',
+        "",
+        buffer.getvalue().partition("<svg")[2],
+        flags=re.DOTALL,
+    )
     prefix = "f" + hashlib.sha256(label.encode()).hexdigest()[:8] + "-"
     svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\1{prefix}", svg)
     svg = svg.replace(INK, "currentColor").replace(BLUE, "var(--blue)").replace(SKY, "var(--sky)")
@@ -381,6 +400,6 @@ def svg(figure: Figure, label: str) -> Markup:
 
 def panel_svg(panel: Panel, rows: Sequence[Row]) -> Markup:
     """One panel as inline SVG."""
-    figure = _figure(3.4, 2.5)
-    _draw_panel(figure.add_subplot(), panel, rows)
+    figure, axes = _subplot(3.4, 2.5)
+    _draw_panel(axes, panel, rows)
     return svg(figure, f"{panel.title}, {panel.unit}, over training steps")

@@ -36,9 +36,8 @@ class LivePlot:
         from IPython.display import Markdown, display
 
         started = time.monotonic()
-        shown: list[Any] = [training_curves(self.rows, self.total_steps)]
-        if alerts := find_alerts(self.rows):
-            shown.append(Markdown("\n".join(f"- **warning**, {alert}" for alert in alerts)))
+        alerts = "\n".join(f"- **warning**, {alert}" for alert in find_alerts(self.rows))
+        shown = [training_curves(self.rows, self.total_steps), *([Markdown(alerts)] if alerts else [])]
         for handle, content in zip(self._handles, shown, strict=False):
             handle.update(content)
         self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]

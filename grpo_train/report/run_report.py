@@ -52,30 +52,32 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
     if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
         result.append(figures.svg(figures.pass_at_k(summary), "pass@k before and after, with 95 % intervals"))
-    page = html_page.render(
-        "report.html.j2",
-        "inspector.js",
-        title=run_dir.resolve().name,
-        headline=headline(summary),
-        rates=_rate_table(summary, before, after),
-        task_rates=_task_table(compared),
-        facts=[_facts(summary, rows), _setup(run_dir, compared)],
-        result_figures=result,
-        first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
-        categories=comparison.category_counts(compared),
-        category_figure=figures.svg(figures.categories(before, after), "answers by kind, before and after"),
-        reward_means=comparison.reward_means(compared),
-        reward_figure=figures.svg(figures.reward_parts(compared), "mean reward by part, before and after"),
-        curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
-        smoothed=figures.smoothing(len(rows)),
-        alerts=health_checks.find_alerts(rows),
-        validated=any(row.get("validation_accuracy") is not None for row in rows),
-        files=_text_files(run_dir),
-        percent=percent,
-        points=points,
-        **answer_inspector.page_values(compared),
+    return write_text_atomic(
+        run_dir / "report.html",
+        html_page.render(
+            "report.html.j2",
+            "inspector.js",
+            title=run_dir.resolve().name,
+            headline=headline(summary),
+            rates=_rate_table(summary, before, after),
+            task_rates=_task_table(compared),
+            facts=[_facts(summary, rows), _setup(run_dir, compared)],
+            result_figures=result,
+            first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
+            categories=comparison.category_counts(compared),
+            category_figure=figures.svg(figures.categories(before, after), "answers by kind, before and after"),
+            reward_means=comparison.reward_means(compared),
+            reward_figure=figures.svg(figures.reward_parts(compared), "mean reward by part, before and after"),
+            curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
+            smoothed=figures.smoothing(len(rows)),
+            alerts=health_checks.find_alerts(rows),
+            validated=any(row.get("validation_accuracy") is not None for row in rows),
+            files=_text_files(run_dir),
+            percent=percent,
+            points=points,
+            **answer_inspector.page_values(compared),
+        ),
     )
-    return write_text_atomic(run_dir / "report.html", page)
 
 
 def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
@@ -101,8 +103,10 @@ def _rate_table(summary: dict[str, Any], before: EvalRun | None, after: EvalRun 
         if before and after:
             old, new = before.rates(verdict), after.rates(verdict)
             change = statistics.paired_bootstrap(list(old.values()), [new[key] for key in old])
-            line["change"] = points(change.difference)
-            line["change_range"] = f"{points(change.low)} to {points(change.high)}"
+            line |= {
+                "change": points(change.difference),
+                "change_range": f"{points(change.low)} to {points(change.high)}",
+            }
         table.append(line)
     return [*table, *_sampled_table(phases)] if phases else []
 
@@ -173,5 +177,8 @@ def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
 
 def _text_files(run_dir: Path) -> list[tuple[str, str]]:
     """What produced the numbers: (name, content) of the recipe and the description of the machine."""
-    paths = [path for name in ("recipe.yaml", "environment.json") if (path := run_dir / name).exists()]
-    return [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in paths]
+    return [
+        (name, (run_dir / name).read_text(encoding="utf-8", errors="replace"))
+        for name in ("recipe.yaml", "environment.json")
+        if (run_dir / name).exists()
+    ]

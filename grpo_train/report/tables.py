@@ -36,8 +36,9 @@ def export_table(run_dir: str | os.PathLike) -> Path:
     import pandas
 
     frame = pandas.DataFrame(table(comparison.load(run_dir, need_evaluation=True)), dtype=object)
-    text = frame.map(_storable).map(_for_spreadsheet).to_csv(index=False)
-    return write_text_atomic(Path(run_dir) / "evals" / "answers.csv", f"\ufeff{text}")
+    return write_text_atomic(
+        Path(run_dir) / "evals" / "answers.csv", f"\ufeff{frame.map(_for_spreadsheet).to_csv(index=False)}"
+    )
 
 
 def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
@@ -47,12 +48,15 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
         for record in run.records:
             key = record["id"], record["sample"]
             own = {"id": key[0], "sample": key[1], **{name: record[name] for name in ("question", "gold", "solution")}}
-            parts = rewards.explain(
-                record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
-            )
-            points = {f"reward_{part.name}": float(part.points) for part in parts}
-            values = {name: record[name] for name in TEXTS} | {name: bool(record[name]) for name in VERDICTS}
-            values |= {
+            points = {
+                f"reward_{part.name}": float(part.points)
+                for part in rewards.explain(
+                    record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
+                )
+            }
+            values = {
+                **{name: record[name] for name in TEXTS},
+                **{name: bool(record[name]) for name in VERDICTS},
                 "tokens": record.get("tokens"),
                 "category": taxonomy.classify(record),
                 **points,
@@ -65,8 +69,3 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
 
 def _for_spreadsheet(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def _storable(value: Any) -> Any:
-    """A lone surrogate has no form in UTF-8."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -124,8 +124,7 @@ def causes(record: Mapping[str, Any]) -> frozenset[str]:
 
 def _stopped_early(answer: Fraction, written: list[Calculation], worked: list[Calculation]) -> bool:
     fewer = sum(one.operations for one in written) < sum(one.operations for one in worked)
-    early = [*worked[:-1], *(written[-1:] if fewer else ())]
-    return answer in [calculation.result for calculation in early]
+    return answer in [calculation.result for calculation in (*worked[:-1], *(written[-1:] if fewer else ()))]
 
 
 def works_out_gold(record: Mapping[str, Any]) -> bool:
@@ -139,9 +138,7 @@ def calculations(text: str) -> Iterator[Calculation]:
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], _BULLET.sub("", text))
     for stretch in itertools.chain.from_iterable(map(_stretches, _CLAUSE_END.split(text))):
         sides = [list(side) for equals, side in itertools.groupby(stretch, "=".__eq__) if not equals]
-        for left, right in itertools.pairwise(sides):
-            if calculation := _calculation(left, right):
-                yield calculation
+        yield from filter(None, itertools.starmap(_calculation, itertools.pairwise(sides)))
 
 
 def _stretches(text: str) -> Iterator[list[str]]:

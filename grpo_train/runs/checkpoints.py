@@ -23,8 +23,11 @@ ITEMS = ("model_params", "optimizer_state")
 
 def checkpoint_root(training: TrainingRecipe, directory: Path) -> epath.Path:
     """Where a run keeps its checkpoints: in itself, or under its name in a folder or bucket for those of all runs."""
-    shared = training.checkpoints
-    return epath.Path(shared) / directory.name if shared is not None else epath.Path(directory) / "checkpoints"
+    return (
+        epath.Path(directory) / "checkpoints"
+        if training.checkpoints is None
+        else epath.Path(training.checkpoints) / directory.name
+    )
 
 
 def updates(folder: epath.Path) -> list[int]:
@@ -122,6 +125,5 @@ def read(item: epath.Path) -> Any:
         metadata = reader.metadata(item).item_metadata
         if metadata is None:
             raise FileNotFoundError(f"{item.name} has lost its metadata")
-        tree = metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
         return reader.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))

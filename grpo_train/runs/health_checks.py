@@ -92,18 +92,6 @@ def finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _not_applied(rows: Sequence[Row]) -> Iterator[str | None]:
-    """Steps that bfloat16 weights round away."""
-    for row in rows:
-        applied = finite(row.get("update_applied"))
-        yield (
-            f"the weights took {applied:.1%} of the optimizer's step, the rest was rounded away; set "
-            "training.rounding=stochastic or model.weight_dtype=float32"
-            if applied is not None and applied < UPDATE_APPLIED
-            else None
-        )
-
-
 def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
     """Dynamic sampling that did not find enough groups.  A limit of one pass only leaves out, and expects to."""
     for row in rows:
@@ -116,12 +104,14 @@ def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
         )
 
 
-def _streaks(rows: Sequence[Row], name: str, bound: float, least: int, message: str) -> Iterator[str | None]:
-    """The message for each row that is at least the `least`-th in succession with a metric above its bound."""
+def _streaks(
+    rows: Sequence[Row], name: str, unhealthy: Callable[[float], bool], least: int, message: str
+) -> Iterator[str | None]:
+    """The message for each row that is at least the `least`-th in succession with an unhealthy value of a metric."""
     steps = 0
     for row in rows:
         value = finite(row.get(name))
-        steps = steps + 1 if value is not None and value > bound else 0
+        steps = steps + 1 if value is not None and unhealthy(value) else 0
         yield message.format(value=value, steps=steps) if steps >= least else None
 
 
@@ -224,12 +214,20 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "fall": _fall,
     "hacked": _hacked,
     "entropy": _entropy,
-    "not applied": _not_applied,
+    # Steps that bfloat16 weights round away.
+    "not applied": functools.partial(
+        _streaks,
+        name="update_applied",
+        unhealthy=lambda value: value < UPDATE_APPLIED,
+        least=1,
+        message="the weights took {value:.1%} of the optimizer's step, the rest was rounded away; set "
+        "training.rounding=stochastic or model.weight_dtype=float32",
+    ),
     # The reward need not be constant for this: it then changes only with the problems of the step.
     "no signal": functools.partial(
         _streaks,
         name="frac_reward_zero_std",
-        bound=math.nextafter(1, 0),
+        unhealthy=lambda value: value >= 1,
         least=STEPS_WITHOUT_SIGNAL,
         message="in every group all completions had the same reward for {steps} steps; if the problems are solved, "
         "stop here or take harder ones; else try a higher rollout.temperature, a larger grpo.group_size, easier "
@@ -240,7 +238,7 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "kl": functools.partial(
         _streaks,
         name="kl",
-        bound=KL,
+        unhealthy=lambda value: value > KL,
         least=STEPS_ABOVE_KL,
         message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
         "grpo.beta, or lower training.learning_rate",
@@ -248,7 +246,7 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "length": functools.partial(
         _streaks,
         name="completions/clipped_ratio",
-        bound=CLIPPED_RATIO,
+        unhealthy=lambda value: value > CLIPPED_RATIO,
         least=STEPS_CLIPPED,
         message=f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} "
         "steps; raise rollout.max_completion_length, or add a reward (rewards) for ending in time",

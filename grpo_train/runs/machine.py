@@ -88,8 +88,10 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     """Return the commit, with "+changes" if tracked files differ from it; None outside a git checkout."""
-    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    command = ["git", "-C", str(environment.repo_root()), *describe]
+    command = [
+        "git", "-C", str(environment.repo_root()), "describe", "--always", "--abbrev=40", "--exclude=*",
+        "--dirty=+changes",
+    ]  # fmt: skip
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

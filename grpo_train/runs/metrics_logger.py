@@ -116,8 +116,11 @@ def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any)
       groups: (B / G, G) rewards.
       task: (B,) names; None where there is one task.
     """
-    values = {name: columns[name] for name in ("reward", "accuracy")}
-    values["frac_reward_zero_std"] = (np.ptp(groups, axis=1) == 0).repeat(groups.shape[1])
+    values = {
+        "reward": columns["reward"],
+        "accuracy": columns["accuracy"],
+        "frac_reward_zero_std": (np.ptp(groups, axis=1) == 0).repeat(groups.shape[1]),
+    }
     return {
         f"step/{TASK_METRIC.format(name, metric)}": (
             (float(column[np.asarray(task) == name].sum()), int(np.sum(np.asarray(task) == name))),

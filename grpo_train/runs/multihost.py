@@ -140,8 +140,9 @@ def _compare(processes: int, digest: str) -> None:
     wait for devices that never come.
     """
     started = distributed.global_state
-    own = f"{processes} {hashlib.sha256(digest.encode()).hexdigest()}"
-    started.client.key_value_set(f"grpo/started/{started.process_id}", own)
+    started.client.key_value_set(
+        f"grpo/started/{started.process_id}", f"{processes} {hashlib.sha256(digest.encode()).hexdigest()}"
+    )
     started.client.wait_at_barrier("grpo/started", 1000 * ARRIVAL_SECONDS)
     if len({value for _, value in started.client.key_value_dir_get("grpo/started")}) > 1:
         raise CourseError(
@@ -170,9 +171,7 @@ def process_slice(number: int) -> slice:
 
 def gather[T](rows: Sequence[T]) -> list[T]:
     """The rows of all processes, in the order of the processes.  Called by all; rows are JSON-serializable."""
-    if not is_distributed():
-        return list(rows)
-    return [row for part in _exchange(list(rows)) for row in part]
+    return [row for part in _exchange(list(rows)) for row in part] if is_distributed() else list(rows)
 
 
 def any_process(flag: bool) -> bool:
@@ -233,8 +232,7 @@ def _exchange(value: Any) -> list[Any]:
     text = json.dumps(value).encode()
     with jax.transfer_guard("allow"):
         lengths = np.ravel(multihost_utils.process_allgather(np.array([len(text)])))
-        size = max(SMALLEST_TEXT, 1 << int(max(lengths) - 1).bit_length())
-        padded = np.zeros((1, size), np.uint8)
+        padded = np.zeros((1, max(SMALLEST_TEXT, 1 << int(max(lengths) - 1).bit_length())), np.uint8)
         padded[0, : len(text)] = np.frombuffer(text, np.uint8)
         texts = multihost_utils.process_allgather(padded, tiled=True)
     return [json.loads(row[:length].tobytes()) for row, length in zip(texts, lengths, strict=True)]

@@ -65,10 +65,8 @@ def start(
       config: the whole recipe, which W&B keeps.
       finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
     """
-    trackers: list[Any] = [TensorBoard(directory / "tensorboard", finished)]
-    if tracking.wandb != "off":
-        trackers.append(WeightsAndBiases(tracking, directory, config))
-    return trackers
+    boards = [TensorBoard(directory / "tensorboard", finished)]
+    return boards if tracking.wandb == "off" else [*boards, WeightsAndBiases(tracking, directory, config)]
 
 
 class TensorBoard:

@@ -1,8 +1,9 @@
-"""Plots of a preflight: memory of a TPU chip by phase, and how full the chips of several recipes are.
+"""What notebook 06 shows of preflights: memory of a TPU chip by phase, and several recipes in a plot and in a table.
 
 figure, axes = plt.subplots()
 draw_phases(axes, result.tightest)
 draw_recipes(axes, results)
+print(hardware_table(results))      # the table of docs/tpu.md, too
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,34 @@ def draw_recipes(axes: Axes, results: Sequence[Result]) -> None:
     _stack(axes, bars, unit=[chip.usable / 100 for chip in chips.values()])
     axes.axvline(100, color=VERMILLION, linestyle="--")
     axes.set(xlim=(0, 104), xlabel="% of the chip's usable memory")
+
+
+def hardware_table(results: list[Result]) -> str:
+    """Results as a Markdown table."""
+    rows = [
+        "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
+        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
+        "third of it, s |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for result in results:
+        chip, bound = result.tightest, result.lower_bound
+        split = (
+            f"{result.trainer_devices}, both"
+            if result.colocated
+            else f"{result.trainer_devices} / {result.sampler_devices}"
+        )
+        times = "- | -"
+        if bound:  # two digits, and no exponent
+            digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
+            times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
+        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
+        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
+        rows.append(
+            f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
+            f"{chip.margin / GIB:.1f} | {times} |"
+        )
+    return "\n".join(rows)
 
 
 def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:

@@ -1,8 +1,8 @@
 """The groups that the plots of a preflight draw add up to its numbers."""
 
+import preflight_results
 import pytest
 
-from grpo_tpu import memory_plots
 from grpo_tpu.memory import GIB, PHASES, ChipMemory, MemoryItem
 
 
@@ -21,7 +21,7 @@ def chip() -> ChipMemory:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_groups_add_up_to_the_phase(chip: ChipMemory, phase: str) -> None:
-    groups = memory_plots.bytes_by_group(chip, phase)
+    groups = preflight_results.bytes_by_group(chip, phase)
     assert sum(groups.values()) == chip.total(phase)
     assert ("KV cache" in groups) == (phase in ("sampling", "update"))
-    assert groups[memory_plots.OTHER] == (3.5 if phase == "update" else 0.5) * GIB  # lines without a colour
+    assert groups[preflight_results.OTHER] == (3.5 if phase == "update" else 0.5) * GIB  # lines without a colour
