@@ -201,11 +201,11 @@ def train(arguments: Sequence[str]) -> None:
 
     Raises CourseError when something that they name is not there.
     """
-    model_files.require_engine("vllm")
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments[1:])}
     for key, command in MADE_BY.items():
         if key not in given or not Path(given[key]).exists():
             raise CourseError(f"{key}={given.get(key, '')} does not exist; {command} makes it")
+    model_files.require_engine("vllm")
     if os.environ.setdefault("WANDB_MODE", "disabled") == "disabled":
         compat.hide_wandb()
     compat.add_missing_options()

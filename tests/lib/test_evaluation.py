@@ -478,7 +478,8 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
     summary = pipeline.write_summary(recipe, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert [summary["before"], summary["after"]] == [
-        run.summary() | {"reward": 0.0, "seconds": run.seconds} for run in (before, after)
+        run.summary() | {"reward": 0.0, "rewards": dict.fromkeys(recipe.rewards, 0.0), "seconds": run.seconds}
+        for run in (before, after)
     ]
     (tmp_path / "evals" / "after.json").unlink()  # as version 0.1 left it
     assert pipeline.write_summary(recipe, tmp_path)["after"]["seconds"] is None

@@ -53,7 +53,7 @@ OTHER = {
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
-    "grpo.overlong_buffer": 8, "grpo.correction": "tis",
+    "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
 NEEDED = {
