@@ -238,6 +238,7 @@ def _train(
 
     from grpo_train import pipeline, report, training
     from grpo_train.engines import maxtext_model, prompt_lengths
+    from grpo_train.report.comparison import read_json
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
@@ -253,8 +254,12 @@ def _train(
             return
         seconds[row["step"]] = row["seconds"]
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
-        left = duration(statistics.median(seconds.values()) * (recipe.training.steps - row["step"]))
-        log(f"step {row['step']}/{recipe.training.steps}  {_step(row, recipe)}  ({left} of steps left)")
+        steps = statistics.median(seconds.values()) * (recipe.training.steps - row["step"])
+        evaluated = read_json(directory / "evals" / "before.json").get("seconds") or 0.0
+        log(
+            f"step {row['step']}/{recipe.training.steps}  {_step(row, recipe)}  "
+            f"({duration(steps + evaluated)} left, with the evaluation after it)"
+        )
 
     with one_at_a_time(directory):
         directory = open_run(directory, recipe, overwrite=overwrite)
