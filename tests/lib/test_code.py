@@ -2,9 +2,9 @@
 
 import json
 import re
-import subprocess
 import time
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_code_that_does_harm_is_wrong_and_ends(text):
     started = time.monotonic()
     assert not answers.is_correct(fenced(text), GOLD, "code")
     assert time.monotonic() - started < 15
-    assert not subprocess.run(["pgrep", "-f", "sleep 31.4"], capture_output=True).stdout
+    assert not [each.pid for each in psutil.process_iter(["cmdline"]) if "31.4" in (each.info["cmdline"] or [])]
 
 
 @settings(max_examples=20)
@@ -77,8 +77,8 @@ def test_problems_repeat_and_are_split_by_question():
     assert len({problem.question for problem in splits["test"]}) == 20
     questions = [{problem.question for problem in problems} for problems in splits.values()]
     assert not questions[0] & questions[1] and not questions[0] & questions[2] and not questions[1] & questions[2]
-    with pytest.raises(CourseError, match=r"problems.test=1000: this split has \d+ code problems"):
-        code.generate("test", 1000)
+    with pytest.raises(CourseError, match=r"problems.test=100: this split has \d+ code problems"):
+        code.generate("test", 100)
 
 
 def test_no_constant_passes_and_a_solution_does():
