@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lib import answers, rewards
-from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import code
 
 GOLD = json.dumps({"function": "solve", "cases": [[[[3, 1, 2]], [1, 2, 3]], [[[]], []]]})
@@ -77,8 +76,7 @@ def test_problems_repeat_and_are_split_by_question():
     assert len({problem.question for problem in splits["test"]}) == 20
     questions = [{problem.question for problem in problems} for problems in splits.values()]
     assert not questions[0] & questions[1] and not questions[0] & questions[2] and not questions[1] & questions[2]
-    with pytest.raises(CourseError, match=r"problems.test=100: this split has \d+ code problems"):
-        code.generate("test", 100)
+    assert 20 < len(code.generate("test", 100)) < 100  # all there are
 
 
 def test_no_constant_passes_and_a_solution_does():
