@@ -1,4 +1,4 @@
-"""Ten minutes on the machine before hours are spent on it: `grpo self-check RECIPE`, on every host.
+"""A look at the machine before hours are spent on it: `grpo self-check RECIPE`, on every host.
 
     checks = run(recipe, Path("runs"), log=print)
     print(page(recipe, checks))
@@ -141,12 +141,13 @@ def _weights(recipe: Recipe) -> str:
 
 def _disk(recipe: Recipe, runs: Path) -> str:
     """Free space against what a run writes: the base, checkpoints while one more is written, the export."""
+    if not random_model.family(recipe.model):
+        raise Skipped(f"the size of {recipe.model.maxtext_name} is not known here")
     shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
     number, weight, own = sum(map(math.prod, shapes.values())), BYTES[recipe.model.trainer_dtype], recipe.model.dtype
     moments = 2 * BYTES[recipe.training.optimizer_dtype]
-    saved = 0 if recipe.lora.rank else number * (weight + moments) * (recipe.training.max_to_keep + 1)
-    if recipe.training.checkpoints:  # elsewhere
-        saved = 0
+    small_or_elsewhere = recipe.lora.rank or recipe.training.checkpoints
+    saved = 0 if small_or_elsewhere else number * (weight + moments) * (recipe.training.max_to_keep + 1)
     hub = 0 if model_files.local_folder(recipe.model) else 2 * number
     need = number * (weight + BYTES[own]) + saved + hub
     place = next(folder for folder in (runs.resolve(), *runs.resolve().parents) if folder.exists())
@@ -198,12 +199,11 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)
-    log_file = directory.with_name(f"{small.name}.log")
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file = cache / f"{recipe.name}.log"  # of this host
     log_file.unlink(missing_ok=True)
     devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
     variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}", "JAX_PLATFORMS": "cpu"}
-    command = [*smoke_test.command_line("train", small, file, directory), *place]
+    command = [*smoke_test.command_line("train", small, file, directory, on_cpu=not on_tpu), *place]
     return Training(small, command, directory, log_file, {} if on_tpu else variables)
 
 

@@ -387,8 +387,8 @@ def last_error(log_file: Path) -> str | None:
     return next((line for matching in found for line in matching[-1:]), None)
 
 
-def command_line(command: str, recipe: Recipe, file: Path, directory: Path) -> list[str]:
-    starter = ["-m", "grpo_tpu.vllm_on_cpu"] if recipe.rollout.engine == "vllm" else []
+def command_line(command: str, recipe: Recipe, file: Path, directory: Path, on_cpu: bool = True) -> list[str]:
+    starter = ["-m", "grpo_tpu.vllm_on_cpu"] if on_cpu and recipe.rollout.engine == "vllm" else []
     name = ["--run", directory.name] if command == "train" else []
     return [
         sys.executable, *starter, "-m", "grpo_tpu.cli", command, str(file), "--runs", str(directory.parent), *name,
