@@ -94,7 +94,9 @@ def test_who_holds_a_chip_is_named(tmp_path):
     try:
         assert holder.stdout.readline() == "held\n"
         (number, command), *others = machine.chip_holders(tmp_path).items()
-        assert number == holder.pid and "sleep(60)" in command and not others
+        # Of a long command line its beginning; how much of that is the path of Python differs from machine to machine.
+        assert number == holder.pid and command and " ".join(map(str, holder.args)).startswith(command)
+        assert not others
     finally:
         holder.kill()
         holder.wait()
