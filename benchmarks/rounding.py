@@ -7,8 +7,8 @@
 All three begin with the same weights (rounded to bfloat16 once), see the same batches of four worked word problems and
 compute in float32; only the optimizer differs.  The loss is the cross entropy of the solutions, on 32 other problems.
 `applied`: <Δw, u> / <u, u> of the stored weights, the mean of all updates; `moved`: the share of the weights that an
-update changes; `seconds`: the median of the updates, which compute the same but for the rounding.  2e-5 is
-to this model's weights about what 3e-6 is to those of a model of 1.7 to 8 billion parameters.
+update changes; `seconds`: the median of the updates, which compute the same but for the rounding; the three take turns.
+2e-5 is to this model's weights about what 3e-6 is to those of a model of 1.7 to 8 billion parameters.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ def main() -> None:
     result: dict[str, Any] = {"command": "python benchmarks/rounding.py --json", "updates": UPDATES, "runs": []}
     started = time.perf_counter()
     for rate in RATES:
-        for name in STORAGE:
-            run = train(policy, rate, name, batches, others)
+        for run in compare(policy, rate, batches, others):
             result["runs"].append(run)
             tqdm.write(
-                f"{rate:g}  {name:22}loss {run['before']:.3f} -> {run['after']:.3f}   applied {run['applied']:.3f}   "
-                f"moved {run['moved']:.2%}   {run['seconds']:.2f} s an update"
+                f"{rate:g}  {run['weights']:22}loss {run['before']:.3f} -> {run['after']:.3f}   applied "
+                f"{run['applied']:.3f}   moved {run['moved']:.2%}   {run['seconds']:.2f} s an update"
             )
     result |= {"seconds": round(time.perf_counter() - started), "machine": machine()}
     if arguments.json:
@@ -76,39 +75,54 @@ def rows_of(recipe: Recipe, policy: plain_grpo.Policy) -> tuple[list[Any], Any]:
     return pairs, (prompts[:OTHERS], completions[:OTHERS])
 
 
-def train(policy: plain_grpo.Policy, rate: float, name: str, batches: list[Any], others: Any) -> dict[str, Any]:
-    config, rounding = policy.config, STORAGE[name]
+def compare(policy: plain_grpo.Policy, rate: float, batches: list[Any], others: Any) -> list[dict[str, Any]]:
+    """All ways of storing, in turn on each batch: a machine that slows down slows them alike."""
+    measure = jax.jit(functools.partial(loss_of, policy.config))
+    arms, updates = {name: start(policy, rate, name) for name in STORAGE}, {name: [] for name in STORAGE}
+    before = {name: float(measure(weights, *others)) for name, (weights, *_) in arms.items()}
+    for batch in tqdm(batches, desc=f"{rate:g}", leave=False):
+        for name, (weights, state, update) in arms.items():
+            started = time.perf_counter()
+            weights, state, share = update(weights, state, *batch)
+            row = float(state.applied), float(share)
+            updates[name].append((*row, time.perf_counter() - started))
+            arms[name] = weights, state, update
+    return [
+        {
+            "rate": rate, "weights": name, "before": before[name], "after": float(measure(weights, *others)),
+            "applied": float(np.mean(applied)), "moved": float(np.mean(moved)), "seconds": float(np.median(seconds)),
+        }
+        for name, (weights, *_) in arms.items()
+        for applied, moved, seconds in [zip(*updates[name], strict=True)]
+    ]  # fmt: skip
+
+
+def loss_of(config: Any, weights: Any, prompts: Any, completions: Any) -> jax.Array:
+    """The mean cross entropy of the completions' tokens, computed in float32."""
+    full = jax.tree.map(lambda array: array.astype(jnp.float32), weights)
+    logps = plain_grpo.per_token_logps(full, config, prompts, completions, 1.0)
+    mask = completions != config.pad
+    return -(logps * mask).sum() / mask.sum()
+
+
+def start(policy: plain_grpo.Policy, rate: float, name: str) -> tuple[Any, Any, Any]:
+    """(weights, the optimizer's state, the update), of weights that are stored as `name` says."""
     weights = jax.tree.map(lambda array: jnp.asarray(array, jnp.bfloat16), policy.weights)
-    if rounding is None:
+    if STORAGE[name] is None:
         weights = jax.tree.map(lambda array: array.astype(jnp.float32), weights)
     schedule = optax.warmup_constant_schedule(rate / WARMUP, rate, WARMUP)
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b1=0.9, b2=0.99, weight_decay=0.0))
-    optimizer = rounded(chain, rounding or "nearest", "float32", seed=0)
-
-    def loss_of(weights: Any, prompts: Any, completions: Any) -> jax.Array:
-        full = jax.tree.map(lambda array: array.astype(jnp.float32), weights)
-        logps = plain_grpo.per_token_logps(full, config, prompts, completions, 1.0)
-        mask = completions != config.pad
-        return -(logps * mask).sum() / mask.sum()
+    optimizer = rounded(chain, STORAGE[name] or "nearest", "float32", seed=0)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(weights: Any, state: Any, prompts: Any, completions: Any) -> tuple[Any, Any, jax.Array]:
-        changes, state = optimizer.update(jax.grad(loss_of)(weights, prompts, completions), state, weights)
+        gradients = jax.grad(functools.partial(loss_of, policy.config))(weights, prompts, completions)
+        changes, state = optimizer.update(gradients, state, weights)
         new = optax.apply_updates(weights, changes)
         moved = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one != other).sum(), new, weights)))
         return new, state, moved / sum(array.size for array in jax.tree.leaves(weights))
 
-    measure = jax.jit(loss_of)
-    before, state = float(measure(weights, *others)), optimizer.init(weights)
-    applied, moved, seconds = [], [], []
-    for batch in tqdm(batches, desc=f"{rate:g} {name}", leave=False):
-        started = time.perf_counter()
-        weights, state, share = update(weights, state, *batch)
-        applied.append(float(state.applied))
-        moved.append(float(share))
-        seconds.append(time.perf_counter() - started)
-    means = {"applied": float(np.mean(applied)), "moved": float(np.mean(moved)), "seconds": float(np.median(seconds))}
-    return {"rate": rate, "weights": name, "before": before, "after": float(measure(weights, *others))} | means
+    return weights, optimizer.init(weights), update
 
 
 if __name__ == "__main__":

@@ -242,6 +242,7 @@ def _train(
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
+    maxtext_model.maxtext_sizes(recipe.model)
     model_files.model_directory(recipe.model)
     _, asked = take_different(train, recipe.training.cold_start)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)

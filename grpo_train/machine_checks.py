@@ -175,6 +175,8 @@ def _devices(recipe: Recipe) -> str:
             f"the recipe is for {hosts} hosts with a process each, and here is {found}; start this on all hosts, or "
             "set hardware.accelerator to this slice"
         )
+    if environment.has_accelerator() and devices[0].platform == "cpu":
+        raise CourseError(f"this machine has a TPU, and JAX uses {found}; set JAX_PLATFORMS=tpu,cpu")
     needed = hardware.trainer_count() + (0 if hardware.colocated else hardware.sampler_count())
     if devices[0].platform == "tpu" and hardware.accelerator:
         needed = hardware.slice.devices

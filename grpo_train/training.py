@@ -286,6 +286,7 @@ def _adapt_cluster(
     recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
 ) -> None:
     """Give the cluster the log-probabilities, the weights and the layout of micro-batches that this recipe needs."""
+    compat.keep_optimizer_state(cluster.actor_trainer)
     if recipe.lora.rank:
         clusters.sync_whole_weights(cluster, actor)
     if recipe.grpo.iterations > 1:

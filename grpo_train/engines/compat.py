@@ -84,6 +84,21 @@ def sample_outside_the_mesh(cluster: Any) -> None:
     cluster._get_mesh_and_logical_axis_rules_cm = lambda role: plain if role == Role.ROLLOUT else given(role)
 
 
+def keep_optimizer_state(trainer: Any) -> None:
+    """Let the optimizer's state stay where it is: beside the sampler there may be no room for a second one.
+
+    google-tunix 0.1.7, PeftTrainer._shard_optimizer: before the first update all of it is copied, by a constraint on
+    how it lies outside of a jitted function.  What lies as it should is not moved here.
+    Test: test_tunix_still_copies_the_optimizer_s_state.
+    """
+
+    def shard(mesh: Any) -> None:
+        state = nnx.state(trainer.optimizer, nnx.optimizer.OptState)
+        nnx.update(trainer.optimizer, jax.device_put(state, nnx.get_named_sharding(state, mesh), donate=True))
+
+    trainer._shard_optimizer = shard
+
+
 def require_rope_theta(rope_theta: float | None) -> None:
     """Refuse a Qwen3 model with a rotary base of its own.
 

@@ -16,6 +16,7 @@ at the same time deadlock, sooner or later (jaxlib 0.11). So the functions here 
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -47,6 +48,7 @@ LEAVE_SECONDS = 10
 SHARED_SECONDS = 10
 # Texts are exchanged in arrays of a few sizes, from this one on in powers of two: each size is compiled once.
 SMALLEST_TEXT = 1024
+_barriers = itertools.count()
 
 LOST = (
     "if another process was lost, see its own output; start all processes again with the same command, and the run "
@@ -185,9 +187,15 @@ def broadcast[T](value: T) -> T:
 
 
 def barrier(what: str) -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes are here; the others may be minutes late, as the one that converts the model.
+
+    By the coordinator's store, looked at again and again: in a collective no signal would be handled meanwhile.
+    """
     if is_distributed():
-        multihost_utils.sync_global_devices(what)
+        client, arrived = distributed.global_state.client, f"grpo/{next(_barriers)} {what}"
+        client.key_value_set(f"{arrived}/{jax.process_index()}", "")
+        while len(client.key_value_dir_get(arrived)) < jax.process_count():
+            time.sleep(0.1)
 
 
 def require_shared(folder: str | os.PathLike, remedy: str) -> None:

@@ -9,9 +9,13 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
+from tunix.sft.peft_trainer import PeftTrainer
+
+from grpo_train.engines import compat
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +54,24 @@ def test_tunix_still_samples_inside_the_mesh():
     from tunix.rl.rl_cluster import RLCluster
 
     assert "_get_mesh_and_logical_axis_rules_cm(Role.ROLLOUT)" in inspect.getsource(RLCluster.generate)
+
+
+def test_tunix_still_copies_the_optimizer_s_state():
+    """Tunix 0.1.7.  When this fails, compat.keep_optimizer_state can go, which does not."""
+    trainer = SimpleNamespace(optimizer=nnx.Optimizer(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), optax.adam(1), wrt=nnx.Param))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
+
+    def addresses() -> set[int]:
+        return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(nnx.state(trainer.optimizer, nnx.OptState))}
+
+    with mesh:
+        before = addresses()
+        PeftTrainer._shard_optimizer(trainer, mesh)
+        copied = addresses()
+        assert not before & copied
+        compat.keep_optimizer_state(trainer)
+        trainer._shard_optimizer(mesh)
+        assert addresses() == copied
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])

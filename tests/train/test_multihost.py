@@ -86,6 +86,22 @@ except CourseError as error:
 """
 
 
+# Waits for process 0, which does not come.  argv: coordinator, process.
+WAIT = """
+import signal, sys, time
+from grpo_train.runs import multihost
+
+multihost.LEAVE_SECONDS = 1
+with multihost.distributed_context(sys.argv[1], 2, int(sys.argv[2]), digest="the same") as number:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    multihost.barrier("both")
+    print("both", flush=True)
+    if number:
+        multihost.barrier("one")
+    time.sleep(60)
+"""
+
+
 # One of two processes that JAX finds by itself.  argv: processes expected, then the folder of this process, if any.
 FOUND = """
 import os, sys
@@ -159,6 +175,20 @@ def test_processes_that_do_not_belong_together_stop_with_one_line(started, messa
     address = f"127.0.0.1:{free_port()}"
     found = finish([start(CONNECT, address, *arguments, 60) for arguments in started])
     assert all(code == 2 and error.startswith("error: ") and message in error for code, _, error in found), found
+
+
+@pytest.mark.slow
+def test_a_signal_is_handled_while_a_process_waits_for_another():
+    members = [start(WAIT, address, number) for address in [f"127.0.0.1:{free_port()}"] for number in (0, 1)]
+    try:
+        for member in members:
+            assert "both\n" in iter(member.stdout.readline, ""), member.communicate()
+        members[1].send_signal(signal.SIGTERM)
+        assert members[1].wait(timeout=30) == 75
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate()
 
 
 @pytest.mark.slow
