@@ -1,10 +1,8 @@
 """`grpo preflight`, `grpo smoke-test` and `grpo self-check`, in one command line with those of grpo_train.cli."""
 
 import dataclasses
-import functools
 import importlib.util
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +27,6 @@ from grpo_train.cli import (
 )  # fmt: skip
 from grpo_train.recipes import load_recipe
 
-__all__ = ["app", "main"]
-
 
 @app.command()
 def preflight(
@@ -51,8 +47,8 @@ def preflight(
     from grpo_tpu import compiler, preflight
 
     resolved = load_recipe(recipe, overrides or ())
-    log = functools.partial(print, file=sys.stderr, flush=True)
-    compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log)
+    # Standard output is the result's.
+    compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log_for(True))
     result = preflight.preflight(
         resolved,
         compile_program,
@@ -63,8 +59,7 @@ def preflight(
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
     finish(result.model_dump(mode="json"), as_json, preflight.table(result))
-    if not result.fits:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if result.fits else 1)
 
 
 @app.command()
@@ -107,8 +102,7 @@ def smoke_test(
         log(remark)
     result = smoke_test.run(original, scaled, runs / (run or scaled.name), overwrite=overwrite, base=base, log=log)
     finish(dataclasses.asdict(result), as_json, "\n".join([*remarks, smoke_test.verdict(result)]))
-    if not result.passed:
-        raise typer.Exit(result.exit_code or 1)
+    raise typer.Exit(0 if result.passed else result.exit_code or 1)
 
 
 @app.command()
@@ -134,12 +128,11 @@ def self_check(
     checks = self_check.run(
         resolved, runs, processes=count, coordinator=coordinator, process=process, log=log_for(as_json)
     )
-    result = {"recipe": resolved.name, "passed": not self_check.failed(checks)}
-    result |= {"checks": [dataclasses.asdict(check) for check in checks]}
+    passed = not self_check.failed(checks)
+    result = {"recipe": resolved.name, "passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
     write_json_atomic(runs / f"self-check-{resolved.name}.json", result)
     finish(result, as_json, self_check.page(resolved, checks))
-    if not result["passed"]:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
 from grpo_tpu import random_model, smoke_test
+from grpo_tpu.memory import ITEMSIZE
 from grpo_train import machine_checks
 from grpo_train.engines import model_files
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
@@ -42,7 +44,6 @@ STEPS = 6
 LAYERS = 2
 RATE = 1e-2
 DEVICE_SECONDS = 600  # for all checks of devices: a chip that hangs is found, too
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def run(
@@ -140,24 +141,31 @@ def _weights(recipe: Recipe) -> str:
 
 
 def _disk(recipe: Recipe, runs: Path) -> str:
-    """Free space against what a run writes: the base, checkpoints while one more is written, the export."""
+    """Free space against what a run writes: what the hub gives, the base, checkpoints while one more is written, and
+    the export, for which the weights are saved once more.  What lies on one disk is added up.
+    """
     if not random_model.family(recipe.model):
         raise Skipped(f"the size of {recipe.model.maxtext_name} is not known here")
     shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
-    number, weight, own = sum(map(math.prod, shapes.values())), BYTES[recipe.model.trainer_dtype], recipe.model.dtype
-    moments = 2 * BYTES[recipe.training.optimizer_dtype]
+    number, weight = sum(map(math.prod, shapes.values())), ITEMSIZE[recipe.model.trainer_dtype]
+    moments = 2 * ITEMSIZE[recipe.training.optimizer_dtype]
     small_or_elsewhere = recipe.lora.rank or recipe.training.checkpoints
-    saved = 0 if small_or_elsewhere else number * (weight + moments) * (recipe.training.max_to_keep + 1)
-    hub = 0 if model_files.local_folder(recipe.model) else 2 * number
-    need = number * (weight + BYTES[own]) + saved + hub
-    place = next(folder for folder in (runs.resolve(), *runs.resolve().parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    if free < need:
-        raise CourseError(
-            f"{place} has {free / 1e9:.1f} GB free, and the run needs about {need / 1e9:.1f}; take a larger disk, "
-            "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
-        )
-    return f"{free / 1e9:.1f} GB free; the run needs about {need / 1e9:.1f}"
+    saved = 0 if small_or_elsewhere else (weight + moments) * (recipe.training.max_to_keep + 1)
+    hub = 0 if model_files.local_folder(recipe.model) else 2
+    sizes = {runs: 2 * weight + ITEMSIZE[recipe.model.dtype] + saved, Path(HF_HUB_CACHE): hub}  # bytes a weight
+    disks: dict[int, tuple[Path, float]] = {}
+    for folder, size in sizes.items():
+        place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+        first, need = disks.get(place.stat().st_dev, (place, 0.0))
+        disks[place.stat().st_dev] = first, need + number * size / 1e9
+    found = {place: (shutil.disk_usage(place).free / 1e9, need) for place, need in disks.values() if need}
+    for place, (free, need) in found.items():
+        if free < need:
+            raise CourseError(
+                f"{place} has {free:.1f} GB free, and the run needs about {need:.1f}; take a larger disk, "
+                "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
+            )
+    return "; ".join(f"{place}: {free:.1f} GB free, needs about {need:.1f}" for place, (free, need) in found.items())
 
 
 # ---------------------------------------------------------------------------------------------------- the training
@@ -258,9 +266,10 @@ def _reason(training: Training) -> str:
 def _sampler(training: Training) -> str:
     """After the first sync, by the run's own check, and after each update, by its metrics."""
     check = json.loads((training.directory / "sync.json").read_text(encoding="utf-8"))
-    rollout, limit = training.recipe.rollout, MAX_MEAN_GAP[training.recipe.model.dtype]
+    rollout = training.recipe.rollout
+    limit = rollout.max_mean_gap or MAX_MEAN_GAP[training.recipe.model.dtype]
     gap = max(row["sampler_trainer_gap"] for row in _rows(training))
-    if not gap <= (rollout.max_mean_gap or limit):
+    if not gap <= limit:
         raise CourseError(
             f"after an update sampler and trainer differ by {gap:.2g} nats per token (limit {limit}): the sampler does "
             "not get the weights that were trained, or not in time"
