@@ -88,12 +88,11 @@ except CourseError as error:
 
 # Waits for process 0, which does not come.  argv: coordinator, process.
 WAIT = """
-import signal, sys, time
+import os, signal, sys, time
 from grpo_train.runs import multihost
 
-multihost.LEAVE_SECONDS = 1
 with multihost.distributed_context(sys.argv[1], 2, int(sys.argv[2]), digest="the same") as number:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
     multihost.barrier("both")
     print("both", flush=True)
     if number:
