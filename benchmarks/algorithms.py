@@ -273,20 +273,18 @@ class Compensated(NamedTuple):
 def compensated(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Kahan summation (W. Kahan, 1965): what a step loses by rounding is added to the next one.
 
-    Its weights are float32 arrays of what bfloat16 can hold, as `optimizer.rounded` gives them.
+    Weights, and what they miss, are float32 arrays of what bfloat16 can hold, as `optimizer.rounded` gives them.
     """
 
     def init(weights: Any) -> Compensated:
-        return Compensated(
-            jax.tree.map(lambda array: jnp.zeros_like(array, jnp.bfloat16), weights), inner.init(weights)
-        )
+        return Compensated(jax.tree.map(jnp.zeros_like, weights), inner.init(weights))
 
     def update(gradients: Any, state: Compensated, weights: Any = None) -> tuple[Any, Compensated]:
         steps, inner_state = inner.update(gradients, state.inner, weights)
         wanted = jax.tree.map(jnp.add, steps, state.missing)
 
         def lost(weight: jax.Array, step: jax.Array) -> jax.Array:
-            return (step - (optimizer.round_to_nearest(weight + step) - weight)).astype(jnp.bfloat16)
+            return optimizer.round_to_nearest(step - (optimizer.round_to_nearest(weight + step) - weight))
 
         return wanted, Compensated(jax.tree.map(lost, weights, wanted), inner_state)
 

@@ -94,7 +94,11 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "word"),
-    [("model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"), ("model.sizes.base_num_decoder_layers=63", "says"), ("rollout.max_prompt_length=3", "longest")],
+    [
+        ("model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"),
+        ("model.sizes.base_num_decoder_layers=63", "says"),
+        ("rollout.max_prompt_length=3", "longest"),
+    ],
 )
 def test_what_only_maxtext_or_the_tokenizer_knows_is_refused_before_there_is_a_run(grpo, tmp_path, override, word):
     assert_one_line_error(grpo(*TRAIN, override, "--runs", tmp_path / "runs"), override, word)
