@@ -175,7 +175,7 @@ def test_a_profile_changes_what_it_says_and_the_name():
     assert (plain.name, both.name) == ("llama3.1-8b-gsm8k", "llama3.1-8b-gsm8k-v5p-8-g8")
     assert (plain.grpo.group_size, both.grpo.group_size) == (2, 8)
     assert (both.hardware.accelerator, both.hardware.trainer_devices, both.training.steps) == ("v5p-8", 2, 7)
-    assert both.grpo.beta == plain.grpo.beta  # what a profile does not name stays
+    assert both.grpo.epsilon == plain.grpo.epsilon  # what a profile does not name stays
 
 
 @pytest.mark.parametrize(("name", "profile"), [("llama3.1-8b-gsm8k", "g9"), ("qwen3-1.7b-dapo-math", "g8")])
