@@ -117,9 +117,9 @@ def self_check(
 ) -> None:
     """Check this machine for a recipe before hours are spent: packages, chips, disk, model, and a short training.
 
-    The training has random weights of the recipe's widths in two layers, is
-    stopped with SIGTERM and continued.  Of several hosts, run it on each.  Without a TPU everything is checked that
-    needs none.  The result is also in RUNS/self-check-NAME.json; exit code 1: a check failed.
+    The training has random weights of the recipe's widths in two layers, is stopped with SIGTERM and continued.  Of
+    several hosts, run it on each.  Without a TPU everything is checked that needs none.  The result is also in
+    RUNS/self-check-NAME.json; exit code 1: a check failed.
     """
     from grpo_tpu import self_check
 
