@@ -133,11 +133,11 @@ def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
     """config.json of the recipe's model where it is on this machine, else what MaxText lists for `maxtext_name`."""
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
 
-    from grpo_train.engines import maxtext_model
+    from grpo_train.engines import model_files
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
         return json.loads(
-            (maxtext_model.model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8")
+            (model_files.model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8")
         )
     except CourseError:
         # Its table has no Llama without scaled rotary embeddings: that of Llama 3.1, without them.
@@ -148,7 +148,7 @@ def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
             {"rope_theta": 500_000.0}
             | HF_MODEL_CONFIGS[name].to_dict()
             | ({"rope_scaling": None, "rope_parameters": None} if name != model.maxtext_name else {})
-            | {key: model.sizes[name] for key, name in maxtext_model.SIZES.items() if name in model.sizes}
+            | {key: model.sizes[name] for key, name in model_files.SIZES.items() if name in model.sizes}
         )
 
 

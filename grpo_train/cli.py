@@ -33,7 +33,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # the help of rich keeps the line breaks of the source
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/, also FILE.yaml@PROFILE.")]
@@ -112,8 +113,11 @@ def config(
         raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
     from grpo_lib.rewards import get_rewards
 
+    from grpo_train.engines import model_files
+
     resolved = load_recipe(recipe, overrides or ())
     get_rewards(resolved.rewards)
+    model_files.check_model(resolved.model)
     if problems:
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
@@ -223,18 +227,20 @@ def _train(
     from grpo_lib.rewards import get_rewards
     from grpo_train.engines import model_files
     from grpo_train.runs import tracking
-    from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run
+    from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run, require_folder
 
     # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
     continued = check_run(directory, recipe, overwrite=overwrite)
+    require_folder(directory.parent, "--runs")
+    if recipe.training.checkpoints:
+        require_folder(recipe.training.checkpoints, "training.checkpoints")
     if base:
         check_base(base)
     model_files.require_engine(recipe.rollout.engine)
     tracking.require(recipe.tracking)
     train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
     get_rewards(recipe.rewards, {problem.kind for problem in train})
-    if model_files.local_folder(recipe.model):  # a hub name is downloaded when nothing else can be wrong
-        model_files.model_directory(recipe.model)
+    model_files.check_model(recipe.model)  # one of the hub is downloaded when nothing else can be wrong
 
     from grpo_train import pipeline, report, training
     from grpo_train.engines import maxtext_model, prompt_lengths
@@ -242,7 +248,7 @@ def _train(
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    maxtext_model.maxtext_sizes(recipe.model)
+    model_files.maxtext_sizes(recipe.model)
     model_files.model_directory(recipe.model)
     _, asked = take_different(train, recipe.training.cold_start)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
@@ -274,11 +280,10 @@ def _train(
 
 def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
     """summary.json of a run of this recipe that has done everything, its export, too; of another nothing."""
-    from grpo_train.report.comparison import read_json
     from grpo_train.runs.run_directory import check_run
 
     done = check_run(directory, recipe) and all((directory / file).exists() for file in DONE)
-    return read_json(directory / "summary.json") if done else {}
+    return json.loads((directory / "summary.json").read_text(encoding="utf-8")) if done else {}
 
 
 def _step(row: dict[str, Any], recipe: Recipe) -> str:

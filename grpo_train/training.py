@@ -44,7 +44,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 from grpo_train.engines import cluster as clusters
 from grpo_train.engines import compat, maxtext_model, weight_sync
 from grpo_train.engines import learner as learners
-from grpo_train.engines.model_files import require_engine
+from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe
@@ -127,7 +127,7 @@ class Session:
 def require_supported(recipe: Recipe) -> None:
     """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
     require_engine(recipe.rollout.engine)
-    maxtext_model.require_architecture(recipe.model)
+    require_architecture(recipe.model)
     tracking.require(recipe.tracking)
     assign_devices(recipe)
     recipe.plan_on(jax.device_count(), jax.process_count())  # refuses a batch that does not divide

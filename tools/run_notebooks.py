@@ -219,13 +219,14 @@ def _text(output: NotebookNode) -> str:
 
 
 def print_result(run_dir: Path) -> None:
-    """Print before, after, interval, p and the report's path, from the run's summary.json."""
+    """Print before, after (with tags; last number, tags or not; close; form), interval, p and the report's path, from the run's summary.json."""
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     for when in ("before", "after"):
         side = summary[when]
         print(
             f"{when:<9} {side['accuracy']:6.1%} of {side['n']:,} problems"
-            f" (last number, tags or not: {side['lenient_accuracy']:.1%})"
+            f" (last number {side['lenient_accuracy']:.1%}, within 10 % {side['partial_accuracy']:.1%},"
+            f" format {side['format_accuracy']:.1%})"
         )
     points = [100 * value for value in (summary["difference"], *summary["difference_interval"])]
     print("interval  {:+.1f} points, 95 % interval {:+.1f} to {:+.1f}".format(*points))

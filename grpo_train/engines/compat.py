@@ -230,7 +230,7 @@ def complete_converter_tables(name: str, config: Any) -> None:
     MaxText 0.2.5: qwen3-1.7b and the -base names are in some of the tables only, and the converter refuses them
     ("Unsupported model name").  Whether Qwen2.5 has biases is read from attention_bias, which its published config.json
     has not: the export ends with "q_proj.bias not found in hf_shape_map".  Llama without scaled rotary embeddings is in
-    no table; its weights have the names and shapes of Qwen2.5's (maxtext_model.maxtext_sizes).
+    no table; its weights have the names and shapes of Qwen2.5's (model_files.maxtext_sizes).
     Tests: test_maxtext_still_lacks_qwen3_1_7b_and_llama3,
     test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not.
     """

@@ -1,10 +1,6 @@
-"""A recipe's model in MaxText: its directory and tokenizer, its settings, and the actor that Tunix trains.
-
-MaxText's arguments are filled in from the model's config.json, so that any size of a supported architecture works.
-"""
+"""A recipe's model in MaxText: its tokenizer, its settings, and the actor that Tunix trains."""
 
 import contextlib
-import difflib
 import json
 import logging
 import os
@@ -12,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +17,7 @@ from flax.linen import partitioning as nn_partitioning
 
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
-from grpo_train.engines.model_files import model_directory
+from grpo_train.engines.model_files import maxtext_sizes, model_directory
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
 from grpo_train.runs import multihost
@@ -29,22 +25,6 @@ from grpo_train.runs.run_directory import location
 
 # Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
 PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
-
-# config.json key -> MaxText key, for the sizes that MaxText lets a config override.
-SIZES = {
-    "hidden_size": "base_emb_dim",
-    "intermediate_size": "base_mlp_dim",
-    "num_hidden_layers": "base_num_decoder_layers",
-    "num_attention_heads": "base_num_query_heads",
-    "num_key_value_heads": "base_num_kv_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
-    "tie_word_embeddings": "logits_via_embedding",
-}
-
-# How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
-# are written into its LLaMARotaryEmbedding.
-LLAMA31_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
 @dataclass(frozen=True)
@@ -74,18 +54,6 @@ class Actor:
 
     def parameter_count(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.base or self.module, nnx.Param)))
-
-
-def require_architecture(model: ModelRecipe) -> None:
-    """Refuse a `model.maxtext_name` that MaxText does not have, before it says so in many lines."""
-    from maxtext.configs.types import ModelName
-
-    names = get_args(ModelName)
-    if model.maxtext_name not in names:
-        raise CourseError(
-            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: "
-            f"{', '.join(difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0))}"
-        )
 
 
 def multiply_as_exactly_as_stored(dtype: str) -> None:
@@ -126,51 +94,6 @@ def _end_tokens(directory: Path) -> list[int]:
     file = directory / "generation_config.json"
     ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
-
-
-def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
-    """MaxText's keys for sizes and for the constants of norm and rotary embedding, read from config.json.
-
-    Raises CourseError when the recipe's `model.sizes` says something else (preflight relied on it), or when config.json
-    scales the rotary embedding in another way than MaxText.
-    """
-    config = json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
-    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
-    for key, value in model.sizes.items():
-        if sizes.get(key, value) != value:
-            raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
-    return model.sizes | sizes
-
-
-def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
-    rope: dict[str, Any] = (
-        {"rope_theta": config.get("rope_theta")}
-        | (config.get("rope_scaling") or {})
-        | (config.get("rope_parameters") or {})
-    )
-    return rope.get("rope_type", rope.get("type", "default")), rope
-
-
-def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
-    """Norm epsilon and rotary base by MaxText's keys: its own file may be that of another size, with other values."""
-    kind, rope = rotary_embedding(config)
-    scaling = {} if kind == "default" else {key: rope.get(key) for key in LLAMA31_SCALING}
-    known = LLAMA31_SCALING if model.maxtext_name.startswith("llama3.1") else {}
-    if scaling != known or kind not in ("default", "llama3"):
-        raise CourseError(
-            f"config.json of {model.path} has rope_scaling {rope or None}, but MaxText gives {model.maxtext_name} "
-            f"{known or 'none'}; give a model.maxtext_name of the same kind, or another model"
-        )
-    constants = {
-        "normalization_layer_epsilon": config.get("rms_norm_eps"),
-        "rope_max_timescale": rope.get("rope_theta"),
-    }
-    if config["model_type"] == "llama" and kind == "default":
-        # MaxText's block for Llama folds the scale of the queries into their weights, and its Llamas have no tied
-        # embedding.  Its block for Qwen2.5 computes the same, from the weights as they are published.
-        constants |= {"decoder_block": "qwen2", "normalize_embedding_logits": False}
-    return {key: value for key, value in constants.items() if value is not None}
 
 
 def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_path: str | Path) -> dict[str, Any]:

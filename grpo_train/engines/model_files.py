@@ -1,17 +1,48 @@
-"""A recipe's model on this machine: its Hugging Face directory, and the package that samples it.  It imports no JAX."""
+"""A recipe's model on this machine: its Hugging Face directory, its sizes, and the package that samples it.
 
+MaxText's arguments are filled in from the model's config.json, so that any size of a supported architecture works.
+No JAX is imported here: what is wrong with a model is said at once.
+"""
+
+import difflib
 import importlib.util
+import json
 from pathlib import Path
+from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import ModelRecipe
+
+# config.json key -> MaxText key, for the sizes that MaxText lets a config override.
+SIZES = {
+    "hidden_size": "base_emb_dim",
+    "intermediate_size": "base_mlp_dim",
+    "num_hidden_layers": "base_num_decoder_layers",
+    "num_attention_heads": "base_num_query_heads",
+    "num_key_value_heads": "base_num_kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "tie_word_embeddings": "logits_via_embedding",
+}
+
+# How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
+# are written into its LLaMARotaryEmbedding.
+LLAMA31_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
 def require_engine(engine: str) -> None:
     """Refuse a `rollout.engine` that is not installed."""
     if engine == "vllm" and not importlib.util.find_spec("vllm"):
         raise CourseError("rollout.engine=vllm needs vllm-tpu, which is not installed; make setup-tpu installs it")
+
+
+def check_model(model: ModelRecipe) -> None:
+    """Raise CourseError for what is wrong with a model, as far as it can be said without a download."""
+    require_architecture(model)
+    if local_folder(model):
+        model_directory(model)
+        maxtext_sizes(model)
 
 
 def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
@@ -53,3 +84,59 @@ def _download(name: str, weights: bool) -> Path:
             f"model.path={name} is not a folder here and could not be fetched from the hub ({first_line(error)}); "
             "give a Hugging Face model directory" + ", or run make real-model" * name.startswith(".cache/")
         ) from None
+
+
+def require_architecture(model: ModelRecipe) -> None:
+    """Refuse a `model.maxtext_name` that MaxText does not have, before it says so in many lines."""
+    maxtext: Any = importlib.util.find_spec("maxtext")  # not imported, which takes seconds
+    names = [file.stem for file in (Path(maxtext.origin).parent / "configs" / "models").glob("*.yml")]
+    if model.maxtext_name not in names:
+        raise CourseError(
+            f"model.maxtext_name={model.maxtext_name} is no architecture of MaxText; near: "
+            f"{', '.join(difflib.get_close_matches(model.maxtext_name, names, n=3, cutoff=0))}"
+        )
+
+
+def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
+    """MaxText's keys for sizes and for the constants of norm and rotary embedding, read from config.json.
+
+    Raises CourseError when the recipe's `model.sizes` says something else (preflight relied on it), or when config.json
+    scales the rotary embedding in another way than MaxText.
+    """
+    config = json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
+    sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
+    for key, value in model.sizes.items():
+        if sizes.get(key, value) != value:
+            raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
+    return model.sizes | sizes
+
+
+def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
+    rope: dict[str, Any] = (
+        {"rope_theta": config.get("rope_theta")}
+        | (config.get("rope_scaling") or {})
+        | (config.get("rope_parameters") or {})
+    )
+    return rope.get("rope_type", rope.get("type", "default")), rope
+
+
+def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
+    """Norm epsilon and rotary base by MaxText's keys: its own file may be that of another size, with other values."""
+    kind, rope = rotary_embedding(config)
+    scaling = {} if kind == "default" else {key: rope.get(key) for key in LLAMA31_SCALING}
+    known = LLAMA31_SCALING if model.maxtext_name.startswith("llama3.1") else {}
+    if scaling != known or kind not in ("default", "llama3"):
+        raise CourseError(
+            f"config.json of {model.path} has rope_scaling {rope or None}, but MaxText gives {model.maxtext_name} "
+            f"{known or 'none'}; give a model.maxtext_name of the same kind, or another model"
+        )
+    constants = {
+        "normalization_layer_epsilon": config.get("rms_norm_eps"),
+        "rope_max_timescale": rope.get("rope_theta"),
+    }
+    if config["model_type"] == "llama" and kind == "default":
+        # MaxText's block for Llama folds the scale of the queries into their weights, and its Llamas have no tied
+        # embedding.  Its block for Qwen2.5 computes the same, from the weights as they are published.
+        constants |= {"decoder_block": "qwen2", "normalize_embedding_logits": False}
+    return {key: value for key, value in constants.items() if value is not None}

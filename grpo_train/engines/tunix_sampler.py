@@ -20,7 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
-from grpo_train.engines import compat, cpu_speed, maxtext_model, tunix_models, weight_sync
+from grpo_train.engines import compat, cpu_speed, maxtext_model, model_files, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
 from grpo_train.runs import multihost
 
@@ -289,7 +289,7 @@ def load_hugging_face(directory: str | Path) -> Any:
     Raises CourseError for another architecture, or for a weight file that cannot be read.
     """
     config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
-    scaling, rope = maxtext_model.rotary_embedding(config)
+    scaling, rope = model_files.rotary_embedding(config)
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
     converted = tunix_models.model_config(
         kind, rope.get("rope_theta"), {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}

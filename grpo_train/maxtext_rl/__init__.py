@@ -115,7 +115,7 @@ def _model(model: ModelRecipe, checkpoint: Path) -> dict[str, Any]:
     return {
         **maxtext_model.maxtext_overrides(
             model,
-            sizes=maxtext_model.maxtext_sizes(model) if folder else model.sizes,
+            sizes=model_files.maxtext_sizes(model) if folder else model.sizes,
             tokenizer_path=folder.resolve() if folder else model.path,
         ),
         "load_parameters_path": checkpoint.resolve(),

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
     if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
         raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
     return False
+
+
+def require_folder(folder: str | Path, given: str) -> None:
+    """Raise CourseError, and leave nothing behind, where this folder cannot be made or written; buckets pass.
+
+    `given`: the option or field that names it.
+    """
+    if is_address(folder):
+        return
+    path = location(folder)
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=existing, prefix="."):
+            pass
+    except OSError as error:  # not os.access: it says yes to root, also for /proc
+        raise CourseError(f"{given} {path} cannot be written ({error.strerror}); give another folder") from None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
-from grpo_train.engines import conversion, maxtext_model, weight_sync
+from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,14 +52,14 @@ def test_config_json_is_that_of_the_architecture(name, kind, tied, heads, own, t
     assert (own | {"model_type": kind, "tie_word_embeddings": tied}).items() <= config.items()
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == heads
     assert ("attention_bias" in config) == (kind != "qwen2")  # the published file of Qwen2.5 has no such key
-    assert (config.get("rope_scaling") == maxtext_model.LLAMA31_SCALING | {"rope_type": "llama3"}) == (kind == "llama")
+    assert (config.get("rope_scaling") == model_files.LLAMA31_SCALING | {"rope_type": "llama3"}) == (kind == "llama")
     weights = load_file(folder / "model.safetensors")
     biases = {key.split(".")[-2] for key in weights if key.endswith("bias")}
     assert biases == ({"q_proj", "k_proj", "v_proj"} if kind == "qwen2" else set())
     assert ("lm_head.weight" in weights) != tied
     assert any("q_norm" in key for key in weights) == (kind == "qwen3")
     model = ModelRecipe(path=str(folder), maxtext_name=name)
-    assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == own["rope_theta"]
+    assert model_files.maxtext_sizes(model)["rope_max_timescale"] == own["rope_theta"]
 
 
 def test_every_recipe_gets_its_own_architecture():

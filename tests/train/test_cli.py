@@ -31,6 +31,9 @@ def assert_one_line_error(done, *words):
     [
         (["config", "recipes/tiny-cpu.yaml", "training.stepz=2"], ["training.stepz", "steps?"]),
         ([*TRAIN, "training.steps=many"], ["training.steps", "many"]),
+        (["config", "recipes/tiny-cpu.yaml", "rewards=[niceness]"], ["niceness"]),
+        (["config", "recipes/tiny-cpu.yaml", "model.maxtext_name=qwen3-0.6"], ["near: qwen3-0.6b"]),
+        (["config", "recipes/tiny-cpu.yaml", "model.sizes.base_num_decoder_layers=63"], ["layers=63", "says"]),
         (["train", "recipes/nothing.yaml"], ["recipes/nothing.yaml", "tiny-cpu"]),
         ([*TRAIN, "rewards=[niceness]"], ["niceness"]),
         (
@@ -54,6 +57,7 @@ def assert_one_line_error(done, *words):
         ([*WORDS, "--output", "/proc/nope/answers.jsonl"], ["/proc/nope", "name another"]),
         ([*TRAIN, "--run", "../../escape"], ["--run", "'../../escape' is not a name"]),
         ([*TRAIN, "--run", ""], ["--run ''"]),
+        ([*TRAIN, "training.checkpoints=/proc/nope"], ["training.checkpoints /proc/nope", "another folder"]),
         ([*TRAIN, "rollout.engine=vllm"], ["rollout.engine=vllm", "make setup-tpu"]),
         ([*TRAIN, "model.path=nowhere/at-all"], ["model.path=nowhere/at-all", "hub"]),
         ([*WORDS, "--probe", "partial-prompt", "--samples", "2"], ["--probe", "--samples"]),
@@ -73,6 +77,7 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
         ([*WORDS, "--probe", "x"], ["--probe", "partial-prompt"]),
         ([*WORDS, "--samples", "0"], ["--samples", "x>=1"]),
         ([*WORDS, "--nonsense"], ["--nonsense"]),
+        ([*TRAIN, "--runs", "/proc/nope"], ["--runs /proc/nope cannot be written"]),
         ([*TRAIN, "--runs", "gs://bucket/runs"], ["--runs gs:", "training.checkpoints=gs://"]),
     ],
 )
@@ -92,16 +97,9 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "word"),
-    [
-        ("model.maxtext_name=qwen3-0.6", "near: qwen3-0.6b"),
-        ("model.sizes.base_num_decoder_layers=63", "says"),
-        ("rollout.max_prompt_length=3", "longest"),
-    ],
-)
-def test_what_only_maxtext_or_the_tokenizer_knows_is_refused_before_there_is_a_run(grpo, tmp_path, override, word):
-    assert_one_line_error(grpo(*TRAIN, override, "--runs", tmp_path / "runs"), override, word)
+def test_what_only_the_tokenizer_knows_is_refused_before_there_is_a_run(grpo, tmp_path):
+    override = "rollout.max_prompt_length=3"
+    assert_one_line_error(grpo(*TRAIN, override, "--runs", tmp_path / "runs"), override, "longest")
     assert list(tmp_path.iterdir()) == []
 
 

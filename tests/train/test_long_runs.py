@@ -1,6 +1,7 @@
 """Runs that are killed, stopped or out of disk continue, and end with the results of an undisturbed one, bit by bit."""
 
 import functools
+import json
 import os
 import random
 import signal
@@ -209,3 +210,8 @@ def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(ser
     assert f"checkpoint of update {saved[-1]} cannot be restored" in said(directory)
     assert f"continuing from update {saved[-2]}" in said(directory)
     assert_same(directory, undisturbed)
+
+    assert f"training completed: {STEPS} of {STEPS} steps" in said(directory)
+    assert said(undisturbed).count(f"step 4/{STEPS}  ") == 2  # its row, and then its validation
+    spent = json.loads((directory / "seconds.json").read_text())["wall_seconds"]
+    assert spent > sum(row["seconds"] for row in read_jsonl(directory / "metrics.jsonl"))  # of all starts

@@ -19,7 +19,7 @@ from tunix.rl import common
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train import pipeline
-from grpo_train.engines import conversion, maxtext_model, tunix_sampler
+from grpo_train.engines import conversion, maxtext_model, model_files, tunix_sampler
 from grpo_train.recipes import ModelRecipe, load_recipe
 from grpo_train.runs import run_directory
 
@@ -124,10 +124,10 @@ def test_another_rotary_scaling_than_maxtexts_is_refused(model_copy, key, name, 
     set_in_config(model_copy, **{"rope_parameters": None, key: scaling})
     model = model_in(model_copy, name)
     if accepted:
-        assert maxtext_model.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
+        assert model_files.maxtext_sizes(model)["rope_max_timescale"] == 1_000_000
     else:
         with pytest.raises(CourseError, match="rope_scaling"):
-            maxtext_model.maxtext_sizes(model)
+            model_files.maxtext_sizes(model)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", ""])
