@@ -192,7 +192,10 @@ def train(
     # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
     with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
         if count > 1:
-            print(f"process {number} of {count}", file=sys.stderr, flush=True)
+            import jax
+
+            own = f"{jax.local_device_count()} of {jax.device_count()} devices are its own, {jax.default_backend()}"
+            print(f"process {number} of {count}: {own}", file=sys.stderr, flush=True)
         if number:  # it computes with process 0, which does all file I/O and logging
             from grpo_train import pipeline, training
 
@@ -464,6 +467,7 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate for the recipe's own model."""
     from grpo_train.engines import model_files
 
+    machine.require_free_chips()
     model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
     kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)

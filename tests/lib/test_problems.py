@@ -149,11 +149,11 @@ def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, fixture_files, n
     ]
 
 
-def test_no_network_and_nothing_prepared_is_an_error(tmp_path, no_network, monkeypatch):
+def test_no_network_and_nothing_prepared_is_an_error(tmp_path, no_network, monkeypatch, capfd):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     with pytest.raises(CourseError, match=f"{tmp_path}.*problems.path=FOLDER"):
         load_problems(ask_for("gsm8k"), "test")
-    assert not (tmp_path / "gsm8k").exists()
+    assert not (tmp_path / "gsm8k").exists() and capfd.readouterr().err == ""
 
 
 def test_a_builder_that_fails_is_an_error(tmp_path, fixture_files, no_network):

@@ -1,5 +1,6 @@
 """`grpo self-check` on virtual devices: it passes where nothing is wrong, and names each planted fault."""
 
+import functools
 import json
 import os
 import shutil
@@ -85,7 +86,7 @@ def test_another_jax_than_the_locks_is_named(tmp_path):
         machine_checks._packages(tmp_path)
 
 
-def test_who_holds_a_chip_is_named(tmp_path):
+def test_who_holds_a_chip_is_named(tmp_path, monkeypatch):
     """A real process has the file open; on a TPU VM it is a device."""
     chip = tmp_path / "accel0"
     chip.touch()
@@ -97,10 +98,13 @@ def test_who_holds_a_chip_is_named(tmp_path):
         # Of a long command line its beginning; how much of that is the path of Python differs from machine to machine.
         assert number == holder.pid and command and " ".join(map(str, holder.args)).startswith(command)
         assert not others
+        monkeypatch.setattr(machine, "chip_holders", functools.partial(machine.chip_holders, tmp_path))
+        with pytest.raises(CourseError, match=f"held by process {number} .* kill {number}$"):
+            machine.require_free_chips()
     finally:
         holder.kill()
         holder.wait()
-    assert machine.chip_holders(tmp_path) == {}
+    machine.require_free_chips()
 
 
 def test_a_full_disk_and_a_folder_that_cannot_rename_are_named(root, tmp_path, monkeypatch):

@@ -270,6 +270,7 @@ def test_the_command_prints_one_argument_to_a_line(grpo, tmp_path):
         ([], "grpo config RECIPE --as maxtext"),
         (["rl.yml", "run_name=x"], "grpo convert"),
         (["rl.yml", "load_parameters_path=.", "hf_train_files=nowhere"], "hf_train_files=nowhere"),
+        (["rl.yml", *(f"{key}=." for key in maxtext_rl.MADE_BY)], "vllm"),
     ],
 )
 def test_the_launcher_says_what_is_missing_before_it_loads_a_model(monkeypatch, capsys, arguments, words):
