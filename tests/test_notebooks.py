@@ -1,5 +1,6 @@
 """The committed notebooks hold the outputs of a real run of exactly this code, fit to be read without a kernel."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_notebooks
+
+from grpo_train.engines import model_files
+from grpo_train.recipes import dump_recipe, load_recipe
 
 
 @pytest.fixture(scope="module", params=run_notebooks.NOTEBOOKS)
@@ -57,6 +61,34 @@ def test_the_evaluation_can_be_read_with_no_training(root: Path, monkeypatch, tm
         text = "".join(o.get("text", "") for cell in run_notebooks.code_cells(executed) for o in cell.outputs)
         assert "this is the shipped run" in text
         assert (root / "runs" / f"{name}-shipped" / "report.html").stat().st_size > 100_000
+    finally:
+        for folder in (root / "runs").glob(f"{name}*"):
+            shutil.rmtree(folder)
+
+
+SMALL = ["training.steps=2", "training.validate_every=2", "evaluation.batch_size=16"]
+SIZES = "train: 60, validation: 8, test: 16"
+TASKS = f"problems=[{{name: small-numbers, {SIZES}}}, {{name: large-numbers, difficulty: hard, {SIZES}}}]"
+
+
+@pytest.mark.slow
+@pytest.mark.long(minutes=7)
+@pytest.mark.parametrize(
+    ("recipe", "changes"), [("tiny-tasks.yaml", [*SMALL, TASKS]), ("smollm2-135m-cpu.yaml@two-steps", [])]
+)
+def test_all_notebooks_run_with_another_recipe(root: Path, tmp_path, recipe, changes) -> None:
+    """One of several tasks, whose golds are no numbers for all of them, and a real language model."""
+    chosen = load_recipe(root / "recipes" / recipe, changes)
+    if not model_files.local_folder(chosen.model):
+        pytest.skip("smollm2: make real-model brings it")
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(chosen))
+    name = f"other-{tmp_path.name}"
+    try:
+        tiny = chosen.model.path == run_notebooks.TINY_MODEL
+        run_dir = run_notebooks.run_course(
+            str(tmp_path / "recipe.yaml"), name, root / "notebooks", root / "runs", tiny=tiny
+        )
+        assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
     finally:
         for folder in (root / "runs").glob(f"{name}*"):
             shutil.rmtree(folder)
