@@ -34,7 +34,7 @@ def assert_one_line_error(done, *words):
         (["config", "recipes/tiny-cpu.yaml", "rewards=[niceness]"], ["niceness"]),
         (["config", "recipes/tiny-cpu.yaml", "model.maxtext_name=qwen3-0.6"], ["near: qwen3-0.6b"]),
         (["config", "recipes/tiny-cpu.yaml", "model.sizes.base_num_decoder_layers=63"], ["layers=63", "says"]),
-        (["config", "recipes/tiny-cpu.yaml", "training=3"], ["training: it is a section"]),
+        (["config", "recipes/tiny-cpu.yaml", "training=3"], ["training=3: it is a section"]),
         (["train", "recipes/nothing.yaml"], ["recipes/nothing.yaml", "tiny-cpu"]),
         ([*TRAIN, "rewards=[niceness]"], ["niceness"]),
         (
