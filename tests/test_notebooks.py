@@ -74,10 +74,15 @@ TASKS = f"problems=[{{name: small-numbers, {SIZES}}}, {{name: large-numbers, dif
 @pytest.mark.slow
 @pytest.mark.long(minutes=7)
 @pytest.mark.parametrize(
-    ("recipe", "changes"), [("tiny-tasks.yaml", [*SMALL, TASKS]), ("smollm2-135m-cpu.yaml@two-steps", [])]
+    ("recipe", "changes", "notebooks"),
+    [
+        ("tiny-tasks.yaml", [*SMALL, TASKS], ("02_reward_design", "04_grpo_training", "05_evaluation")),
+        ("smollm2-135m-cpu.yaml@two-steps", [], run_notebooks.NOTEBOOKS),
+    ],
 )
-def test_all_notebooks_run_with_another_recipe(root: Path, tmp_path, recipe, changes) -> None:
-    """One of several tasks, whose golds are no numbers for all of them, and a real language model."""
+def test_the_notebooks_run_with_another_recipe(root: Path, monkeypatch, tmp_path, recipe, changes, notebooks) -> None:
+    """One of several tasks, in the notebooks that read them, and one of a real language model, in all."""
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", notebooks)
     chosen = load_recipe(root / "recipes" / recipe, changes)
     if not model_files.local_folder(chosen.model):
         pytest.skip("smollm2: make real-model brings it")
