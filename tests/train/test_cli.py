@@ -1,5 +1,7 @@
 """`grpo …` as a user runs it: exit codes, one line per error, Ctrl-C."""
 
+import errno
+import fcntl
 import importlib.metadata
 import json
 import shutil
@@ -164,6 +166,18 @@ def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_
         first.kill()
         first.communicate()
     with one_at_a_time(run):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_shared_disk_without_locks_can_be_trained_on(tmp_path, monkeypatch, number):
+    """As NFS without its lock daemon, or a bucket's mount, answers."""
+
+    def refuse(*_):
+        raise OSError(number, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with one_at_a_time(tmp_path / "run"):
         pass
 
 
