@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks lint lock tiny-base bench clean
+.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks zh translations lint lock tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -45,6 +45,12 @@ lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place
+
+zh: setup ## build the Chinese notebooks in notebooks/zh_TW/
+	@$(PY) tools/translations.py build
+
+translations: setup ## for translators: update translations/ after a change of the notebooks, and check it
+	@$(PY) tools/translations.py update
 
 lint: setup ## check style, import directions, sizes and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter

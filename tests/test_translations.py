@@ -1,0 +1,56 @@
+"""Catalogues and notebooks fit each other, and an edit of one that does not fit is named."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import translations
+
+NOTEBOOK, CATALOGUE = "notebooks/03_policy_update.ipynb", "translations/zh_TW/03_policy_update.po"
+
+
+@pytest.fixture(autouse=True)
+def in_a_copy(root: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(translations, "repo_root", lambda: tmp_path)
+    for name in ("notebooks", "translations"):
+        shutil.copytree(root / name, tmp_path / name)
+
+
+def test_only_text_differs_and_links_lead_somewhere(root: Path, tmp_path: Path) -> None:
+    assert [translations.main([command]) for command in ("check", "build")] == [0, 0]
+    for path in (tmp_path / "notebooks" / "zh_TW").glob("*.ipynb"):
+        built, english = map(translations.read_notebook, (path, tmp_path / "notebooks" / path.name))
+        pairs = zip(built["cells"], english["cells"], strict=True)
+        assert all(str(a | {"source": b["source"]} if a["cell_type"] == "markdown" else a) == str(b) for a, b in pairs)
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", "".join(translations.text_by_id(built).values()))
+        assert not [
+            x for x in links if not (root / "notebooks" / x[3:] if x[:3] == "../" else path.parent / x).exists()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named", "kept"),
+    [
+        (NOTEBOOK, "It draws a few", "It draws some", " baseline: ", "#| msgid "),
+        (NOTEBOOK, '"id": "tenth"', '"id": "tenths"', " tenths: ", 'msgctxt "tenths"'),
+        (NOTEBOOK, '"id": "tenth"', '"id": "tenths"', " tenth: ", '#~ msgctxt "tenth"'),
+        (CATALOGUE, "從 19 降到", "從 18 降到", " baseline-after: number", "從 18 降到"),
+        (CATALOGUE, "機率就是 $p^G + (1-p)^G$", "機率就是 $p^G$", " silent: formula", "機率就是 $p^G$"),
+        (CATALOGUE, "04](04_grpo_training.ipynb) 就", "04](05.ipynb) 就", " next: link", "05.ipynb"),
+        (CATALOGUE, "標準差（`ddof=1`）", "標準差（`ddof=0`）", " agree-after: code", "標準差（`ddof=0`）"),
+        (CATALOGUE, '"## 小結', '"小結', " summary: heading", '"小結'),
+        (CATALOGUE, "一組的優勢值加起來", "一組的好處加起來", " agree-after: 'advantages'", "一組的好處加起來"),
+        (CATALOGUE, r'zh_TW\n"', r"zh_TW\n", ".po, line 4 ", ""),
+        (CATALOGUE, 'msgctxt "silent"', 'msgctxt "two"', ".po: two messages for the cell two", ""),
+        (NOTEBOOK, '"id": "silent"', '"id": "two"', ".ipynb: two cells have the id two", ""),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_named(tmp_path, capsys, file, old, new, named, kept) -> None:
+    for other in (tmp_path / "translations" / "zh_TW").glob("0[!3]*.po"):
+        other.unlink()
+    (tmp_path / file).write_text((tmp_path / file).read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    assert translations.main(["check"]) and f"03_policy_update{named}" in capsys.readouterr().err
+    translations.main(["update"])
+    assert kept in (tmp_path / CATALOGUE).read_text(encoding="utf-8")
