@@ -23,11 +23,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.linen import partitioning
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import Compilation, Program
+from grpo_train.engines import maxtext_model
+from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import machine
 
@@ -89,11 +92,6 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
     Raises CourseError when libtpu or MaxText cannot make what the recipe asks for.
     """
     prepare()
-    from flax.linen import partitioning
-
-    from grpo_train.engines import maxtext_model
-    from grpo_train.engines.optimizer import make_optimizer
-
     # A compilation that JAX reads back from its own cache does not report its size.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = slice_devices(program.accelerator)[: program.devices]
@@ -123,8 +121,8 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         message = str(error).strip().partition("\n")[0][:300]
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise CourseError(f"libtpu cannot compile the {program.title}: {message}") from error
-        arguments = sum(facts.get(name, 0) for name in ARGUMENTS)
-        return Compilation(oom_message=message, bytes_needed=bytes_needed(str(error), arguments), **facts)
+        needed = bytes_needed(str(error), sum(facts.get(name, 0) for name in ARGUMENTS))
+        return Compilation(oom_message=message, bytes_needed=needed, **facts)
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compilation(
         arguments=memory.argument_size_in_bytes,
@@ -143,10 +141,9 @@ def slice_devices(accelerator: str) -> list[Any]:
     from jax.experimental import topologies
     from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as layouts
 
-    if accelerator not in layouts:
+    if not (layout := layouts.get(accelerator)):
         known = ", ".join(name for name in layouts if name.startswith(f"{accelerator.partition('-')[0]}-"))
         raise CourseError(f"hardware.accelerator={accelerator} is not a known slice; known: {known[:200]}")
-    layout = layouts[accelerator]
     return list(
         topologies.get_topology_desc(
             platform="tpu",
@@ -163,7 +160,7 @@ def maxtext_config(program: Program) -> Any:
     """MaxText's config of the actor on the program's devices."""
     from maxtext.configs import pyconfig
 
-    from grpo_train.engines import lora, maxtext_model
+    from grpo_train.engines import lora
     from grpo_train.losses import hidden_states
 
     length = program.prompt_length + program.completion_length
@@ -180,16 +177,14 @@ def maxtext_config(program: Program) -> Any:
     }
     if program.layers:
         settings |= {"base_num_decoder_layers": program.layers, "override_model_config": True}
-    path = program.model.path
-    weights = any((folder / "config.json").is_file() for folder in (Path(path), environment.repo_root() / path))
-    if weights:
+    places = (Path(), environment.repo_root())
+    if weights := any((place / program.model.path / "config.json").is_file() for place in places):
         maxtext_model.register_architecture(program.model)
     return pyconfig.initialize(maxtext_model.maxtext_arguments(program.model, weights=weights, **settings))
 
 
 def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]:
     """(MaxText's config, the mesh, the actor with shapes in place of weights), as load_actor makes them."""
-    from flax.linen import partitioning
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
     from maxtext.utils import maxtext_utils, model_creation_utils
 
@@ -220,7 +215,6 @@ def _lower_update(program, own_optimizer, mesh, model):
     from tunix.sft.peft_trainer import PeftTrainer
 
     from grpo_train import losses
-    from grpo_train.engines.optimizer import sum_in
     from grpo_train.losses import packing
 
     if program.layout == "groups":
@@ -386,13 +380,11 @@ def _micro_batch(program: Program, mesh: Any) -> Any:
 
 def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:
     """A shape with its sharding; without one it is replicated."""
-
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or replicated)
+    sharding = sharding or jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _model_facts(config: Any, model: Any) -> dict[str, int]:
-
     parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
     itemsize = jnp.dtype(config.dtype).itemsize
     embedding = config.vocab_size * config.emb_dim * itemsize
@@ -413,7 +405,6 @@ def _model_facts(config: Any, model: Any) -> dict[str, int]:
 
 def _shard_bytes(tree: Any) -> int:
     """Bytes of a tree of arrays on one device."""
-
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
