@@ -9,6 +9,7 @@ over the slice's devices.
 """
 
 import functools
+import logging
 import math
 import os
 import re
@@ -18,9 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from flax.linen import partitioning
@@ -28,7 +31,7 @@ from flax.linen import partitioning
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
-from grpo_tpu.compile_jobs import Compilation, Program
+from grpo_tpu.compile_jobs import AttentionKernel, Compilation, Program
 from grpo_train.engines import maxtext_model
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
@@ -60,6 +63,8 @@ def prepare() -> None:
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # its lock file keeps two processes off one TPU; no TPU is used here
         TPU_ACCELERATOR_TYPE="v6e-1",  # a placeholder: every call names its slice; without the two, warnings on stderr
         TPU_WORKER_HOSTNAMES="localhost",
+        TPU_NAME="none",  # tpu-inference 0.31.0 asks the metadata server for these two, without a timeout
+        TPU_WORKER_ID="0",
     )
 
 
@@ -98,6 +103,8 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
     with maxtext_model.quiet():
         if program.kind in ("prefill", "decode"):
             return _compile(program, *_lower_sampler(program, devices))
+        if isinstance(program, AttentionKernel):
+            return _compile(program, _lower_attention(program, devices), {})
         config, mesh, model = abstract_model(program, devices)
         facts = _model_facts(config, model)
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
@@ -119,7 +126,8 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         compiled = lowered.compile(QUICK if program.layers or program.quick else None)
     except jax.errors.JaxRuntimeError as error:
         message = str(error).strip().partition("\n")[0][:300]
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        # A kernel runs out of a core's own memory, which nothing in a recipe's HBM changes.
+        if "RESOURCE_EXHAUSTED" not in str(error) or program.kind == "attention":
             raise CourseError(f"libtpu cannot compile the {program.title}: {message}") from error
         needed = bytes_needed(str(error), sum(facts.get(name, 0) for name in ARGUMENTS))
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
@@ -349,6 +357,66 @@ def _lower_sampler(program, devices):
             "cache_shard": _shard_bytes(cache),
             "batch": _shard_bytes(arrays),
         }
+
+
+def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
+    """Attention as vLLM's models call it, on the tokens of prompts and on those of decoding, with one layer's cache.
+
+    Raises CourseError where tpu-inference has no kernel of these shapes.
+    """
+    # At its import it reports, as an error, that this machine has no chips; maxtext_model.quiet takes this back.
+    logging.disable(logging.ERROR)
+    from tpu_inference import utils
+    from tpu_inference.layers.common.attention_interface import sharded_ragged_paged_attention
+    from tpu_inference.layers.vllm.backends.flash_attn import PallasAttentionBackend as Backend
+    from tpu_inference.runner.kv_cache import get_kv_cache_shape_with_mesh
+
+    config = maxtext_config(program)
+    size, dtype = utils.get_padded_head_dim(config.head_dim), jnp.dtype(program.model.dtype)
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(1, -1), ("data", "model"))
+    rows, length = program.sequences, program.prompt_length + program.completion_length
+    limits: Any = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=length), scheduler_config=SimpleNamespace(max_num_seqs=rows)
+    )
+    page = program.page_size or max(Backend.get_page_size(limits), Backend.get_min_page_size(limits))
+    pages = rows * -(-length // page)
+
+    def array(dtype, axes, *shape):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def attend(cache, fresh, tables):
+        outputs = []
+        for queries, keys, values in fresh:
+            output, cache = sharded_ragged_paged_attention(
+                mesh, queries, keys, values, cache, *tables, attention_sink=None, sm_scale=config.head_dim**-0.5
+            )
+            outputs.append(output)
+        return outputs, cache
+
+    # Lengths, pages, where each sequence begins, and how many of them decode.
+    tables = [array(jnp.int32, ("data",), count) for count in (rows, pages, rows + 1, 3)]
+    try:
+        heads, kv_heads = (
+            utils.get_padded_num_heads(count, program.tensor) for count in (config.num_query_heads, config.num_kv_heads)
+        )
+        cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
+        fresh = [
+            [array(dtype, ("data", "model"), tokens, count, size) for count in (heads, kv_heads, kv_heads)]
+            # While it decodes, a token of each sequence, filled up to a power of two.
+            for tokens in (program.tokens, 1 << (rows - 1).bit_length())
+        ]
+        # tpu-inference 0.31.0 asks jax.devices() which TPU this is (get_tpu_version, get_device_name).
+        with mock.patch.object(jax, "devices", lambda *_: devices):
+            traced = jax.jit(attend, donate_argnums=0).trace(array(dtype, (None, None, "model"), *cache), fresh, tables)
+            return traced.lower(lowering_platforms=("tpu",))
+    except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
+        raise CourseError(
+            f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
+            f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
+            f"{program.accelerator}, in blocks of {page} tokens ({first_line(error)}); change "
+            "hardware.sampler_tensor or rollout.vllm.options"
+        ) from error
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:

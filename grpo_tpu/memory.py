@@ -8,14 +8,7 @@ from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
 from grpo_train.recipes.batch_plan import BatchPlan
-from grpo_train.recipes.schema import (
-    MAX_BATCHED_TOKENS,
-    GRPORecipe,
-    HardwareRecipe,
-    LoRARecipe,
-    ModelRecipe,
-    RolloutRecipe,
-)
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, ModelRecipe, RolloutRecipe
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
 
@@ -246,8 +239,7 @@ def _vllm_sampler(
     usable = hardware.slice.chip.usable_gib * GIB
     engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
     size = max(int(engine) - weights, 0)
-    batched = int(settings.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
-    buffers = batched * ENGINE_BUFFERS * facts.width * itemsize // tensor
+    buffers = settings.max_batched_tokens * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
     return [
         _line(
@@ -267,7 +259,7 @@ def _vllm_sampler(
             "sampling: activations",
             buffers + logits,
             "estimate",
-            f"{batched} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
+            f"{settings.max_batched_tokens} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
             f"and {LOGITS_COPIES} copies of the logits",
             "sampling",
         ),

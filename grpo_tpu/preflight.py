@@ -19,7 +19,7 @@ import numpy as np
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
-from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, few_layers
+from grpo_tpu.compile_jobs import GIB, KINDS, AttentionKernel, Compilation, Program, SavedModel, few_layers
 from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
@@ -116,7 +116,8 @@ def _sections(recipe: Recipe) -> dict[str, Any]:
 
 
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
-    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler.
+    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler,
+    with vLLM `attention`.
 
     The same `logps` serves the reference and the old policy: they differ in their weights alone.  (An old policy with
     adapters is compiled without them: they are a few thousandths of the work.)
@@ -165,9 +166,8 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     if reference or old:  # the old policy's weights are the larger ones, where both are asked
         model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
         programs["logps"] = Program(kind="logps", **common | {"model": model})
-    if rollout.engine == "tunix":
-        programs |= _sampler_programs(recipe, common)
-    return programs
+    own = _sampler_programs if rollout.engine == "tunix" else _attention_kernel
+    return programs | own(recipe, common)
 
 
 def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
@@ -189,6 +189,21 @@ def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Progr
         "loss": "jax",
     }
     return {"prefill": Program(kind="prefill", **sampler), "decode": Program(kind="decode", **sampler)}
+
+
+def _attention_kernel(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
+    """The one program of vLLM's that is compiled here: the kernel is what may not exist for a recipe's shapes."""
+    settings, tensor = recipe.rollout.vllm, recipe.sampler_tensor()
+    replica = common | {
+        "accelerator": _slice_for(recipe.hardware.slice, tensor),
+        "devices": tensor,
+        "tensor": tensor,
+        "sequences": settings.max_sequences,
+        "tokens": settings.max_batched_tokens,
+        "page_size": settings.options.get("block_size"),
+        "loss": "jax",
+    }
+    return {"attention": AttentionKernel(kind="attention", **replica)}
 
 
 def at_mean_length(program: Program, recipe: Recipe) -> Program:
@@ -348,7 +363,8 @@ def table(result: Result) -> str:
     blocks = [[heading], *map(_chip_table, result.chips), _verdict(result)]
     if result.lower_bound:
         blocks.append(_lower_bound_table(result, result.lower_bound))
-    blocks[-1] += [f"note: {note}" for note in result.notes]
+    attention = [f"compiled, too: {one.title}" for one in result.programs if one.kind == "attention"]
+    blocks[-1] += [*attention, *(f"note: {note}" for note in result.notes)]
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
@@ -408,10 +424,14 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
 
 
 def digest(recipe: Recipe) -> str:
-    """Hash of what a preflight depends on: its programs, and what memory and roofline read in addition."""
+    """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
     facts = {
-        "programs": {name: program.model_dump(mode="json") for name, program in programs_of(recipe).items()},
+        "programs": {
+            name: program.model_dump(mode="json")
+            for name, program in programs_of(recipe).items()
+            if name != "attention"  # no number is of it, and it follows from the rest
+        },
         "hardware": recipe.hardware.model_dump(mode="json", exclude={"processes"}),
         "processes": plan.processes,
         "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",
