@@ -123,7 +123,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants, plain among them")
+    parser.add_argument(
+        "--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants, plain among them"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     arguments = parser.parse_args()

@@ -5,6 +5,7 @@ share one compilation.  Learning rate, clipping and the like are constants in it
 """
 
 import hashlib
+import importlib.metadata
 import json
 from typing import Literal
 
@@ -19,12 +20,13 @@ GIB = 2**30
 # Layers of the two small compilations from which the work of the whole model is extrapolated.
 FEW_LAYERS = (2, 4)
 
-Kind = Literal["update", "logps", "prefill", "decode"]
+Kind = Literal["update", "logps", "prefill", "decode", "attention"]
 KINDS: dict[Kind, str] = {
     "update": "policy update",
     "logps": "log-probabilities",
     "prefill": "sampler's prefill",
     "decode": "sampler's decoding",
+    "attention": "vLLM attention kernel",
 }
 
 
@@ -39,7 +41,7 @@ class Program(SavedModel):
 
     `update` and `logps` run on the trainer's devices, on a micro-batch; `prefill` and `decode` on one process's devices
     of the sampler, on the completions that the process samples at once.  The last two are those of
-    rollout.engine=tunix: vLLM compiles its own.
+    rollout.engine=tunix: of vLLM, which compiles its own, see AttentionKernel.
     """
 
     kind: Kind
@@ -82,6 +84,19 @@ class Program(SavedModel):
         """A name for the program as these versions compile it."""
         facts = json.dumps([self.model_dump(mode="json"), versions], sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:24]
+
+
+class AttentionKernel(Program):
+    """The attention kernel of tpu-inference, on the chips of one of vLLM's replicas, which has `sequences` at once.
+
+    A class of its own, so that the keys of the other programs, and saved results, do not change with its fields.
+    """
+
+    tokens: int  # of prompts, computed together
+    page_size: int | None  # tokens of a block of the KV cache; None: tpu-inference chooses
+
+    def key(self, versions: dict[str, str]) -> str:
+        return super().key(versions | {"tpu-inference": importlib.metadata.version("tpu-inference")})
 
 
 class Compilation(SavedModel):

@@ -9,6 +9,7 @@ over the slice's devices.
 """
 
 import functools
+import logging
 import math
 import os
 import re
@@ -18,16 +19,21 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from flax.linen import partitioning
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
-from grpo_tpu.compile_jobs import Compilation, Program
+from grpo_tpu.compile_jobs import AttentionKernel, Compilation, Program
+from grpo_train.engines import maxtext_model
+from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import machine
 
@@ -57,6 +63,8 @@ def prepare() -> None:
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # its lock file keeps two processes off one TPU; no TPU is used here
         TPU_ACCELERATOR_TYPE="v6e-1",  # a placeholder: every call names its slice; without the two, warnings on stderr
         TPU_WORKER_HOSTNAMES="localhost",
+        TPU_NAME="none",  # tpu-inference 0.31.0 asks the metadata server for these two, without a timeout
+        TPU_WORKER_ID="0",
     )
 
 
@@ -89,17 +97,14 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
     Raises CourseError when libtpu or MaxText cannot make what the recipe asks for.
     """
     prepare()
-    from flax.linen import partitioning
-
-    from grpo_train.engines import maxtext_model
-    from grpo_train.engines.optimizer import make_optimizer
-
     # A compilation that JAX reads back from its own cache does not report its size.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = slice_devices(program.accelerator)[: program.devices]
     with maxtext_model.quiet():
         if program.kind in ("prefill", "decode"):
             return _compile(program, *_lower_sampler(program, devices))
+        if isinstance(program, AttentionKernel):
+            return _compile(program, _lower_attention(program, devices), {})
         config, mesh, model = abstract_model(program, devices)
         facts = _model_facts(config, model)
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
@@ -121,10 +126,11 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         compiled = lowered.compile(QUICK if program.layers or program.quick else None)
     except jax.errors.JaxRuntimeError as error:
         message = str(error).strip().partition("\n")[0][:300]
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        # A kernel runs out of a core's own memory, which nothing in a recipe's HBM changes.
+        if "RESOURCE_EXHAUSTED" not in str(error) or program.kind == "attention":
             raise CourseError(f"libtpu cannot compile the {program.title}: {message}") from error
-        arguments = sum(facts.get(name, 0) for name in ARGUMENTS)
-        return Compilation(oom_message=message, bytes_needed=bytes_needed(str(error), arguments), **facts)
+        needed = bytes_needed(str(error), sum(facts.get(name, 0) for name in ARGUMENTS))
+        return Compilation(oom_message=message, bytes_needed=needed, **facts)
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compilation(
         arguments=memory.argument_size_in_bytes,
@@ -143,10 +149,9 @@ def slice_devices(accelerator: str) -> list[Any]:
     from jax.experimental import topologies
     from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as layouts
 
-    if accelerator not in layouts:
+    if not (layout := layouts.get(accelerator)):
         known = ", ".join(name for name in layouts if name.startswith(f"{accelerator.partition('-')[0]}-"))
         raise CourseError(f"hardware.accelerator={accelerator} is not a known slice; known: {known[:200]}")
-    layout = layouts[accelerator]
     return list(
         topologies.get_topology_desc(
             platform="tpu",
@@ -163,7 +168,7 @@ def maxtext_config(program: Program) -> Any:
     """MaxText's config of the actor on the program's devices."""
     from maxtext.configs import pyconfig
 
-    from grpo_train.engines import lora, maxtext_model
+    from grpo_train.engines import lora
     from grpo_train.losses import hidden_states
 
     length = program.prompt_length + program.completion_length
@@ -180,16 +185,14 @@ def maxtext_config(program: Program) -> Any:
     }
     if program.layers:
         settings |= {"base_num_decoder_layers": program.layers, "override_model_config": True}
-    path = program.model.path
-    weights = any((folder / "config.json").is_file() for folder in (Path(path), environment.repo_root() / path))
-    if weights:
+    places = (Path(), environment.repo_root())
+    if weights := any((place / program.model.path / "config.json").is_file() for place in places):
         maxtext_model.register_architecture(program.model)
     return pyconfig.initialize(maxtext_model.maxtext_arguments(program.model, weights=weights, **settings))
 
 
 def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]:
     """(MaxText's config, the mesh, the actor with shapes in place of weights), as load_actor makes them."""
-    from flax.linen import partitioning
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
     from maxtext.utils import maxtext_utils, model_creation_utils
 
@@ -220,7 +223,6 @@ def _lower_update(program, own_optimizer, mesh, model):
     from tunix.sft.peft_trainer import PeftTrainer
 
     from grpo_train import losses
-    from grpo_train.engines.optimizer import sum_in
     from grpo_train.losses import packing
 
     if program.layout == "groups":
@@ -357,6 +359,66 @@ def _lower_sampler(program, devices):
         }
 
 
+def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
+    """Attention as vLLM's models call it, on the tokens of prompts and on those of decoding, with one layer's cache.
+
+    Raises CourseError where tpu-inference has no kernel of these shapes.
+    """
+    # At its import it reports, as an error, that this machine has no chips; maxtext_model.quiet takes this back.
+    logging.disable(logging.ERROR)
+    from tpu_inference import utils
+    from tpu_inference.layers.common.attention_interface import sharded_ragged_paged_attention
+    from tpu_inference.layers.vllm.backends.flash_attn import PallasAttentionBackend as Backend
+    from tpu_inference.runner.kv_cache import get_kv_cache_shape_with_mesh
+
+    config = maxtext_config(program)
+    size, dtype = utils.get_padded_head_dim(config.head_dim), jnp.dtype(program.model.dtype)
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(1, -1), ("data", "model"))
+    rows, length = program.sequences, program.prompt_length + program.completion_length
+    limits: Any = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=length), scheduler_config=SimpleNamespace(max_num_seqs=rows)
+    )
+    page = program.page_size or max(Backend.get_page_size(limits), Backend.get_min_page_size(limits))
+    pages = rows * -(-length // page)
+
+    def array(dtype, axes, *shape):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def attend(cache, fresh, tables):
+        outputs = []
+        for queries, keys, values in fresh:
+            output, cache = sharded_ragged_paged_attention(
+                mesh, queries, keys, values, cache, *tables, attention_sink=None, sm_scale=config.head_dim**-0.5
+            )
+            outputs.append(output)
+        return outputs, cache
+
+    # Lengths, pages, where each sequence begins, and how many of them decode.
+    tables = [array(jnp.int32, ("data",), count) for count in (rows, pages, rows + 1, 3)]
+    try:
+        heads, kv_heads = (
+            utils.get_padded_num_heads(count, program.tensor) for count in (config.num_query_heads, config.num_kv_heads)
+        )
+        cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
+        fresh = [
+            [array(dtype, ("data", "model"), tokens, count, size) for count in (heads, kv_heads, kv_heads)]
+            # While it decodes, a token of each sequence, filled up to a power of two.
+            for tokens in (program.tokens, 1 << (rows - 1).bit_length())
+        ]
+        # tpu-inference 0.31.0 asks jax.devices() which TPU this is (get_tpu_version, get_device_name).
+        with mock.patch.object(jax, "devices", lambda *_: devices):
+            traced = jax.jit(attend, donate_argnums=0).trace(array(dtype, (None, None, "model"), *cache), fresh, tables)
+            return traced.lower(lowering_platforms=("tpu",))
+    except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
+        raise CourseError(
+            f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
+            f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
+            f"{program.accelerator}, in blocks of {page} tokens ({first_line(error)}); change "
+            "hardware.sampler_tensor or rollout.vllm.options"
+        ) from error
+
+
 def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it, rows over the axis fsdp; packed rows have prompts and completions in one."""
     from grpo_train.losses.packing import Example
@@ -386,13 +448,11 @@ def _micro_batch(program: Program, mesh: Any) -> Any:
 
 def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:
     """A shape with its sharding; without one it is replicated."""
-
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or replicated)
+    sharding = sharding or jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _model_facts(config: Any, model: Any) -> dict[str, int]:
-
     parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
     itemsize = jnp.dtype(config.dtype).itemsize
     embedding = config.vocab_size * config.emb_dim * itemsize
@@ -413,7 +473,6 @@ def _model_facts(config: Any, model: Any) -> dict[str, int]:
 
 def _shard_bytes(tree: Any) -> int:
     """Bytes of a tree of arrays on one device."""
-
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -8,14 +8,7 @@ from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
 from grpo_train.recipes.batch_plan import BatchPlan
-from grpo_train.recipes.schema import (
-    MAX_BATCHED_TOKENS,
-    GRPORecipe,
-    HardwareRecipe,
-    LoRARecipe,
-    ModelRecipe,
-    RolloutRecipe,
-)
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, ModelRecipe, RolloutRecipe
 
 PHASES = ("sampling", "log-probabilities", "update", "sync")
 
@@ -121,7 +114,6 @@ def chips(
         size, how = update.largest_weight, "the largest weight on its way: whole, and as a chip of the sampler has it"
         training.append(_line("sync: one weight", size + size // sampler_tensor, "arithmetic", how, "sync"))
         sampling += [] if colocated else training[-1:]
-        how = f"{RESERVE:.0%} for small programs and for fragmentation"
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
         how = "Tunix slices the scanned layers before it moves them"
@@ -139,8 +131,8 @@ def chips(
             sampler_tensor,
             ITEMSIZE[model.dtype],
         )
-        how = f"{RESERVE:.0%} for the sampler's own programs and for fragmentation"
-    reserve = _line("reserve", RESERVE * usable, "estimate", how)
+    programs = "small programs" if rollout.engine == "tunix" else "the sampler's own programs"
+    reserve = _line("reserve", RESERVE * usable, "estimate", f"{RESERVE:.0%} for {programs} and for fragmentation")
     if lora.rank:
         how = "the weights with their adapters' products, which the sampler gets"
         training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
@@ -162,7 +154,6 @@ def _trainer(
 ) -> list[MemoryItem]:
     """Lines of a chip that trains."""
     weights = update.parameter_shard
-    code = update.code + (logps.code if logps else 0)
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
         _line(
@@ -176,7 +167,7 @@ def _trainer(
         lines.append(_line("reference weights", frozen, "arithmetic", "in model.dtype; grpo.beta is above 0"))
     lines += [
         _line("batch of the step", update.batch * micro_batches, "arithmetic", f"{micro_batches} x the micro-batch"),
-        _line("programs", code, "compiler", "generated code"),
+        _line("programs", update.code + (logps.code if logps else 0), "compiler", "generated code"),
     ]
     if update.oom_message is None:
         how = "Tunix donates the optimizer's state, not the weights: both exist until the step ends"
@@ -186,8 +177,8 @@ def _trainer(
         if grpo.iterations > 1:
             how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
             lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
-        how, size = "the same program for reference and old policy", logps.outputs - logps.aliased + logps.temporaries
-        lines.append(_temporaries("log-probabilities", logps, size, how))
+        size = logps.outputs - logps.aliased + logps.temporaries
+        lines.append(_temporaries("log-probabilities", logps, size, "the same program for reference and old policy"))
     return lines
 
 
@@ -248,9 +239,7 @@ def _vllm_sampler(
     usable = hardware.slice.chip.usable_gib * GIB
     engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
     size = max(int(engine) - weights, 0)
-    tokens = size // per_token
-    batched = int(settings.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
-    buffers = batched * ENGINE_BUFFERS * facts.width * itemsize // tensor
+    buffers = settings.max_batched_tokens * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
     return [
         _line(
@@ -270,7 +259,7 @@ def _vllm_sampler(
             "sampling: activations",
             buffers + logits,
             "estimate",
-            f"{batched} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
+            f"{settings.max_batched_tokens} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
             f"and {LOGITS_COPIES} copies of the logits",
             "sampling",
         ),
@@ -281,4 +270,9 @@ def _vllm_sampler(
             "the new weights in addition to the old ones, until all have arrived",
             "sync",
         ),
-    ], KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)
+    ], KVCache(
+        bytes=size,
+        tokens=size // per_token,
+        max_concurrency=size // per_token // length,
+        requested=requested,
+    )

@@ -10,7 +10,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
-from grpo_tpu.compile_jobs import GIB, KINDS, Compilation, Program, SavedModel, few_layers
+from grpo_tpu.compile_jobs import GIB, KINDS, AttentionKernel, Compilation, Program, SavedModel, few_layers
 from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
@@ -116,7 +116,8 @@ def _sections(recipe: Recipe) -> dict[str, Any]:
 
 
 def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
-    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler.
+    """The programs of a step: `update`; `logps` where the recipe needs it; with Tunix's engine those of the sampler,
+    with vLLM `attention`.
 
     The same `logps` serves the reference and the old policy: they differ in their weights alone.  (An old policy with
     adapters is compiled without them: they are a few thousandths of the work.)
@@ -165,9 +166,8 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     if reference or old:  # the old policy's weights are the larger ones, where both are asked
         model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
         programs["logps"] = Program(kind="logps", **common | {"model": model})
-    if rollout.engine == "tunix":
-        programs |= _sampler_programs(recipe, common)
-    return programs
+    own = _sampler_programs if rollout.engine == "tunix" else _attention_kernel
+    return programs | own(recipe, common)
 
 
 def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
@@ -191,6 +191,21 @@ def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Progr
     return {"prefill": Program(kind="prefill", **sampler), "decode": Program(kind="decode", **sampler)}
 
 
+def _attention_kernel(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
+    """The one program of vLLM's that is compiled here: the kernel is what may not exist for a recipe's shapes."""
+    settings, tensor = recipe.rollout.vllm, recipe.sampler_tensor()
+    replica = common | {
+        "accelerator": _slice_for(recipe.hardware.slice, tensor),
+        "devices": tensor,
+        "tensor": tensor,
+        "sequences": settings.max_sequences,
+        "tokens": settings.max_batched_tokens,
+        "page_size": settings.options.get("block_size"),
+        "loss": "jax",
+    }
+    return {"attention": AttentionKernel(kind="attention", **replica)}
+
+
 def at_mean_length(program: Program, recipe: Recipe) -> Program:
     """The policy update as it runs where each completion and its prompt have a third of their longest length.
 
@@ -202,10 +217,9 @@ def at_mean_length(program: Program, recipe: Recipe) -> Program:
     group = recipe.grpo.group_size if program.layout == "groups" else 1
     # Tokens of a group: the prompt once, a third of its longest length too; the last token predicts nothing.
     size = group * (1 + mean) - (group - 1) * program.prompt_length // 3 - 1
-    count = program.sequences // group
     shapes = recipe.plan.row_shapes(program.prompt_length, program.completion_length)
-    rows = next(shape for shape in shapes if shape[0] * (shape[1] // size) >= count or shape == shapes[-1])
-    return program.model_copy(update={"rows": rows})
+    enough = (shape for shape in shapes if shape[0] * (shape[1] // size) >= program.sequences // group)
+    return program.model_copy(update={"rows": next(enough, shapes[-1])})
 
 
 def _slice_for(whole: Slice, devices: int) -> str:
@@ -245,10 +259,7 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
         programs=tuple(
             Compiled(title=programs[name].title, kind=name, compilation=found) for name, found in compiled.items()
         ),
-        notes=(
-            *_notes(recipe, programs["update"], update, chips[0], kv_cache),
-            *(_sampler_notes(recipe, programs["decode"]) if "decode" in programs else ()),
-        ),
+        notes=tuple(_notes(recipe, programs, update, chips[0], kv_cache)),
     )
 
 
@@ -271,42 +282,42 @@ def _error_text(
 
 
 def _notes(
-    recipe: Recipe, update: Program, compilation: Compilation, trainer: memory.ChipMemory, kv_cache: memory.KVCache
-) -> Iterator[str]:
-    if update.quick:
-        yield "compiled with low optimization effort (--quick): temporaries can be a quarter off"
-    if update.loss != "jax":
-        yield "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel"
-    if update.accelerator != recipe.hardware.accelerator:
-        yield (
-            f"the trainer's {update.devices} of {recipe.hardware.slice.devices} chips were compiled as a "
-            f"{update.accelerator}: the same chips, without their neighbours"
-        )
-    elif update.devices < recipe.hardware.slice.devices:
-        yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
-    yield _update_applied(recipe)
+    recipe: Recipe,
+    programs: dict[str, Program],
+    compilation: Compilation,
+    trainer: memory.ChipMemory,
+    kv_cache: memory.KVCache,
+) -> list[str]:
+    """What the numbers leave out; `compilation`: of the update, `trainer`: a chip that trains."""
+    update, decode, whole = programs["update"], programs.get("decode"), recipe.hardware.slice.devices
     saved = compilation.optimizer_shard + (0 if recipe.lora.rank else compilation.parameter_shard)
-    yield (
-        f"a checkpoint takes about {saved * update.devices / 1e9:.2g} GB; while one is written there are "
-        f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)"
-    )
-    if recipe.grpo.dynamic_sampling:
-        yield (
-            f"the lower bound is of a step that samples once; dynamic sampling does it up to "
-            f"{recipe.grpo.dynamic_sampling} times"
-        )
     updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
     missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
-    if updates > 1 and trainer.margin >= 0 and missing > 0:
-        yield (
-            "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
-            f"would be {missing / GIB:.2f} GiB short"
-        )
-    if kv_cache.max_concurrency < kv_cache.requested:
-        yield (
-            f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
-            f"{kv_cache.requested} at once, so some may wait"
-        )
+    # Prompts of an evaluation that have no more tokens than the sampler's prefill, which is compiled.
+    prompts = decode.sequences * decode.prompt_length // EVALUATED_LENGTH if decode else recipe.evaluation.batch_size
+    notes = {
+        "compiled with low optimization effort (--quick): temporaries can be a quarter off": update.quick,
+        "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel": (
+            update.loss != "jax"
+        ),
+        f"the trainer's {update.devices} of {whole} chips were compiled as a {update.accelerator}: the same chips, "
+        "without their neighbours": update.accelerator != recipe.hardware.accelerator,
+        f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}": (
+            update.accelerator == recipe.hardware.accelerator and update.devices < whole
+        ),
+        _update_applied(recipe): True,
+        f"a checkpoint takes about {saved * update.devices / 1e9:.2g} GB; while one is written there are "
+        f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)": True,
+        "the lower bound is of a step that samples once; dynamic sampling does it up to "
+        f"{recipe.grpo.dynamic_sampling} times": bool(recipe.grpo.dynamic_sampling),
+        "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
+        f"would be {missing / GIB:.2f} GiB short": updates > 1 and trainer.margin >= 0 and missing > 0,
+        f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
+        f"{kv_cache.requested} at once, so some may wait": kv_cache.max_concurrency < kv_cache.requested,
+        "evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size="
+        f"{prompts} its prefill has no more tokens": recipe.evaluation.batch_size > prompts,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _update_applied(recipe: Recipe) -> str:
@@ -338,16 +349,6 @@ def _some_weights(path: str) -> tuple[Any, str]:
         return [file.get_slice(name)[:64] for name in names], "the base's weights"
 
 
-def _sampler_notes(recipe: Recipe, decode: Program) -> Iterator[str]:
-    """What of Tunix's sampler is not compiled."""
-    rows = decode.sequences * decode.prompt_length // EVALUATED_LENGTH
-    if recipe.evaluation.batch_size > rows:
-        yield (
-            f"evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size={rows} "
-            "its prefill has no more tokens"
-        )
-
-
 def table(result: Result) -> str:
     """The result as text."""
     split = (
@@ -355,74 +356,82 @@ def table(result: Result) -> str:
         if result.colocated
         else f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
     )
-    lines = [
+    heading = (
         f"{result.name} on {result.accelerator}: {result.devices} chips, {split}; "
         f"{result.parameters / 1e9:.2f} billion parameters"
-    ]
-    for chip in result.chips:
-        lines += ["", *_chip_table(chip)]
-    lines += ["", *_verdict(result)]
+    )
+    blocks = [[heading], *map(_chip_table, result.chips), _verdict(result)]
     if result.lower_bound:
-        lines += ["", *_lower_bound_table(result, result.lower_bound)]
-    lines += [f"note: {note}" for note in result.notes]
-    return "\n".join(lines)
+        blocks.append(_lower_bound_table(result, result.lower_bound))
+    attention = [f"compiled, too: {one.title}" for one in result.programs if one.kind == "attention"]
+    blocks[-1] += [*attention, *(f"note: {note}" for note in result.notes)]
+    return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _chip_table(chip: memory.ChipMemory) -> Iterator[str]:
+def _chip_table(chip: memory.ChipMemory) -> list[str]:
     width = max(len(line.name) for line in chip.lines) + 2
-    yield f"A chip that {chip.role}, GiB:"
+    lines = [f"A chip that {chip.role}, GiB:"]
     for title, persistent in (("persistent", True), ("transient", False)):
-        yield f"  {title}"
-        for line in chip.lines:
-            if line.persistent == persistent:
-                yield f"    {line.name:<{width}}{line.bytes / GIB:>7.2f}  {line.origin}: {line.how}"
-    yield "  total by phase"
-    for phase in chip.phases:
-        mark = "  <- peak" if phase == chip.phase else ""
-        yield f"    {phase:<{width}}{chip.total(phase) / GIB:>7.2f}{mark}"
-    yield f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit"
+        lines.append(f"  {title}")
+        lines += [
+            f"    {line.name:<{width}}{line.bytes / GIB:>7.2f}  {line.origin}: {line.how}"
+            for line in chip.lines
+            if line.persistent == persistent
+        ]
+    totals = {phase: chip.total(phase) / GIB for phase in chip.phases}
+    return [
+        *lines,
+        "  total by phase",
+        *(f"    {phase:<{width}}{total:>7.2f}{'  <- peak' * (phase == chip.phase)}" for phase, total in totals.items()),
+        f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit",
+    ]
 
 
-def _verdict(result: Result) -> Iterator[str]:
+def _verdict(result: Result) -> list[str]:
     if result.fits:
-        yield f"FITS: {result.margin / GIB:.2f} GiB left on the tightest chip"
-        return
-    yield f"DOES NOT FIT: {result.problem}"
-    yield "what to try, in this order; run preflight again after each:"
-    yield from (f"  {hint}" for hint in result.hints)
+        return [f"FITS: {result.margin / GIB:.2f} GiB left on the tightest chip"]
+    return [
+        f"DOES NOT FIT: {result.problem}",
+        "what to try, in this order; run preflight again after each:",
+        *(f"  {hint}" for hint in result.hints),
+    ]
 
 
-def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> Iterator[str]:
-    chip = parse_slice(result.accelerator).chip
-    yield (
+def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
+    chip, at_mean = parse_slice(result.accelerator).chip, result.lower_bound_at_mean
+    lines = [
         f"Roofline lower bound on step time, in seconds, at {chip.flops / 1e12:.0f} TFLOP/s and "
-        f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):"
-    )
-    for part in bound.parts:
-        each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
-        yield f"    {part.name:<20}{part.seconds:>9.3f}  {each}"
-    yield f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length"
-    if at_mean := result.lower_bound_at_mean:
-        update = at_mean.parts[-1]
-        yield (
+        f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):",
+        *(
+            f"    {part.name:<20}{part.seconds:>9.3f}  {part.times} x {part.seconds / part.times:.4f}, "
+            f"{part.bound}-bound"
+            for part in bound.parts
+        ),
+        f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length",
+    ]
+    if at_mean:
+        lines.append(
             f"    {at_mean.seconds:>29.3f}  where a completion and its prompt have a third of it on average: "
-            f"{update.name} {update.seconds:.3f}"
+            f"{at_mean.parts[-1].name} {at_mean.parts[-1].seconds:.3f}"
         )
-    yield (
+    return [
+        *lines,
         "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
-        "of the longest completion; completions that end earlier decode faster."
-    )
-    yield (
+        "of the longest completion; completions that end earlier decode faster.",
         f"The run at the lower bound: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
-        f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting."
-    )
+        f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting.",
+    ]
 
 
 def digest(recipe: Recipe) -> str:
-    """Hash of what a preflight depends on: its programs, and what memory and roofline read in addition."""
+    """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
     facts = {
-        "programs": {name: program.model_dump(mode="json") for name, program in programs_of(recipe).items()},
+        "programs": {
+            name: program.model_dump(mode="json")
+            for name, program in programs_of(recipe).items()
+            if name != "attention"  # no number is of it, and it follows from the rest
+        },
         "hardware": recipe.hardware.model_dump(mode="json", exclude={"processes"}),
         "processes": plan.processes,
         "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",

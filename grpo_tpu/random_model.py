@@ -15,6 +15,7 @@ import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train.engines import maxtext_model, model_files
 from grpo_train.recipes import ModelRecipe
 
 # The beginning of MaxText's name -> config.json's model_type, architecture, and keys that only this family has.
@@ -56,9 +57,7 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, la
 
     folder, tokenizer = Path(folder), environment.repo_root() / "assets" / "tiny-base"
     if layers:
-        from grpo_train.engines.model_files import model_directory
-
-        tokenizer = model_directory(model, weights=False)
+        tokenizer = model_files.model_directory(model, weights=False)
     config = full_config(model) | {"num_hidden_layers": layers} if layers else small_config(model)
     # A width's worth of small values: what a layer adds does not grow with it.
     spread = 0.1 * (SIZES["hidden_size"] / config["hidden_size"]) ** 0.5
@@ -72,9 +71,8 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, la
             weights[name][0] = 0
     embedding = weights["model.embed_tokens.weight"]
     head = weights.get("lm_head.weight", embedding)
-    embedding[:, 0] = weights["model.norm.weight"][0] = 1
-    if head is not embedding:
-        head[:, 0] = 0
+    head[:, 0] = 0
+    embedding[:, 0] = weights["model.norm.weight"][0] = 1  # a tied embedding is the head
     head[config["pad_token_id"]] = 0
     head[config["pad_token_id"], 0] = -100
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,12 +86,9 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, la
 
 def full_config(model: ModelRecipe) -> dict[str, Any]:
     """The published config.json, with what some models leave to a default, and the tokenizer's padding."""
-    from grpo_train.engines.maxtext_model import load_tokenizer
-
     kind = _kind(model)
-    published = published_config(model, kind)
     defaults = {"tie_word_embeddings": False, "head_dim": None, "torch_dtype": "float32", "model_type": kind}
-    config = defaults | published | {"pad_token_id": load_tokenizer(model).pad_token_id}
+    config = defaults | published_config(model) | {"pad_token_id": maxtext_model.load_tokenizer(model).pad_token_id}
     return config | {"head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]}
 
 
@@ -105,9 +100,8 @@ def _kind(model: ModelRecipe) -> str:
 
 def small_config(model: ModelRecipe) -> dict[str, Any]:
     """config.json of the random model."""
-    kind = _kind(model)
+    kind, published = _kind(model), published_config(model)
     _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
-    published = published_config(model, kind)
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", published.get("rope_theta"))
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
@@ -129,11 +123,9 @@ def small_config(model: ModelRecipe) -> dict[str, Any]:
     }
 
 
-def published_config(model: ModelRecipe, kind: str) -> dict[str, Any]:
+def published_config(model: ModelRecipe) -> dict[str, Any]:
     """config.json of the recipe's model where it is on this machine, else what MaxText lists for `maxtext_name`."""
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
-
-    from grpo_train.engines import model_files
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
         return json.loads(

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
-from huggingface_hub.constants import HF_HUB_CACHE
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
@@ -38,6 +38,7 @@ from grpo_train.engines.weight_sync import MAX_MEAN_GAP
 from grpo_train.machine_checks import Check, Skipped, failed
 from grpo_train.recipes import Recipe, dump_recipe, parse_recipe
 from grpo_train.runs import machine
+from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.preemption import EXIT_CODE
 
 STEPS = 6
@@ -84,7 +85,6 @@ def run(
     place = ["--processes", str(processes)] * (processes > 1)
     if coordinator:
         place += ["--coordinator", coordinator, "--process", str(process)]
-    training = _prepare(recipe, runs, platform == "tpu", place)
     drills = {
         "stopped": _until_stopped,
         "continued": _to_the_end,
@@ -92,7 +92,7 @@ def run(
         "losses": _losses,
         "a full start": _times,
     }
-    return checks + shown(machine_checks.examine(drills, training))
+    return checks + shown(machine_checks.examine(drills, _prepare(recipe, runs, platform == "tpu", place)))
 
 
 def line(check: Check) -> str:
@@ -113,15 +113,12 @@ def page(recipe: Recipe, checks: list[Check]) -> str:
 
 def _weights(recipe: Recipe) -> str:
     """Names and shapes are those of config.json; where the weights are here, all are finite."""
-    import huggingface_hub
     from safetensors import safe_open
 
     if not random_model.family(recipe.model):
         raise Skipped(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
-    folder, files = model_files.local_folder(recipe.model), []
-    if folder:
+    if folder := model_files.local_folder(recipe.model):
         metadata = huggingface_hub.get_local_safetensors_metadata(folder)
-        files = sorted(folder.glob("*.safetensors"))
     else:
         metadata = huggingface_hub.get_safetensors_metadata(recipe.model.path)
     shapes = {
@@ -131,12 +128,12 @@ def _weights(recipe: Recipe) -> str:
         if shapes.get(name) != shape:
             found = f"the shape {shapes[name]}" if name in shapes else "nothing"
             raise CourseError(f"weight {name}: config.json asks for {shape}, and the files have {found}")
-    for file in files:
+    for file in sorted(folder.glob("*.safetensors")) if folder else ():
         with safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (it is no dict)
                 if not np.isfinite(tensors.get_tensor(name)).all():
                     raise CourseError(f"weight {name} of {file.name} is not finite; fetch the model again")
-    checked = "all finite" if files else "on the hub; not read yet"
+    checked = "all finite" if folder else "on the hub; not read yet"
     return f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} arrays, {checked}"
 
 
@@ -148,11 +145,12 @@ def _disk(recipe: Recipe, runs: Path) -> str:
         raise Skipped(f"the size of {recipe.model.maxtext_name} is not known here")
     shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
     number, weight = sum(map(math.prod, shapes.values())), ITEMSIZE[recipe.model.trainer_dtype]
-    moments = 2 * ITEMSIZE[recipe.training.optimizer_dtype]
     small_or_elsewhere = recipe.lora.rank or recipe.training.checkpoints
-    saved = 0 if small_or_elsewhere else (weight + moments) * (recipe.training.max_to_keep + 1)
-    hub = 0 if model_files.local_folder(recipe.model) else 2
-    sizes = {runs: 2 * weight + ITEMSIZE[recipe.model.dtype] + saved, Path(HF_HUB_CACHE): hub}  # bytes a weight
+    checkpoint = 0 if small_or_elsewhere else weight + 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    sizes = {  # bytes a weight
+        runs: 2 * weight + ITEMSIZE[recipe.model.dtype] + checkpoint * (recipe.training.max_to_keep + 1),
+        Path(huggingface_hub.constants.HF_HUB_CACHE): 0 if model_files.local_folder(recipe.model) else 2,
+    }
     disks: dict[int, tuple[Path, float]] = {}
     for folder, size in sizes.items():
         place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
@@ -192,13 +190,13 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
     data = smoke_test.random_recipe(recipe, scaled, model).model_dump(mode="json")
     data["name"] = f"self-check-{recipe.name}"
     # So large a step moves what the model says by more than rounding does: a sampler that is one behind shows.
-    data["training"] |= {"learning_rate": RATE, "checkpoints": None, "stop_after": None, "cold_start": 0}
+    data["training"] |= {"learning_rate": RATE, "checkpoints": recipe.training.checkpoints, "stop_after": None}
+    data["training"]["cold_start"] = 0
     if on_tpu:  # all of the recipe's own, but for the number of layers and of steps, and the problems
         for section in ("hardware", "rollout", "grpo", "loss", "lora"):
             data[section] = getattr(recipe, section).model_dump(mode="json")
         data["grpo"]["dynamic_sampling"] = None
-        batch = ("prompts_per_step", "micro_batch_size", "layout")
-        data["training"] |= {key: getattr(recipe.training, key) for key in batch}
+        data["training"] |= recipe.training.model_dump(include={"prompts_per_step", "micro_batch_size", "layout"})
     else:
         data["hardware"]["processes"] = None
     with warnings.catch_warnings(action="ignore"):  # of torch, which MaxText's table imports where it is installed
@@ -207,6 +205,8 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)
+    if small.training.checkpoints:
+        checkpoint_root(small.training, directory).rmtree(missing_ok=True)
     log_file = cache / f"{recipe.name}.log"  # of this host
     log_file.unlink(missing_ok=True)
     devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
@@ -217,8 +217,7 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
 
 def _until_stopped(training: Training) -> str:
     """SIGTERM to the whole group, as a scheduler sends it, when the first step is done."""
-    code = _run(training, stop=True)
-    if code != EXIT_CODE:
+    if (code := _run(training, stop=True)) != EXIT_CODE:
         raise CourseError(f"SIGTERM ended the training with code {code}, not {EXIT_CODE}: {_reason(training)}")
     return f"SIGTERM after {len(_rows(training))} steps: saved, exit code {EXIT_CODE}, no process left"
 

@@ -122,11 +122,12 @@ def scaled_recipe(
     unit = math.lcm(processes, fsdp // math.gcd(fsdp, group_size))
     several = plan.accumulation_steps > 1 or (processes > 1 and plan.num_rollout_micro_batches > 1)
     prompts = 2 * unit if several else unit * math.ceil(min(2, plan.prompts_per_step) / unit)
-    micro_batch = prompts * group_size // min(2, plan.accumulation_steps)
     rollout["micro_batch_size"] = max(1, prompts // 2) if plan.num_rollout_micro_batches > 1 else None
     data["training"] |= {
         "prompts_per_step": prompts,
-        "micro_batch_size": micro_batch if recipe.training.micro_batch_size else None,
+        "micro_batch_size": (
+            prompts * group_size // min(2, plan.accumulation_steps) if recipe.training.micro_batch_size else None
+        ),
         "steps": steps,
         "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
         "checkpoint_every": 1,
@@ -389,7 +390,7 @@ def last_error(log_file: Path) -> str | None:
 
 def command_line(command: str, recipe: Recipe, file: Path, directory: Path, on_cpu: bool = True) -> list[str]:
     starter = ["-m", "grpo_tpu.vllm_on_cpu"] if on_cpu and recipe.rollout.engine == "vllm" else []
-    name = ["--run", directory.name] if command == "train" else []
     return [
-        sys.executable, *starter, "-m", "grpo_tpu.cli", command, str(file), "--runs", str(directory.parent), *name,
+        sys.executable, *starter, "-m", "grpo_tpu.cli", command, str(file), "--runs", str(directory.parent),
+        *(["--run", directory.name] if command == "train" else []),
     ]  # fmt: skip

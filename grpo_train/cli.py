@@ -112,7 +112,6 @@ def config(
     if (form == "maxtext") != bool(problems):
         raise CourseError("--as maxtext and --problems FOLDER, for the files that train_rl reads, go together")
     from grpo_lib.rewards import get_rewards
-
     from grpo_train.engines import model_files
 
     resolved = load_recipe(recipe, overrides or ())

@@ -219,7 +219,7 @@ def _text(output: NotebookNode) -> str:
 
 
 def print_result(run_dir: Path) -> None:
-    """Print before, after (with tags; last number, tags or not; close; form), interval, p and the report's path, from the run's summary.json."""
+    """Print the rates before and after, interval, p and the report's path, from the run's summary.json."""
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     for when in ("before", "after"):
         side = summary[when]

@@ -20,7 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
-from grpo_train.engines import compat, cpu_speed, maxtext_model, model_files, tunix_models, weight_sync
+from grpo_train.engines import compat, cpu_speed, model_files, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
 from grpo_train.runs import multihost
 

@@ -193,6 +193,11 @@ class VllmRecipe(_Section):
         """Sequences that a replica decodes at once."""
         return int(self.options.get("max_num_seqs", 128))
 
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens of prompts that a replica computes together."""
+        return int(self.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
+
 
 class RolloutRecipe(_Section):
     """How completions are sampled. Lengths are in tokens."""

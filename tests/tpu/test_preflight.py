@@ -69,7 +69,7 @@ def test_a_saved_result_follows_from_what_the_compiler_reported(root, saved):
     """The real compiler's reports on every shipped recipe go through the sums again."""
     made = load_recipe(root / saved.command.removeprefix("grpo preflight "))
     reports = {program.kind: program.compilation for program in saved.programs}
-    again = preflight.examine(made, lambda program: reports[program.kind])
+    again = preflight.examine(made, lambda program: reports.get(program.kind, Compilation()))
     assert (again.chips, again.kv_cache, again.problem) == (saved.chips, saved.kv_cache, None)
     # The recipe, also with several profiles together, has not changed since.
     assert saved_result(made) == saved and saved.fits and saved.lower_bound
@@ -111,7 +111,16 @@ def test_each_process_samples_on_its_own_devices():
     assert programs_of(odd)["prefill"].sequences == 4
     with pytest.raises(CourseError, match="sampler_tensor=8"):
         programs_of(tunix(hardware={"sampler_tensor": 8}))
-    assert list(programs_of(recipe())) == ["update"]  # vLLM compiles its own
+
+
+def test_of_vllm_the_attention_kernel_of_a_replica_is_compiled():
+    made = recipe(rollout={"vllm": {"options": {"max_num_seqs": 64}}}, hardware={"sampler_tensor": 4})
+    assert list(programs_of(made)) == ["update", "attention"]
+    kernel = programs_of(made)["attention"]
+    assert (kernel.accelerator, kernel.devices, kernel.tensor, kernel.sequences) == ("v6e-4", 4, 4, 64)
+    assert (kernel.tokens, kernel.page_size) == (2048, None)
+    line = "compiled, too: vLLM attention kernel of 64 x 1024 tokens, 4 devices of v6e-4"
+    assert line in table(preflight.preflight(made, stand_in())).splitlines()
 
 
 def test_a_sampler_on_chips_of_its_own():

@@ -27,6 +27,8 @@ COMMANDS = {
     "absurd": [*TINY, *ABSURD],
     "two processes": [*TINY, "hardware.processes=2", "hardware.sampler_tensor=2"],
     "pallas": [*TINY, "loss.implementation=pallas", "grpo.beta=0.04"],
+    "vllm": [*TINY, "rollout.engine=vllm"],
+    "no kernel": [*TINY, "rollout.engine=vllm", "rollout.vllm.options={block_size: 17}"],
 }
 
 
@@ -50,9 +52,10 @@ def done(root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(done):
-    for process in done.values():
+    compiled = {name: process for name, process in done.items() if name != "no kernel"}
+    for process in compiled.values():
         assert process.returncode in (0, 1), process.stderr
-    return {name: Result.model_validate_json(process.stdout.splitlines()[-1]) for name, process in done.items()}
+    return {name: Result.model_validate_json(process.stdout.splitlines()[-1]) for name, process in compiled.items()}
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +137,16 @@ def test_the_counted_work_is_that_of_the_model(results, sizes):
     tokens_per_chip = 8 * 88 / 4
     attention = 2 * 2 * 88 * sizes["num_attention_heads"] * sizes["head_dim"] * sizes["num_hidden_layers"]
     assert 6 * parameters(sizes) < update.work.flops / tokens_per_chip < 8 * parameters(sizes) + 4 * attention
+
+
+def test_the_attention_kernel_of_vllm_is_compiled_or_the_recipe_is_refused_in_one_line(done, results, sizes):
+    update, kernel = results["vllm"].programs
+    assert (update.kind, kernel.kind) == ("update", "attention")
+    # One layer's cache is written where it is: keys and values of 128 x 88 tokens at least, in bfloat16.
+    assert kernel.compilation.code > 0 and kernel.compilation.aliased >= 2 * 2 * sizes["head_dim"] * 128 * 88
+    refusal = done["no kernel"].stderr.splitlines()[-1]
+    assert (done["no kernel"].returncode, done["no kernel"].stdout) == (2, "") and "in blocks of 17 tokens" in refusal
+    assert refusal.startswith("error: rollout.engine=vllm: tpu-inference has no attention kernel for 2 query and 1 ")
 
 
 def test_an_absurd_micro_batch_does_not_fit_and_hints_are_given(done, results):
