@@ -81,12 +81,11 @@ def grade(
 
 def _notebook_of(number: str) -> Path:
     """The lesson's notebook: the student's, else, in the teacher's copy, the one with the solutions."""
-    root, lesson = environment.repo_root(), number.partition(".")[0]
-    names = [f"{int(lesson):02}_*.ipynb"] if lesson.isdecimal() else []
-    for folder in (root / "exercises", root / "teaching" / "exercises"):
-        for path in (found for name in names for found in sorted(folder.glob(name))):
-            return path
-    raise CourseError(f"there is no notebook for exercise {number} in {root / 'exercises'}; name it after the number")
+    folders = [environment.repo_root() / "exercises", environment.repo_root() / "teaching" / "exercises"]
+    pattern = f"{number.partition('.')[0].zfill(2)}_*.ipynb"
+    if found := [path for folder in folders for path in sorted(folder.glob(pattern))]:
+        return found[0]
+    raise CourseError(f"{folders[0]} has no notebook {pattern}; give the notebook's path as the second argument")
 
 
 if __name__ == "__main__":
