@@ -16,7 +16,8 @@ import numpy as np
 
 from grpo_teach import worker
 
-SECONDS = 10
+SECONDS = 10  # of computing; a busy machine costs nobody points
+WAIT = 3  # times as long by the clock, for what sleeps
 MEMORY = 2**30  # bytes of address space, Python and NumPy included
 OUTPUT = 2**24  # bytes of results
 
@@ -42,9 +43,9 @@ class Call:
     arguments: tuple
 
 
-def run(code: str, calls: Sequence[Call], seconds: float = SECONDS) -> list[Any]:
+def run(code: str, calls: Sequence[Call], seconds: int = SECONDS) -> list[Any]:
     """One value or `Failed` per call, of functions that `code` defines.  All calls share one process and its limits."""
-    limits = {"RLIMIT_CPU": int(seconds) + 1, "RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": OUTPUT}
+    limits = {"RLIMIT_CPU": (seconds, seconds + 1), "RLIMIT_AS": (MEMORY, MEMORY), "RLIMIT_FSIZE": (OUTPUT, OUTPUT)}
     task = {
         "code": code,
         "calls": [[call.function, call.harness, worker.encode(call.arguments)] for call in calls],
@@ -56,7 +57,7 @@ def run(code: str, calls: Sequence[Call], seconds: float = SECONDS) -> list[Any]
     return found + [Failed(reason)] * (len(calls) - len(found))
 
 
-def _results(task: str, seconds: float) -> tuple[list[str], str]:
+def _results(task: str, seconds: int) -> tuple[list[str], str]:
     """The complete lines that the process wrote, and why it wrote no more."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         # -S and -I: neither this repository nor the variables of this process are there.
@@ -64,15 +65,12 @@ def _results(task: str, seconds: float) -> tuple[list[str], str]:
             [sys.executable, "-I", "-S", worker.__file__], stdin=subprocess.PIPE, stdout=output,
             stderr=subprocess.DEVNULL, cwd=folder, env={"OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
-        reason = f"stopped after {seconds:g} seconds"
         try:
-            process.communicate(task.encode(), timeout=seconds)
-            if process.returncode >= 0:
-                reason = "the function ended its process"
-            elif process.returncode != -signal.SIGXCPU:
-                reason = f"the process was ended by {signal.Signals(-process.returncode).name}"
+            process.communicate(task.encode(), timeout=WAIT * seconds)
+            stopped = process.returncode == -signal.SIGXCPU
+            reason = f"stopped after {seconds} seconds" if stopped else "the function ended its process"
         except subprocess.TimeoutExpired:
-            pass
+            reason = f"stopped after {WAIT * seconds} seconds without a result"
         with contextlib.suppress(ProcessLookupError):  # whatever is left of it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -53,8 +53,8 @@ def main() -> None:
     sys.path.append(task["packages"])
     import numpy
 
-    for name, value in task["limits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
+    for name, values in task["limits"].items():
+        resource.setrlimit(getattr(resource, name), tuple(values))
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))
     space: dict[str, Any] = {"__name__": "submission"}
     failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space))
