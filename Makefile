@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks zh translations lint lock tiny-base bench clean
+.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -59,6 +59,14 @@ lint: setup ## check style, import directions, sizes and types
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
+
+student: setup .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
+	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student $(OUT)
+
+# nbgrader cuts the notebooks, in an environment of its own: students never install it.
+.venv-teach/.complete: requirements/teach.lock
+	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) .venv-teach
+	@$(VENV)/bin/uv pip install --quiet --python .venv-teach --require-hashes -r requirements/teach.lock && touch $@
 
 tiny-base: setup ## for authors: train the tiny base model again
 	@$(PY) tools/make_tiny_base.py

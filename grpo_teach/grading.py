@@ -1,0 +1,133 @@
+"""The grade of one exercise of one student."""
+
+import ast
+import copy
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_lib.common import environment
+from grpo_teach import limited
+from grpo_teach.limited import Call, Failed
+from grpo_teach.notebooks import Exercise, read_exercises
+from grpo_teach.parts import Part, close
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Points of an exercise, and what was missed: "part: reason"."""
+
+    exercise: Exercise
+    points: float
+    missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A part with what the solution returns, and the source of its harness."""
+
+    part: Part
+    want: list[Any]
+    function: str
+    harness: str
+
+    @property
+    def calls(self) -> list[Call]:
+        return [Call(self.function, self.harness, arguments) for arguments in self.part.inputs]
+
+
+def teachers_exercises() -> dict[str, Exercise]:
+    """All exercises with their solutions, by number."""
+    paths = sorted((environment.repo_root() / "teaching" / "exercises").glob("*.ipynb"))
+    return {number: one for path in paths for number, one in read_exercises(Path(path)).items()}
+
+
+def grade(exercise: Exercise, code: str, seeds: Sequence[int]) -> list[Grade]:
+    """One grade per seed for the functions that `code` defines, each seed with inputs of its own.
+
+    The code runs in a process of its own, for all seeds together, with limits; see the package's docstring.
+    """
+    plans = [planned(exercise, seed) for seed in seeds]
+    got: dict[int, list[Any]] = {}
+    for turn in range(max(one.part.processes for one in plans[0])):
+        asked = [one for plan in plans for one in plan if turn < one.part.processes]
+        calls = [call for one in asked for call in one.calls]
+        values = iter(limited.run(code, calls, limited.SECONDS * len(seeds)))
+        for one in asked:
+            got.setdefault(id(one), []).extend(next(values) for _ in one.part.inputs)
+    return [_grade(exercise, [_missed(one, got[id(one)]) for one in plan]) for plan in plans]
+
+
+def points_here(number: str, hidden: Callable, space: Mapping[str, Any]) -> float:
+    """Points for functions in this process: for a cell of nbgrader's own autograde, which reads the last value.
+
+    Nothing is isolated there: the student's code can change what this function uses.  `grade` is the one to rely on.
+    """
+    exercise = teachers_exercises()[number]
+    plan = _plan(exercise, hidden, secrets.randbits(32))
+    return _grade(
+        exercise, [_missed(one, _values(one.part, space[one.function]) * one.part.processes) for one in plan]
+    ).points
+
+
+@functools.lru_cache(maxsize=256)  # the same for all students
+def planned(exercise: Exercise, seed: int) -> list[Planned]:
+    """The parts of a teacher's exercise, with inputs of this seed."""
+    hidden: dict[str, Any] = {}
+    exec(compile(exercise.hidden, f"hidden tests of {exercise.number}", "exec"), hidden)
+    return _plan(exercise, hidden["hidden"], seed)
+
+
+def _plan(exercise: Exercise, hidden: Callable, seed: int) -> list[Planned]:
+    solution: dict[str, Any] = {"__name__": "solution"}
+    exec(compile(exercise.code, f"solution of {exercise.number}", "exec"), solution)
+    sources = {node.name: ast.unparse(node) for node in exercise.hidden.body if isinstance(node, ast.FunctionDef)}
+    rng, plan = np.random.default_rng([seed, *map(int, exercise.number.split("."))]), []
+    for part in hidden(rng):
+        function = part.function or exercise.functions[0]
+        harness = sources[part.harness.__name__] if part.harness else ""
+        plan.append(Planned(part, _values(part, solution[function]), function, harness))
+    return plan
+
+
+def _values(part: Part, function: Callable) -> list[Any]:
+    return [_value(part, function, copy.deepcopy(arguments)) for arguments in part.inputs]
+
+
+def _value(part: Part, function: Callable, arguments: tuple) -> Any:
+    try:
+        return part.harness(function, *arguments) if part.harness else function(*arguments)
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}")
+
+
+def _missed(one: Planned, got: list[Any]) -> str:
+    """Why a part does not count; "" if it does."""
+    pairs = list(zip(got, one.want * one.part.processes, strict=True))
+    failed = [value.reason for value, want in pairs if isinstance(value, Failed) and not same(one.part, value, want)]
+    try:
+        with np.errstate(all="ignore"):
+            passed = one.part.passes(got, one.want) if one.part.passes else all(same(one.part, *pair) for pair in pairs)
+    except Exception:  # a value of another type or shape
+        passed = False
+    return "" if passed and not failed else f"{one.part.name}: {failed[0] if failed else 'not right'}"
+
+
+def same(part: Part, got: Any, want: Any) -> bool:
+    """Whether two values are equal; two errors are if they have the same type."""
+    if isinstance(got, Failed) or isinstance(want, Failed):
+        return isinstance(got, Failed) and isinstance(want, Failed) and got.kind == want.kind
+    try:
+        return close(got, want, part.tolerance)
+    except (AttributeError, TypeError, ValueError):  # a value of another type or shape
+        return False
+
+
+def _grade(exercise: Exercise, verdicts: Sequence[str]) -> Grade:
+    missed = tuple(filter(None, verdicts))
+    return Grade(exercise, round(exercise.points * (1 - len(missed) / len(verdicts)), 2), missed)

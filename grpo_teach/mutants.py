@@ -1,0 +1,108 @@
+"""Wrong answers to an exercise, which must not get full marks: `mistakes` less, `without_work` none.
+
+The usual mistakes are in the hidden part of the exercise's test cell, as MISTAKES: name → the whole cell of the
+function, or pairs (text of the solution, what is there instead).
+"""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from grpo_teach import worker
+from grpo_teach.notebooks import Exercise
+
+# Values in the form of the right ones: what a constant of the right shape would be.
+_BLANK = """
+def _blank(function):
+    import numpy as np
+    def filled(value):
+        if isinstance(value, dict):
+            return {key: filled(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [filled(one) for one in value]
+        return np.full(np.shape(value), FILLER) if np.ndim(value) else FILLER
+    return lambda *arguments, **keywords: filled(function(*arguments, **keywords))
+"""
+_READER = """
+import json
+with open(PATH, encoding="utf-8") as file:
+    cells = json.load(file)["cells"]
+exec("".join(next(cell for cell in cells if cell["id"] == NAME)["source"]))
+"""
+
+
+def mistakes(exercise: Exercise) -> dict[str, str]:
+    """The usual mistakes by name, as the code that a student would hand in.
+
+    Raises:
+      ValueError: a text that is replaced is not in the solution exactly once.
+    """
+    assigned = {
+        ast.unparse(node.targets[0]): node.value for node in exercise.hidden.body if isinstance(node, ast.Assign)
+    }
+    found: dict[str, Any] = ast.literal_eval(assigned["MISTAKES"])
+    return {name: change if isinstance(change, str) else _changed(exercise, change) for name, change in found.items()}
+
+
+def without_work(exercise: Exercise) -> dict[str, str]:
+    """Answers that cost no work, by name; the last one reads the solution from the disk."""
+    names = exercise.functions
+    constants = {
+        "empty": dict.fromkeys(names, "raise NotImplementedError()"),
+        "None": dict.fromkeys(names, "return None"),
+        "the public example": {name: f"return {_literal(value)}" for name, value in _first_values(exercise).items()},
+    }
+    blanks = {"zeros": "0.0", "NaN": "float('nan')", "ones": "1.0"}
+    solution = exercise.code + "\n" + _BLANK + "\n".join(f"{name} = _blank({name})" for name in names)
+    cell = f"ex-{exercise.number.replace('.', '-')}"
+    return {
+        **{kind: _functions(bodies) for kind, bodies in constants.items()},
+        **{kind: solution.replace("FILLER", filler) for kind, filler in blanks.items()},
+        "reads the solution": _READER.replace("PATH", repr(str(exercise.path))).replace("NAME", repr(cell)),
+    }
+
+
+def _functions(bodies: dict[str, str]) -> str:
+    return "\n".join(f"def {name}(*_, **__): {body}" for name, body in bodies.items())
+
+
+def _changed(exercise: Exercise, pairs: list[tuple[str, str]]) -> str:
+    code = exercise.code
+    for old, new in pairs:
+        if code.count(old) != 1:
+            raise ValueError(
+                f"exercise {exercise.number}: {old!r} is in the solution {code.count(old)} times, not once"
+            )
+        code = code.replace(old, new)
+    return code
+
+
+def _first_values(exercise: Exercise) -> dict[str, Any]:
+    """What each function returned first while the public cases ran."""
+    space: dict[str, Any] = {}
+    exec(exercise.code, space)
+    first: dict[str, Any] = {}
+
+    def recorded(name: str, function: Callable) -> Callable:
+        return lambda *arguments, **keywords: _keep(first, name, function(*arguments, **keywords))
+
+    space.update({name: recorded(name, space[name]) for name in exercise.functions})
+    exec(exercise.public, space)
+    return first
+
+
+def _keep(first: dict[str, Any], name: str, value: Any) -> Any:
+    return first.setdefault(name, value) if name not in first else value
+
+
+def _literal(value: Any) -> str:
+    """Python source of a value, arrays as lists."""
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, list):
+            return [plain(part) for part in one]
+        if not isinstance(one, dict):
+            return one
+        return one["array"] if "array" in one else {key: plain(part) for key, part in one["dict"].items()}
+
+    return repr(plain(worker.encode(value)))

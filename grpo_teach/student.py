@@ -1,0 +1,65 @@
+"""Cut what students get: `make student`, with nbgrader (requirements/teach.lock), which students never install.
+
+The student build is this repository's tracked files without the teacher's, and exercises/ with the notebooks as
+nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Seeds are in no file at all.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+
+# Of grpo_teach, what `grpo check` needs.
+STUDENTS_KEEP = ("__init__", "cli", "check", "notebooks")
+TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
+
+
+def build(root: Path, output: Path) -> list[Path]:
+    """Write the student build to `output`, which is replaced, and return the exercises' notebooks.
+
+    Raises:
+      CourseError: nbgrader is not installed, or output is a folder with other contents.
+    """
+    if output.exists() and not (output / "exercises").is_dir():
+        raise CourseError(f"{output} is not a student build; name another folder")
+    shutil.rmtree(output, ignore_errors=True)
+    kept = {f"grpo_teach/{name}.py" for name in STUDENTS_KEEP}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (name in kept or not name.startswith(TEACHERS)) and (root / name).is_file():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, output / name)
+    return [cut(path, output / "exercises") for path in sorted((root / "teaching" / "exercises").glob("*.ipynb"))]
+
+
+def cut(path: Path, folder: Path) -> Path:
+    """Write the student's version of a teacher's notebook to `folder`."""
+    try:
+        from nbgrader import preprocessors
+    except ImportError:
+        raise CourseError("make student needs nbgrader; it installs requirements/teach.lock into .venv-teach") from None
+    notebook = nbformat.read(path, as_version=4)
+    for name in ("LockCells", "ClearSolutions", "ClearOutput", "ClearHiddenTests", "CheckCellMetadata"):
+        notebook, _ = getattr(preprocessors, name)().preprocess(notebook, {})
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, folder / path.name)
+    return folder / path.name
+
+
+def main() -> None:
+    root = environment.repo_root()
+    output = Path(sys.argv[1]) if len(sys.argv) > 1 else root / "build" / "student"
+    try:
+        notebooks = build(root, output)
+    except CourseError as error:
+        sys.exit(f"error: {error}")
+    print(f"{output}: the course with {len(notebooks)} notebooks of exercises, without solutions and hidden tests")
+
+
+if __name__ == "__main__":
+    main()

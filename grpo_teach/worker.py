@@ -1,0 +1,107 @@
+"""The process that runs a student's function.  grpo_teach.limited starts it: python -I -S worker.py < task > results
+
+It gets code and inputs, and never an expected value.  One line of JSON per call comes back: a value or an error.
+The package's docstring says what this isolates and what it does not.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# Events of Python's audit hooks that end with an error once the student's code runs.  Those that open or list a path
+# are allowed for Python's own library and NumPy, which import parts of themselves late.
+READS = ("open", "os.listdir", "os.scandir")
+REFUSED = ("os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pty.", "sqlite3.", "urllib.", "http.")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def encode(value: Any) -> Any:
+    """A value as JSON can hold it: arrays keep their dtype, tuples become lists.  Raises TypeError."""
+    if isinstance(value, dict):
+        return {"dict": {str(key): encode(one) for key, one in value.items()}}
+    if isinstance(value, list | tuple):
+        return [encode(one) for one in value]
+    if type(value).__module__ == "numpy":
+        return {"array": value.tolist(), "dtype": str(value.dtype)} if value.shape else value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a value of type {type(value).__name__} was returned")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`; every call makes new lists and arrays."""
+    if isinstance(value, list):
+        return [decode(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "dict" in value:
+        return {key: decode(one) for key, one in value["dict"].items()}
+    import numpy as np
+
+    return np.array(value["array"], value["dtype"])
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    results = os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):  # what the student's code prints is not a result
+        os.dup2(nothing, stream)
+    sys.path.append(task["packages"])
+    import numpy
+
+    for name, values in task["limits"].items():
+        resource.setrlimit(getattr(resource, name), tuple(values))
+    sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))
+    space: dict[str, Any] = {"__name__": "submission"}
+    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space))
+    for function, harness, inputs in task["calls"]:
+        line = failed if "error" in failed else _line(lambda: _call(space, function, harness, inputs))  # noqa: B023
+        results.write(line + "\n")
+        results.flush()  # results before an endless loop count
+
+
+def _call(space: dict[str, Any], function: str, harness: str, inputs: list[Any]) -> Any:
+    import numpy as np
+
+    if function not in space:
+        raise NameError(f"there is no function {function}")
+    tools: dict[str, Any] = {"np": np, "call": lambda student, *arguments: student(*arguments)}
+    exec(harness, tools)
+    called = tools[harness.partition("def ")[2].partition("(")[0] or "call"]
+    return called(space[function], *decode(inputs))
+
+
+def _line(run: Callable[[], Any]) -> str:
+    """The line for a call."""
+    try:
+        return json.dumps({"value": encode(run())})
+    except BaseException as error:  # SystemExit and MemoryError as well
+        said = (str(error).splitlines() or [""])[0][:200]
+        return json.dumps({"error": f"{type(error).__name__}: {said}".rstrip(": ")})
+
+
+def _refuse_all_but(library: str, package: str) -> Callable[[str, tuple], None]:
+    """An audit hook: only Python's library, without the packages in it, and the folder of one package are read."""
+    real = os.path.realpath
+    library, package = (real(folder) + os.sep for folder in (library, package))
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event in READS:
+            path = arguments[0] if isinstance(arguments[0], str) else ""
+            place = real(path) + "/"
+            writes = event == "open" and (arguments[2] or 0) & WRITES
+            own = place.startswith(library) and "-packages" not in place
+            if writes or not (own or place.startswith(package)):
+                raise PermissionError(f"the grader does not open {path}")
+        elif event.startswith(REFUSED):
+            raise PermissionError(f"the grader does not allow {event}")
+
+    return hook
+
+
+if __name__ == "__main__":
+    main()
