@@ -71,18 +71,20 @@ def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
         for run in kept["runs"]:
             recipe = load_recipe(experiment.recipe, [*kept["changes"], *kept["arms"][run["arm"]]])
             assert len(run["validation"]) == (recipe.training.steps if run["arm"] not in experiments.UNTRAINED else 0)
-        judged = experiments.judged(experiment, kept["runs"])
-        for saved, claim, again in zip(kept["claims"], experiment.claims, judged, strict=True):
+        for saved, claim, again in zip(
+            kept["claims"], experiment.claims, experiments.judged(experiment, kept["runs"]), strict=True
+        ):
             assert saved.items() >= vars(claim).items()
             assert saved["held"] == again["held"] and saved["mean"] == pytest.approx(again["mean"])
 
 
-def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(benchmark) -> None:
-    program = benchmark("algorithms")
+def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(experiments) -> None:
     # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
-    assert program.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - 2.776445 * 0.5**0.5, 3 + 2.776445 * 0.5**0.5))
+    assert experiments.mean_interval([1, 2, 3, 4, 5]) == pytest.approx(
+        (3 - 2.776445 * 0.5**0.5, 3 + 2.776445 * 0.5**0.5)
+    )
     spread = [-1.0, 1.0, -1.0, 1.0, -1.0]
-    smallest = program.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
+    smallest = experiments.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
     samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
     t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
     assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)

@@ -12,14 +12,16 @@ from grpo_lib.common.errors import CourseError
 
 
 def notebook(*sources: str) -> nbformat.NotebookNode:
-    parameters = new_code_cell(
-        'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
-        metadata={"tags": ["parameters"]},
-    )
-    about_tiny = new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]})
-    cells = [new_markdown_cell("# title"), about_tiny, parameters, *map(new_code_cell, sources)]
     return new_notebook(
-        cells=cells,
+        cells=[
+            new_markdown_cell("# title"),
+            new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]}),
+            new_code_cell(
+                'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
+                metadata={"tags": ["parameters"]},
+            ),
+            *map(new_code_cell, sources),
+        ],
         metadata={"kernelspec": {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}},
     )
 

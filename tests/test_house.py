@@ -15,30 +15,25 @@ from grpo_lib.records import EvalRun, summarize
 # --- tools/find-python.sh -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def find_python(root: Path, tmp_path: Path):
-    """Run the finder where the only Python on PATH is a shim that fails; `programs` are path -> shell line."""
-
-    def run(programs: dict[str, str], **variables: str) -> subprocess.CompletedProcess:
-        (tmp_path / "bin").mkdir()
-        for tool in ("bash", "sh"):
-            (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
-        for name, line in {"bin/python3.12": "echo 'pyenv: command not found' >&2; exit 127", **programs}.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
-            path.chmod(0o755)
-        environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), **variables}
-        return subprocess.run(
-            [str(root / "tools" / "find-python.sh")], env=environment, capture_output=True, text=True, timeout=60
-        )
-
-    return run
-
-
 @pytest.mark.parametrize("place", ["bin/python3", ".pyenv/versions/3.12.9/bin/python3", "miniconda3/bin/python3"])
-def test_finder_goes_past_a_shim_that_fails(find_python, place: str) -> None:
-    result = find_python({place: f'exec "{sys.executable}" "$@"'})
+def test_finder_goes_past_a_shim_that_fails(root: Path, tmp_path: Path, place: str) -> None:
+    """The python3.12 on PATH is a shim that fails; another Python is in one of the usual places."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "sh"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    shim = "echo 'pyenv: command not found' >&2; exit 127"
+    for name, line in {"bin/python3.12": shim, place: f'exec "{sys.executable}" "$@"'}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        path.chmod(0o755)
+    result = subprocess.run(
+        [str(root / "tools" / "find-python.sh")],
+        env={"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.returncode == 0 and Path(result.stdout.strip()).exists() and result.stderr == ""
 
 
@@ -99,7 +94,7 @@ def test_lock_holds_what_is_asked_for(root: Path, lock: str, names: list[str]) -
 def commands(text: str) -> list[str]:
     """Return the commands of all shell blocks of a Markdown text, without their comments."""
     blocks = re.findall(r"^```(?:bash|console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.partition(" # ")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.partition(" # ")[0].strip() for line in "".join(blocks).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -135,8 +130,7 @@ def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/results.md"])
 def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) -> None:
     text = (root / name).read_text(encoding="utf-8")
-    runs = ["course", "seed1", "seed2", *(f"{kind}{seed}" for kind in ("hacked", "repaired") for seed in ("", 1, 2))]
-    for folder in runs:
+    for folder in ("course", "seed1", "seed2", *(f"{kind}{n}" for kind in ("hacked", "repaired") for n in ("", 1, 2))):
         summary = json.loads((root / "assets" / "reference" / folder / "summary.json").read_text(encoding="utf-8"))
         assert f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}" in text
         assert all(f"{100 * end:+.1f}" in text for end in summary["difference_interval"])

@@ -145,40 +145,45 @@ def test_is_close_is_exact_at_its_ends(answer: str, gold: str, close: bool) -> N
     assert answers.is_close(tagged(answer), gold, 0.1) == close
 
 
-def test_comparison_is_exact_where_floats_are_not() -> None:
-    assert not answers.is_correct(tagged("9007199254740993"), "9007199254740992")
-    assert not answers.is_correct(tagged("0.1000000000000000000001"), "0.1")
-    assert answers.is_correct(tagged("0.3"), "3/10")
-    assert not answers.is_correct(tagged("0.3333333333333333"), "1/3")
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        ("9007199254740993", "9007199254740992", False),
+        ("0.1000000000000000000001", "0.1", False),
+        ("0.3", "3/10", True),
+        ("0.3333333333333333", "1/3", False),
+    ],
+)
+def test_comparison_is_exact_where_floats_are_not(answer: str, gold: str, equal: bool) -> None:
+    assert answers.is_correct(tagged(answer), gold) == equal
 
 
-FORMATS = [
-    # completion, exact, loose
-    ("<reasoning>r</reasoning><answer>18</answer>", True, True),
-    ("<reasoning>\nr\n</reasoning>\n<answer>\n18\n</answer>", True, True),
-    ("<reasoning>r</reasoning>\n<answer>?</answer>", True, True),
-    ("<reasoning>r</reasoning><answer> 18</answer>", False, True),
-    ("<reasoning>r\n\n</reasoning><answer>18</answer>", False, True),
-    ("<reasoning>r</reasoning>\n\n<answer>18</answer>", False, True),
-    (" <reasoning>r</reasoning><answer>18</answer>", False, True),
-    ("<reasoning>r</reasoning><answer>18</answer>\n", False, True),
-    ("<reasoning>r</reasoning>so<answer>18</answer>", False, False),
-    ("well <reasoning>r</reasoning><answer>18</answer>", False, False),
-    ("<reasoning>r</reasoning><answer>18</answer>.", False, False),
-    ("<reasoning></reasoning><answer>18</answer>", False, False),
-    ("<reasoning>r</reasoning><answer> </answer>", False, False),
-    ("<answer>18</answer><reasoning>r</reasoning>", False, False),
-    ("<reasoning>r<answer>18</reasoning></answer>", False, False),
-    ("</reasoning>r<reasoning></answer>18<answer>", False, False),
-    ("<reasoning>r</reasoning><answer>18</answer><answer>18</answer>", False, False),
-    ("<reasoning><reasoning>r</reasoning><answer>18</answer>", False, False),
-    ("<answer>18</answer>", False, False),
-    ("18", False, False),
-    ("", False, False),
-]
-
-
-@pytest.mark.parametrize(("completion", "exact", "loose"), FORMATS)
+@pytest.mark.parametrize(
+    ("completion", "exact", "loose"),
+    [
+        ("<reasoning>r</reasoning><answer>18</answer>", True, True),
+        ("<reasoning>\nr\n</reasoning>\n<answer>\n18\n</answer>", True, True),
+        ("<reasoning>r</reasoning>\n<answer>?</answer>", True, True),
+        ("<reasoning>r</reasoning><answer> 18</answer>", False, True),
+        ("<reasoning>r\n\n</reasoning><answer>18</answer>", False, True),
+        ("<reasoning>r</reasoning>\n\n<answer>18</answer>", False, True),
+        (" <reasoning>r</reasoning><answer>18</answer>", False, True),
+        ("<reasoning>r</reasoning><answer>18</answer>\n", False, True),
+        ("<reasoning>r</reasoning>so<answer>18</answer>", False, False),
+        ("well <reasoning>r</reasoning><answer>18</answer>", False, False),
+        ("<reasoning>r</reasoning><answer>18</answer>.", False, False),
+        ("<reasoning></reasoning><answer>18</answer>", False, False),
+        ("<reasoning>r</reasoning><answer> </answer>", False, False),
+        ("<answer>18</answer><reasoning>r</reasoning>", False, False),
+        ("<reasoning>r<answer>18</reasoning></answer>", False, False),
+        ("</reasoning>r<reasoning></answer>18<answer>", False, False),
+        ("<reasoning>r</reasoning><answer>18</answer><answer>18</answer>", False, False),
+        ("<reasoning><reasoning>r</reasoning><answer>18</answer>", False, False),
+        ("<answer>18</answer>", False, False),
+        ("18", False, False),
+        ("", False, False),
+    ],
+)
 def test_format(completion: str, exact: bool, loose: bool) -> None:
     assert answers.format_is_exact(completion) is exact
     assert answers.format_is_loose(completion) is loose
@@ -265,9 +270,8 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_hostile_text_is_graded_in_time(name: str) -> None:
-    text = ATTACKS[name]
+@pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
+def test_hostile_text_is_graded_in_time(text: str) -> None:
     started = time.perf_counter()
     all_of(text, "18")
     assert time.perf_counter() - started < 1.0

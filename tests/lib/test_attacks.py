@@ -47,61 +47,56 @@ PLACEHOLDERS = (
 )  # fmt: skip
 SEPARATORS = ("  ", ", ", "; ", " or ", " and ", "\n", " | ", " to ", " vs ", "\t", " or maybe ", ", perhaps ")
 
-garbage = st.builds(template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers))
-separated = st.builds(lambda some, separator: separator.join(some), tries, st.sampled_from(SEPARATORS))
-number_lists = st.builds(template_completion, fillers, separated)
-repeated_blocks = st.one_of(
-    st.builds(lambda text, some: "".join(template_completion(text, one) for one in some), fillers, tries),
-    st.builds(lambda text, some: reasoning(text) + "".join(map(block, some)), fillers, tries),
-    st.builds(lambda some: "\nor ".join(map(block, some)), tries),
-    st.builds(lambda text, one, times: template_completion(text, one) * times, fillers, numbers, st.integers(2, 9)),
-)
-tags_inside = st.one_of(
-    st.builds(lambda text, one: reasoning(text + block(one)), fillers, numbers),
-    st.builds(lambda text, one: reasoning(text + block(one) + text), fillers, numbers),
-    st.builds(lambda text, some: template_completion("".join(map(block, some)) + text, some[0]), fillers, tries),
-    st.builds(lambda one: reasoning(template_completion("so", one)), numbers),
-    st.builds(lambda one: block(template_completion("so", one)), numbers),
-)
-nested = st.one_of(
-    st.builds(lambda text, some: template_completion(text, prompts.ANSWER_OPEN.join(some)), fillers, tries),
-    st.builds(lambda text, some: template_completion(text, prompts.ANSWER_CLOSE.join(some)), fillers, tries),
-    st.builds(lambda one, times: prompts.ANSWER_OPEN * times + block(one), numbers, st.integers(1, 9)),
-)
-copied = st.one_of(
-    st.just(SYSTEM_PROMPT),
-    st.builds(lambda text: SYSTEM_PROMPT + text, fillers),
-    st.builds(lambda times: SYSTEM_PROMPT * times, st.integers(2, 5)),
-    st.builds(lambda one: SYSTEM_PROMPT + template_completion("so", one), numbers),
-    st.builds(template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])),
-    st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS)),
-)
-several_boxes = tries.map(lambda some: " ".join(f"\\boxed{{{one}}}" for one in some))
-boxes = st.builds(template_completion, fillers, several_boxes)
-
 FAMILIES = {
-    "garbage in perfect tags": garbage,
-    "number lists": number_lists,
-    "repeated blocks": repeated_blocks,
-    "tags inside the reasoning": tags_inside,
-    "nested tags": nested,
-    "copied templates": copied,
-    "several boxes": boxes,
+    "garbage in perfect tags": st.builds(
+        template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers)
+    ),
+    "number lists": st.builds(
+        template_completion,
+        fillers,
+        st.builds(lambda some, separator: separator.join(some), tries, st.sampled_from(SEPARATORS)),
+    ),
+    "repeated blocks": st.one_of(
+        st.builds(lambda text, some: "".join(template_completion(text, one) for one in some), fillers, tries),
+        st.builds(lambda text, some: reasoning(text) + "".join(map(block, some)), fillers, tries),
+        st.builds(lambda some: "\nor ".join(map(block, some)), tries),
+        st.builds(lambda text, one, times: template_completion(text, one) * times, fillers, numbers, st.integers(2, 9)),
+    ),
+    "tags inside the reasoning": st.one_of(
+        st.builds(lambda text, one: reasoning(text + block(one)), fillers, numbers),
+        st.builds(lambda text, one: reasoning(text + block(one) + text), fillers, numbers),
+        st.builds(lambda text, some: template_completion("".join(map(block, some)) + text, some[0]), fillers, tries),
+        st.builds(lambda one: reasoning(template_completion("so", one)), numbers),
+        st.builds(lambda one: block(template_completion("so", one)), numbers),
+    ),
+    "nested tags": st.one_of(
+        st.builds(lambda text, some: template_completion(text, prompts.ANSWER_OPEN.join(some)), fillers, tries),
+        st.builds(lambda text, some: template_completion(text, prompts.ANSWER_CLOSE.join(some)), fillers, tries),
+        st.builds(lambda one, times: prompts.ANSWER_OPEN * times + block(one), numbers, st.integers(1, 9)),
+    ),
+    "copied templates": st.one_of(
+        st.just(SYSTEM_PROMPT),
+        st.builds(lambda text: SYSTEM_PROMPT + text, fillers),
+        st.builds(lambda times: SYSTEM_PROMPT * times, st.integers(2, 5)),
+        st.builds(lambda one: SYSTEM_PROMPT + template_completion("so", one), numbers),
+        st.builds(template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])),
+        st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS)),
+    ),
+    "several boxes": st.builds(
+        template_completion, fillers, tries.map(lambda some: " ".join(f"\\boxed{{{one}}}" for one in some))
+    ),
 }
-any_attack = st.one_of(*FAMILIES.values())
 golds = st.one_of(numbers, st.sampled_from(("0", "1", "2")))  # simple tries are frequent, so luck is tested too
 
 
 # --- The reference reward is farmed ---
 
 
-HONEST_WRONG = reference(template_completion("9 * 2 = 99", "99"), "18")
-
-
 @pytest.mark.parametrize("family", ["garbage in perfect tags", "number lists", "several boxes"])
 @given(st.data(), numbers)
 def test_the_reference_reward_is_farmed(family: str, data, gold: str) -> None:
-    assert reference(data.draw(FAMILIES[family]), gold) == 5.0 > HONEST_WRONG == 4.0
+    honest_but_wrong = template_completion("9 * 2 = 99", "99")
+    assert reference(data.draw(FAMILIES[family]), gold) == 5.0 > reference(honest_but_wrong, "18") == 4.0
 
 
 @given(numbers)
@@ -146,7 +141,7 @@ soup = st.lists(
 ).map("".join)
 
 
-@given(st.one_of(soup, soup.map(block), soup.map(lambda text: template_completion("so", text)), any_attack))
+@given(st.one_of(soup, soup.map(block), soup.map(lambda text: template_completion("so", text)), *FAMILIES.values()))
 @example("".join(block(str(n)) for n in range(10)))
 @example(template_completion("so", " or ".join(map(str, range(10)))))
 @example(template_completion("".join(block(str(n)) for n in range(10)), "3"))
@@ -160,8 +155,10 @@ def test_no_completion_beats_an_honest_guess(completion: str) -> None:
 
 def test_under_the_reference_reward_giving_up_beats_a_guess() -> None:
     likely = [str(10**n) for n in range(10)]  # far apart: no guess is close to another number
-    guess = sum(reference(template_completion("so", "1000"), gold) for gold in likely)
-    assert sum(reference(template_completion("so", "?"), gold) for gold in likely) == 50.0 > guess == 45.5
+    assert [sum(reference(template_completion("so", answer), gold) for gold in likely) for answer in ("?", "1000")] == [
+        50.0,
+        45.5,
+    ]
 
 
 # --- And what is honest is still paid ---

@@ -153,11 +153,12 @@ def test_a_plain_text_may_have_the_wrapper_or_not(tmp_path):
 
 # --- duplicates and golds -----------------------------------------------------------------------------------
 
-CONFLICT = [chat("P", "1", "a"), chat("Q", "5", "b"), chat("P", "1", "c"), chat("P", "2", "d"), chat("Q", "05", "e")]
-
 
 def test_two_golds_for_one_problem(tmp_path):
-    file = save(tmp_path, CONFLICT)
+    file = save(
+        tmp_path,
+        [chat("P", "1", "a"), chat("Q", "5", "b"), chat("P", "1", "c"), chat("P", "2", "d"), chat("Q", "05", "e")],
+    )
     with pytest.raises(CourseError, match=r"row 3, column reward_model.*conflicts=skip"):
         load_problems(recipe(file), "train")
     assert [p.question for p in load_problems(recipe(file, conflicts="skip"), "train")] == ["Q"]

@@ -5,11 +5,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_evaluation import tagged
+from test_evaluation import quiet, tagged
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.completions_file import saved_completions
-from grpo_lib.evaluation import evaluate
 from grpo_lib.problems.types import Problem
 from grpo_lib.records import Generation
 
@@ -25,10 +24,6 @@ def write(path, rows):
     return path
 
 
-def graded(generate, problems=PROBLEMS, **options):
-    return evaluate(generate, problems, progress=False, **options)
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -40,7 +35,7 @@ def graded(generate, problems=PROBLEMS, **options):
 )
 def test_rows_are_matched_by_id_question_or_prompt_in_any_order(tmp_path, row):
     path = write(tmp_path / "c.jsonl", [row(p) for p in reversed(PROBLEMS)])
-    run = graded(saved_completions(path, PROBLEMS), batch_size=5)
+    run = quiet(saved_completions(path, PROBLEMS), PROBLEMS, batch_size=5)
     assert run.summary()["accuracy"] == 1 and [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
 
 
@@ -51,11 +46,11 @@ def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(t
     rows = [row | {"id": p.id} for row, p in zip(rows, PROBLEMS, strict=True)]
     del rows[3]["prompt"], rows[4]
     path = tmp_path / "graded.jsonl"
-    run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), path=path)
+    run = quiet(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), PROBLEMS, path=path)
     assert [r["prompt"] for r in run.records[2:6]] == [
         *("<user>What is 2 plus 2?<model>", "What is 3 plus 3?", "What is 4 plus 4?", "<user>What is 5 plus 5?<model>"),
     ]
-    assert graded(saved_completions(tmp_path / "c.jsonl", PROBLEMS), path=path) == run
+    assert quiet(saved_completions(tmp_path / "c.jsonl", PROBLEMS), PROBLEMS, path=path) == run
 
 
 def test_what_is_missing_counts_as_wrong(tmp_path):
@@ -63,7 +58,7 @@ def test_what_is_missing_counts_as_wrong(tmp_path):
         *({"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]),
         *({"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}),
     ]
-    run = graded(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS))
+    run = quiet(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), PROBLEMS)
     assert (run.summary()["accuracy"], run.summary()["n"]) == (0.5, 12)
     assert [r["id"] for r in run.records if r["error"]] == ["p6", "p7", "p8", "p9", "p10", "p11"]
 
@@ -75,8 +70,11 @@ def test_tokens_and_truncation_are_kept(tmp_path):
         {"id": "p2", "completion": "", "tokens": "many", "truncated": "yes", "error": "HTTP 400"},
     ]
     generate = saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS[:3])
-    kept = [Generation("", 5, True), Generation("", None, True), Generation("", None, False, "HTTP 400")]
-    assert generate(["", "", ""], tasks=[("p0", 0), ("p1", 0), ("p2", 0)]) == kept
+    assert generate(["", "", ""], tasks=[("p0", 0), ("p1", 0), ("p2", 0)]) == [
+        Generation("", 5, True),
+        Generation("", None, True),
+        Generation("", None, False, "HTTP 400"),
+    ]
 
 
 @pytest.mark.parametrize(("order", "numbered"), [((0, 1, 2), False), ((2, 0, 1), True)])
@@ -86,7 +84,7 @@ def test_samples_are_in_their_order_or_by_number(tmp_path, order, numbered):
     ]
     saved = saved_completions(write(tmp_path / "a.jsonl", rows), PROBLEMS)
     assert saved.most == 3 and not saved.greedy
-    run = graded(saved, samples=3, batch_size=4)
+    run = quiet(saved, PROBLEMS, samples=3, batch_size=4)
     assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
 
 
@@ -96,7 +94,7 @@ def test_rows_of_two_problems_with_one_question_need_an_id(tmp_path):
     with pytest.raises(CourseError, match=r"row 1 .* a or b"):
         saved_completions(write(tmp_path / "c.jsonl", rows), twins)
     path = write(tmp_path / "c.jsonl", [row | {"id": p.id} for row, p in zip(rows, twins, strict=True)])
-    assert all(r["strict"] for r in graded(saved_completions(path, twins), twins).records)
+    assert all(r["strict"] for r in quiet(saved_completions(path, twins), twins).records)
 
 
 def test_records_of_an_evaluation_are_completions(tmp_path):
@@ -105,13 +103,16 @@ def test_records_of_an_evaluation_are_completions(tmp_path):
     def guess(prompts, *, seed):
         return [tagged((seed + n) % 24) for n in range(len(prompts))]
 
-    def greedy(prompts):
-        return [Generation(right(p), 7, True) for p in prompts]
-
-    run = graded(greedy, sampled=guess, samples=4, path=path)
+    run = quiet(
+        lambda prompts: [Generation(right(prompt), 7, True) for prompt in prompts],
+        PROBLEMS,
+        sampled=guess,
+        samples=4,
+        path=path,
+    )
     saved = saved_completions(path, PROBLEMS)
     assert saved.greedy and saved.most == 5
-    again = graded(saved, sampled=saved, samples=4, batch_size=5)
+    again = quiet(saved, PROBLEMS, sampled=saved, samples=4, batch_size=5)
     assert again.summary() == run.summary()
     assert [r["completion"] for r in again.records] == [r["completion"] for r in run.records]
 
@@ -149,4 +150,4 @@ def test_no_row_breaks_anything(rows, tmp_path_factory):
     except CourseError as error:
         assert "\n" not in str(error)
     else:
-        assert len(graded(saved, PROBLEMS[:2], samples=saved.most).records) == 2 * saved.most
+        assert len(quiet(saved, PROBLEMS[:2], samples=saved.most).records) == 2 * saved.most

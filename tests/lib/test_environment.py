@@ -47,10 +47,11 @@ def test_description_names_versions_and_no_user_or_host() -> None:
 
 
 def test_import_is_light() -> None:
-    modules = "answers, grpo_lib.prompts, grpo_lib.statistics, grpo_lib.common.environment"
-    code = f"import sys, grpo_lib.{modules}; print({{'jax', 'numpy', 'scipy', 'transformers'}} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"
+    code = (
+        "import sys, grpo_lib.answers, grpo_lib.prompts, grpo_lib.statistics, grpo_lib.common.environment; "
+        "print({'jax', 'numpy', 'scipy', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
 def run(code: str, packages: Path, platforms: str | None) -> subprocess.CompletedProcess[str]:

@@ -25,8 +25,14 @@ KEYS = [
 
 
 def problem(i, answer=None):
-    question = f"What is {i} plus {i}?" + " Take your time." * (i % 7)
-    return Problem(f"p{i}", question, f"{i}+{i}={2 * i}", str(2 * i) if answer is None else answer, "test", i % 3)
+    return Problem(
+        id=f"p{i}",
+        question=f"What is {i} plus {i}?" + " Take your time." * (i % 7),
+        solution=f"{i}+{i}={2 * i}",
+        answer=str(2 * i) if answer is None else answer,
+        source="test",
+        steps=i % 3,
+    )
 
 
 def tagged(answer, reasoning="so it is"):
@@ -67,11 +73,10 @@ def test_a_record_holds_everything_and_records_stand_in_problem_order():
     run = quiet(double, batch_size=6)
     assert [record["id"] for record in run.records] == [p.id for p in PROBLEMS]
     assert all(list(record) == KEYS for record in run.records)
-    wanted = {
+    assert run.records[9].items() >= {
         "gold": "18", "extracted": "18", "solution": "9+9=18", "steps": 0, "greedy": True, "model": None,
         "tokens": 9, "truncated": False, "error": None, **dict.fromkeys(evaluation.VERDICTS, True),
-    }  # fmt: skip
-    assert wanted.items() <= run.records[9].items()
+    }.items()  # fmt: skip
     assert quiet(double, model="step 7").records[9] == run.records[9] | {"model": "step 7"}
 
 
@@ -96,8 +101,7 @@ def test_verdicts_are_separate():
         "p8": f" {tagged(16)}\n",  # right, format off by white space
         "p9": "",
     }
-    problems = [problem(i) for i in range(5, 10)]
-    run = quiet(lambda prompts: [completions[f"p{prompt.split()[2]}"] for prompt in prompts], problems)
+    run = quiet(lambda prompts: [completions[f"p{prompt.split()[2]}"] for prompt in prompts], PROBLEMS[5:10])
     assert [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records] == [
         (True, True, True, True),
         (False, True, False, False),
@@ -156,10 +160,14 @@ def test_greedy_and_sampled_in_one_run(path):
 
 
 def test_each_problem_is_graded_by_its_own_grader(path):
-    said = {"q1": "Answer: 033", "q2": r"so \boxed{\frac{1}{2}}", "q3": tagged(7), "q4": "Answer: 7, or 8"}
-    golds = {"q1": ("33", "integer"), "q2": (r"\dfrac12", "latex"), "q3": ("7", "tagged"), "q4": ("8", "integer")}
-    problems = [Problem(q, q, "", gold, "test", kind=by) for q, (gold, by) in golds.items()]
-    run = quiet(lambda prompts: [said[p] for p in prompts], problems, path=path)
+    cases = {
+        "q1": ("Answer: 033", "33", "integer"),
+        "q2": (r"so \boxed{\frac{1}{2}}", r"\dfrac12", "latex"),
+        "q3": (tagged(7), "7", "tagged"),
+        "q4": ("Answer: 7, or 8", "8", "integer"),
+    }
+    problems = [Problem(q, q, "", gold, "test", kind=by) for q, (_, gold, by) in cases.items()]
+    run = quiet(lambda prompts: [cases[prompt][0] for prompt in prompts], problems, path=path)
     assert [tuple(record[name] for name in evaluation.VERDICTS) for record in run.records] == [
         *[(True, True, True, True)] * 3,
         (False, True, False, False),  # it ends in its number
@@ -488,8 +496,10 @@ def test_the_before_evaluation_is_written_once_and_read_after_training(tmp_path,
 
 def test_reward_means_are_of_each_function_and_by_the_kind_of_the_record():
     said = {"tagged": tagged(33), "integer": "Answer: 33", "latex": "no idea"}
-    problems = [Problem(kind, kind, "", "33", "test", kind=kind) for kind in said]
-    run = quiet(lambda prompts: [said[prompt] for prompt in prompts], problems)
+    run = quiet(
+        lambda prompts: [said[prompt] for prompt in prompts],
+        [Problem(kind, kind, "", "33", "test", kind=kind) for kind in said],
+    )
     assert reward_means(run.counted, [correct_answer]) == [pytest.approx(2 / 3)]
     assert reward_means(run.counted[:1], [correct_answer, tidy_format]) == [1.0, 0.1]
 

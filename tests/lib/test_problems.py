@@ -20,6 +20,7 @@ from grpo_lib.problems import Problem, batch_of_step, gsm8k, load_problems, load
 from grpo_train.recipes import ProblemsRecipe, load_recipe
 
 FIXTURE = Path(__file__).parent / "gsm8k_fixture"
+FILES = {path.stem: path for path in FIXTURE.glob("*.jsonl")}
 ROWS = {"train": 7473, "test": 1319}
 
 
@@ -53,8 +54,9 @@ def test_golds_are_canonical_and_lines_are_lines():
 
 
 def test_the_gold_stands_after_the_last_mark(tmp_path):
-    row = {"question": "How many?", "answer": "#### is not the end.\n#### 3"}
-    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n\n")
+    (tmp_path / "test.jsonl").write_text(
+        r'{"question": "How many?", "answer": "#### is not the end.\n#### 3"}' + "\n\n"
+    )
     assert gsm8k.from_folder(tmp_path, "test")[0].answer == "3"
 
 
@@ -127,13 +129,8 @@ def no_network(monkeypatch):
     monkeypatch.setattr(requests.Session, "request", refuse)
 
 
-@pytest.fixture(scope="module")
-def fixture_files():
-    return {path.stem: path for path in FIXTURE.glob("*.jsonl")}
-
-
-def test_the_real_builder_gives_what_the_files_give(tmp_path, fixture_files, no_network):
-    place_downloads(tmp_path, fixture_files)
+def test_the_real_builder_gives_what_the_files_give(tmp_path, no_network):
+    place_downloads(tmp_path, FILES)
     for _ in ("prepared", "read again"):
         assert [gsm8k.from_tfds(split, tmp_path) for split in ROWS] == [
             gsm8k.from_folder(FIXTURE, split) for split in ROWS
@@ -141,9 +138,9 @@ def test_the_real_builder_gives_what_the_files_give(tmp_path, fixture_files, no_
 
 
 @pytest.mark.gsm8k
-def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, fixture_files, no_network):
+def test_the_real_builder_on_the_real_data(tmp_path, gsm8k_dir, no_network):
     # The builder insists on the Socratic variants too, which nothing here uses; invented rows stand in.
-    place_downloads(tmp_path, fixture_files | {split: gsm8k_dir / f"{split}.jsonl" for split in ROWS})
+    place_downloads(tmp_path, FILES | {split: gsm8k_dir / f"{split}.jsonl" for split in ROWS})
     assert [gsm8k.from_tfds(split, tmp_path) for split in ROWS] == [
         gsm8k.from_folder(gsm8k_dir, split) for split in ROWS
     ]
@@ -156,16 +153,16 @@ def test_no_network_and_nothing_prepared_is_an_error(tmp_path, no_network, monke
     assert not (tmp_path / "gsm8k").exists() and capfd.readouterr().err == ""
 
 
-def test_a_builder_that_fails_is_an_error(tmp_path, fixture_files, no_network):
+def test_a_builder_that_fails_is_an_error(tmp_path, no_network):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"question": "How many?"\n')
-    place_downloads(tmp_path, fixture_files | {"test": broken})
+    place_downloads(tmp_path, FILES | {"test": broken})
     with pytest.raises(CourseError, match=r"delete .*gsm8k"):
         gsm8k.from_tfds("test", tmp_path)
 
 
-def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path, fixture_files):
-    place_downloads(tmp_path, fixture_files)
+def test_neither_reading_nor_importing_takes_tensorflow_or_jax(tmp_path):
+    place_downloads(tmp_path, FILES)
     program = (
         "import sys; from grpo_lib.problems import gsm8k; gsm8k.from_tfds('test', sys.argv[1]); "
         "print({'tensorflow', 'jax'} & set(sys.modules))"
@@ -248,12 +245,11 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
 # --- batches ------------------------------------------------------------------------------------------------
 
 
+as_prompt = "<user>{}".format
+
+
 def numbered(count: int) -> list[Problem]:
     return [Problem(str(i), f"Question {i}?", "", str(i), "words") for i in range(count)]
-
-
-def as_prompt(question: str) -> str:
-    return f"<user>{question}"
 
 
 def test_a_batch_is_arrays_of_text():
@@ -274,20 +270,16 @@ def test_epochs_and_seeds_differ_and_repeat_themselves():
     assert len(set(orders)) == 9 and {len(set(order)) for order in orders} == {50}
 
 
-def two_tasks(counts: dict[str, int]) -> list[Problem]:
-    return [
-        Problem(f"{task}/{i}", f"{task} {i}?", "", str(i), "words", task=task)
-        for task in counts
-        for i in range(counts[task])
-    ]
-
-
 @pytest.mark.parametrize(
     ("few", "many", "batch_size", "weight"), [(1, 9, 4, 0.1), (3, 5, 16, 1.0), (2, 7, 1, 2.5), (9, 1, 5, 10.0)]
 )
 def test_tasks_alternate_by_their_weights_and_each_has_its_epochs(few, many, batch_size, weight):
     counts, weights = {"a": few, "b": many}, {"a": 1.0, "b": weight}
-    problems = two_tasks(counts)
+    problems = [
+        Problem(f"{task}/{i}", f"{task} {i}?", "", str(i), "words", task=task)
+        for task in counts
+        for i in range(counts[task])
+    ]
     batches = list(islice(training_batches(problems, as_prompt, batch_size, seed=3, weights=weights), 40))
     tasks = [task for batch in batches for task in batch["task"].tolist()]
     assert all(abs(tasks[:n].count("b") - n * weight / (1 + weight)) <= 2 for n in range(1, len(tasks) + 1))

@@ -131,8 +131,9 @@ def test_the_gold_number_is_asked_for_only_where_it_is_needed() -> None:
 NO_REASONING = "<reasoning> is missing, </reasoning> is missing"
 WITHIN, EQUAL = "the answer block says 17, gold is 18", "the answer block says 18, gold is 18: equal"
 TWO_BLOCKS = "of several answers none is paid: <answer> occurs 2 times, </answer> occurs once"
-EXPLAINED = [
-    # completion, why each of REWARDS pays what it pays
+
+
+@pytest.mark.parametrize(("completion", "whys"), [  # why each of OWN pays what it pays
     (template_completion("r", "17"),
      ["exactly the template", "each of the four tags occurs exactly once", f"{WITHIN}: within 10 %", WITHIN, WITHIN,
       "exactly the template, and the answer block says 17"]),
@@ -140,10 +141,7 @@ EXPLAINED = [
      [NO_REASONING] * 2 + ["the answer block says “17 or 18”, which does not state one number"] * 3 + [NO_REASONING]),
     (PERFECT + "<answer>18",
      ["<answer> occurs 2 times"] * 2 + [EQUAL] * 2 + [TWO_BLOCKS, "<answer> occurs 2 times"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("completion", "whys"), EXPLAINED)
+])  # fmt: skip
 def test_explanations(completion: str, whys: list[str]) -> None:
     assert [part.why for part in rewards.explain(completion, "18", OWN)] == whys
 

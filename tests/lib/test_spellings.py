@@ -12,11 +12,12 @@ from test_answers import tagged
 from grpo_lib import answers
 from grpo_lib.answers import final_answer
 
-TABLE = [json.loads(line) for line in (Path(__file__).parent / "spellings.jsonl").read_text("utf-8").splitlines()]
-
 
 def test_labelled_spellings() -> None:
-    assert [row for row in TABLE if answers.is_correct(tagged(row["text"]), row["gold"]) != row["label"]] == []
+    lines = (Path(__file__).parent / "spellings.jsonl").read_text("utf-8").splitlines()
+    assert [
+        row for row in map(json.loads, lines) if answers.is_correct(tagged(row["text"]), row["gold"]) != row["label"]
+    ] == []
 
 
 def test_decisions_are_what_is_done() -> None:

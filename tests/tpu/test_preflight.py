@@ -77,8 +77,10 @@ def test_a_saved_result_follows_from_what_the_compiler_reported(root, saved):
 
 def test_memory_adds_up_by_hand():
     """8 GiB of weights on 8 chips, KL penalty, two micro-batches."""
-    made = recipe(grpo={"beta": 0.1}, training={"micro_batch_size": 64}, rollout={"vllm": {"memory_fraction": 0.5}})
-    result = preflight.examine(made, stand_in())
+    result = preflight.examine(
+        recipe(grpo={"beta": 0.1}, training={"micro_batch_size": 64}, rollout={"vllm": {"memory_fraction": 0.5}}),
+        stand_in(),
+    )
     (chip,) = result.chips
     gib = {line.name: line.bytes / GIB for line in chip.lines}
     assert gib["actor weights"] == gib["reference weights"] == gib["update: new weights"] == 1
@@ -94,8 +96,11 @@ def test_memory_adds_up_by_hand():
 
 def tunix(**sections):
     """Two hosts of four chips; each samples 8 of the 16 prompts, 64 completions, on one replica of its four chips."""
-    two_hosts = {"accelerator": "v4-16", "sampler_tensor": 4}
-    data = {"hardware": two_hosts, "rollout": {"engine": "tunix"}, "evaluation": {"batch_size": 64}}
+    data = {
+        "hardware": {"accelerator": "v4-16", "sampler_tensor": 4},
+        "rollout": {"engine": "tunix"},
+        "evaluation": {"batch_size": 64},
+    }
     return recipe(**data | {name: data.get(name, {}) | values for name, values in sections.items()})
 
 
@@ -124,8 +129,10 @@ def test_of_vllm_the_attention_kernel_of_a_replica_is_compiled():
 
 
 def test_a_sampler_on_chips_of_its_own():
-    apart = {"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4}
-    made = tunix(hardware=apart, training={"micro_batch_size": 32})
+    made = tunix(
+        hardware={"accelerator": "v6e-8", "trainer_devices": 4, "sampler_devices": 4},
+        training={"micro_batch_size": 32},
+    )
     trains, samples = (
         {line.name: line.bytes / GIB for line in chip.lines} for chip in preflight.examine(made, stand_in()).chips
     )
@@ -202,8 +209,7 @@ def test_the_lower_bound_by_hand():
 
 
 def test_every_shipped_recipe_has_a_result():
-    shipped = [saved_result(recipe) for recipe in map(load_recipe, PROFILES) if recipe.hardware.accelerator]
-    assert len({saved.name for saved in shipped}) >= 20
+    assert len({saved_result(one).name for one in map(load_recipe, PROFILES) if one.hardware.accelerator}) >= 20
 
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():

@@ -14,17 +14,19 @@ from grpo_tpu import cli, smoke_test
 from grpo_train.recipes import HardwareRecipe, load_recipe, profiles_of
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SMOKE = str(ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml")
-PROFILES = [f"{file}{profile}" for file in RECIPES for profile in ("", *(f"@{name}" for name in profiles_of(file)))]
-each_recipe = pytest.mark.parametrize("path", PROFILES, ids=lambda path: Path(path).name)
+PROFILES = [
+    f"{file}{profile}"
+    for file in sorted((ROOT / "recipes").rglob("*.yaml"))
+    for profile in ("", *(f"@{name}" for name in profiles_of(file)))
+]
 
 
 def smoke(*overrides: str):
     return load_recipe(SMOKE, overrides)
 
 
-@each_recipe
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: Path(path).name)
 def test_what_decides_the_code_that_runs_is_kept(path):
     recipe = load_recipe(path)
     scaled = smoke_test.scaled_recipe(recipe, gsm8k="/gsm8k", wandb=True)
@@ -57,8 +59,10 @@ def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_pa
 
 def test_each_of_several_tasks_is_scaled_and_has_its_placeholders(monkeypatch, tmp_path):
     monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
-    dapo = "{source: dapo-math, test_source: aime, weight: 3, prompts: {user: dapo}}"
-    recipe = smoke(f"problems=[{{source: words, test: 5}}, {dapo}]", "rewards=[correct_answer]")
+    recipe = smoke(
+        "problems=[{source: words, test: 5}, {source: dapo-math, test_source: aime, weight: 3, prompts: {user: dapo}}]",
+        "rewards=[correct_answer]",
+    )
     scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
     small, full = ([(task.name, task.weight, task.prompts) for task in one.tasks] for one in (scaled, recipe))
     assert small == full
@@ -171,9 +175,11 @@ def outcome(tmp_path, monkeypatch, code: str, *, train: str = "", changes=(), **
 
 def test_what_the_program_says_is_shown_and_upstreams_noise_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")  # the process sees virtual devices and no accelerator
-    code = "import os, sys; print(os.environ['JAX_PLATFORMS'], os.environ['XLA_FLAGS'].split()[-1]); "
-    failing = "print('noise', file=sys.stderr); print('error: wrong', file=sys.stderr); sys.exit('Error in passing')"
-    result, lines = outcome(tmp_path, monkeypatch, code + failing)
+    code = (
+        "import os, sys; print(os.environ['JAX_PLATFORMS'], os.environ['XLA_FLAGS'].split()[-1]); "
+        "print('noise', file=sys.stderr); print('error: wrong', file=sys.stderr); sys.exit('Error in passing')"
+    )
+    result, lines = outcome(tmp_path, monkeypatch, code)
     assert not result.passed and (result.exit_code, result.error) == (1, "error: wrong")
     said = "cpu --xla_force_host_platform_device_count=2"
     assert lines[1:] == [said]  # after our own
@@ -199,9 +205,11 @@ HOSTS = ["hardware.accelerator=v4-16", "hardware.sampler_tensor=4", "rollout.eng
 
 
 def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch):
-    code = "import sys, os; print(*sys.argv[-6:], os.environ['XLA_FLAGS'].split()[-1]); "
-    lost = "os.kill(os.getpid(), 9 * (sys.argv[-1] == '1'))"
-    result, lines = outcome(tmp_path, monkeypatch, code + lost, changes=HOSTS)
+    code = (
+        "import sys, os; print(*sys.argv[-6:], os.environ['XLA_FLAGS'].split()[-1]); "
+        "os.kill(os.getpid(), 9 * (sys.argv[-1] == '1'))"  # one of the two is lost
+    )
+    result, lines = outcome(tmp_path, monkeypatch, code, changes=HOSTS)
     assert (result.processes, result.devices, result.exit_code) == (2, 4, 128 + 9)
     first, second = sorted(lines[1:3], key=lambda line: line.split("--process ")[1])
     assert first.startswith("--coordinator 127.0.0.1:") and first.split()[1] == second.split()[1]
@@ -220,11 +228,10 @@ def test_the_random_model_runs_on_the_devices_of_the_recipe(tmp_path):
 def test_passing_needs_a_summary_and_a_report(tmp_path, monkeypatch):
     result, _ = outcome(tmp_path, monkeypatch, "pass")
     assert result.exit_code == 0 and not result.passed
-    files = {
+    for name, text in {
         "report.html": "", "summary.json": "{}", "sync.json": json.dumps({"weights": 13, "mean_gap": 0.002}),
         "metrics.jsonl": '{"update_applied": 0.96}\n{"update_applied": 1.02}\n',
-    }  # fmt: skip
-    for name, text in files.items():
+    }.items():  # fmt: skip
         write_text_atomic(tmp_path / "runs" / "trial" / name, text)
     with pytest.raises(CourseError, match="--overwrite"):
         outcome(tmp_path, monkeypatch, "pass")

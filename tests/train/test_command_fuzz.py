@@ -97,9 +97,13 @@ COMMANDS = {
 def test_a_wrong_value_of_any_flag_is_one_line_and_leaves_nothing(grpo, root):
     """The commands are refused for what else they are given, if not for the flag: nothing is computed."""
     commands = typer.main.get_command(cli.app).commands
-    options = {name: [each for one in commands[name].params for each in one.opts] for name in COMMANDS}
     chosen = [
-        (name, option, value) for name in COMMANDS for option in options[name] for value in WRONG if option[:1] == "-"
+        (name, option, value)
+        for name in COMMANDS
+        for parameter in commands[name].params
+        for option in parameter.opts
+        for value in WRONG
+        if option[:1] == "-"
     ]
     before = sorted(root.iterdir())
     for name, option, value in random.Random(20261126).sample(chosen, 300):

@@ -60,14 +60,16 @@ def test_a_figure_says_in_words_what_it_draws():
 
 
 def test_curves_leave_out_what_is_not_a_number_and_take_the_later_row():
-    rows = [
-        {"step": 2, "reward": 9.0},
-        {"step": 1, "reward": 1.0},
-        {"step": 2, "reward": 2.0, "loss": math.nan, "kl": None},
-        {"step": 3, "reward": math.inf},
-        {"step": 4, "reward": 4.0},
-    ]
-    (axes,) = figures.training_curves(rows, total_steps=60).axes
+    (axes,) = figures.training_curves(
+        [
+            {"step": 2, "reward": 9.0},
+            {"step": 1, "reward": 1.0},
+            {"step": 2, "reward": 2.0, "loss": math.nan, "kl": None},
+            {"step": 3, "reward": math.inf},
+            {"step": 4, "reward": 4.0},
+        ],
+        total_steps=60,
+    ).axes
     (line,) = lines(axes)
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 4], [1.0, 2.0, 4.0])
     assert axes.get_xlim()[1] >= 60 and axes.get_ylabel() and axes.get_title("left") == "Reward"
@@ -187,8 +189,9 @@ def test_an_exported_notebook_keeps_its_tables():
 
 
 def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
-    frames = [(f"n = {n} <b>", figures.training_curves([{"step": 1, "reward": n}])) for n in (50, 100, 200)]
-    slider = figures.slider(frames, start=1)
+    slider = figures.slider(
+        [(f"n = {n} <b>", figures.training_curves([{"step": 1, "reward": n}])) for n in (50, 100, 200)], start=1
+    )
     assert slider.document.count("<svg") == 3 and slider.picture == (300, 230)
     assert re.findall(r'<figure data-label="n = ([0-9]+) &lt;b&gt;"( hidden)?>', slider.document) == [
         *(("50", " hidden"), ("100", ""), ("200", " hidden")),

@@ -180,10 +180,16 @@ def test_of_two_rows_for_a_step_the_later_one_counts():
 
 
 NAMES = ("reward", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio", "accuracy", "loss", "step")
-VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans()
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=30))
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(NAMES), st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans()
+        ),
+        max_size=30,
+    )
+)
 def test_whatever_a_file_holds_it_is_read_without_an_error(rows):
     for alert in find_alerts(json.loads(json.dumps(rows))):
         assert alert.kind in RULES and "\n" not in alert.message

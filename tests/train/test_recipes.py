@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 TINY = ROOT / "recipes" / "tiny-cpu.yaml"
 V6E = "hardware.accelerator=v6e-8"
-ODD = TINY.read_text(encoding="utf-8") + "\nprofiles: [g8]\n"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -120,7 +119,7 @@ def test_a_bad_override_is_one_line_that_names_the_field(overrides, words):
         ("a: [", "YAML"),
         ("name: x", "model is missing"),
         ("name: x\nname: y", "name is there 2 times"),
-        (ODD, "profiles"),
+        (TINY.read_text(encoding="utf-8") + "\nprofiles: [g8]\n", "profiles"),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_the_file(tmp_path, text, word):
@@ -156,11 +155,17 @@ def test_the_page_of_all_keys_is_the_schema():
 
 # --- the recipes of the TPU tier ------------------------------------------------------------------------------
 
-TPU = [path for path in RECIPES if load_recipe(path).hardware.accelerator]
-EVERY = [f"{path}{suffix}" for path in TPU for suffix in ("", *(f"@{name}" for name in profiles_of(path)))]
 
-
-@pytest.mark.parametrize("path", EVERY, ids=lambda path: Path(path).name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{path}{profile}"
+        for path in RECIPES
+        if load_recipe(path).hardware.accelerator
+        for profile in ("", *(f"@{name}" for name in profiles_of(path)))
+    ],
+    ids=lambda path: Path(path).name,
+)
 def test_a_tpu_recipe_fits_its_slice(path):
     recipe = load_recipe(path)
     assert recipe.hardware.slice.devices >= recipe.hardware.trainer_count()

@@ -15,6 +15,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, write_json_atomic
 from grpo_lib.evaluation import EvalRun, evaluate, grade, summarize
 from grpo_lib.problems.types import Problem
+from grpo_lib.prompts import template_completion as log
 from grpo_train import report
 from grpo_train.report import answer_inspector, comparison
 from grpo_train.report.comparison import (
@@ -36,19 +37,12 @@ HOSTILE = [
     "",
     "<answer>" * 500,
 ]
-RECIPE = repo_root() / "recipes" / "tiny-cpu.yaml"
-
-
-def log(answer):
-    return f"<reasoning>r</reasoning><answer>{answer}</answer>"
-
-
 PROBLEMS = [Problem(f"p{i}", f"What is <b>{i}</b> + 0?", "", str(i), "test", 1) for i in range(40)]
 
 
 def run_with(right, tail=(), wrong="<reasoning>r</reasoning><answer>99</answer>", problems=PROBLEMS, **options):
     """An evaluation with the given set of right answers; completions of the last problems are those of `tail`."""
-    texts = {p.question: log(p.answer) if i in right else wrong for i, p in enumerate(problems)}
+    texts = {p.question: log("r", p.answer) if i in right else wrong for i, p in enumerate(problems)}
     texts |= {p.question: text for p, text in zip(problems[len(problems) - len(tail) :], tail, strict=True)}
     return evaluate(lambda prompts: [texts[prompt] for prompt in prompts], problems, progress=False, **options)
 
@@ -56,10 +50,10 @@ def run_with(right, tail=(), wrong="<reasoning>r</reasoning><answer>99</answer>"
 BEFORE = run_with(range(10), HOSTILE)
 AFTER = run_with(range(5, 32), HOSTILE)
 BOTH = Comparison(BEFORE, AFTER)
-LEVEL = {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
 # With an early warning at the end: a KL above 1 for three steps.
 ROWS = [
-    {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n, **LEVEL}
+    {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n}
+    | {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
     | {"kl": 0.1 if n < 28 else 3.0}
     for n in range(1, 31)
 ]
@@ -73,7 +67,9 @@ def run_dir(tmp_path):
     for row in ROWS:
         append_jsonl(folder / "metrics.jsonl", row)
     write_json_atomic(folder / "summary.json", summarize(BEFORE, AFTER, train_seconds=130.0, steps=30))
-    (folder / "recipe.yaml").write_text(RECIPE.read_text() + "# </pre><script>1</script>\n")
+    (folder / "recipe.yaml").write_text(
+        (repo_root() / "recipes" / "tiny-cpu.yaml").read_text() + "# </pre><script>1</script>\n"
+    )
     return folder
 
 
@@ -137,9 +133,8 @@ def test_flips_are_counted_by_problem():
 @given(st.data())
 def test_the_parts_of_a_gain_add_up_to_it(data):
     """On any answers of the kinds that a policy gives."""
-    tagged = "<reasoning>{}</reasoning><answer>{}</answer>"
     texts = ["2*7=14 14-11=3", "2*7=14", "2*7=15 15-11=4", "?", "2+7=9 9+11=20", ""]
-    written = [form.format(text, text.rpartition("=")[2]) for text in texts for form in (tagged, "{}\n#### {}")]
+    written = [form(text, text.rpartition("=")[2]) for text in texts for form in (log, "{}\n#### {}".format)]
     n = data.draw(st.integers(1, 30))
 
     def evaluated(name):
@@ -218,17 +213,17 @@ def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
 
 def test_sampled_completions_stand_beside_the_greedy_one(monkeypatch):
     def sampled(prompts):
-        return [log(prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
+        return [log("r", prompt.split("<b>")[1].split("</b>")[0]) for prompt in prompts]
 
     run = evaluate(lambda prompts: [""] * len(prompts), PROBLEMS[:3], sampled=sampled, samples=2, progress=False)
-    for longest, shown in ((answer_inspector.SAMPLED_TEXT, log(2)), (10, None)):  # too long: the answer alone
+    for longest, shown in ((answer_inspector.SAMPLED_TEXT, log("r", 2)), (10, None)):  # too long: the answer alone
         monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", longest)
         data = answer_inspector.page_data(Comparison(run, None))
         assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
         assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[shown, "2"]] * 2
     run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
     data = answer_inspector.page_data(Comparison(run, None))
-    assert completions(data, 0) == [log(0), log(1), log(2)] and len(data["problems"][0][6][0][10]) == 2
+    assert completions(data, 0) == [log("r", n) for n in range(3)] and len(data["problems"][0][6][0][10]) == 2
 
 
 def test_a_run_that_is_not_finished_has_a_page(run_dir):

@@ -22,11 +22,9 @@ PROBLEMS = [Problem(f"p{i}", text or "empty?", "1+1=2", str(i - 3), "test", 1) f
 
 @pytest.fixture
 def run_dir(tmp_path, root):
-    echo = evaluate(lambda prompts: prompts, PROBLEMS, progress=False)
     right = {problem.question: template_completion("r", problem.answer) for problem in PROBLEMS}
-    after = evaluate(lambda prompts: [right[prompt] for prompt in prompts], PROBLEMS, progress=False)
-    echo.save(tmp_path / "evals" / "before.jsonl")
-    after.save(tmp_path / "evals" / "after.jsonl")
+    for phase, generate in (("before", lambda texts: texts), ("after", lambda texts: [right[text] for text in texts])):
+        evaluate(generate, PROBLEMS, path=tmp_path / "evals" / f"{phase}.jsonl", progress=False)
     shutil.copy(root / "recipes" / "tiny-cpu.yaml", tmp_path / "recipe.yaml")
     return tmp_path
 

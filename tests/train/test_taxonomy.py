@@ -14,8 +14,13 @@ from grpo_train.report import taxonomy
 
 
 def record(completion, gold, solution="", truncated=False):
-    rest = {"completion": completion, "gold": gold, "solution": solution, "truncated": truncated}
-    return rest | grade(completion, gold)
+    return {
+        "completion": completion,
+        "gold": gold,
+        "solution": solution,
+        "truncated": truncated,
+        **grade(completion, gold),
+    }
 
 
 JANET = "Janet sells 16 - 3 - 4 = 9 duck eggs a day.\nShe makes 9 * 2 = $18 every day at the farmer’s market."
@@ -178,6 +183,5 @@ def test_a_megabyte_takes_no_time(unit):
 def test_reference_solutions_are_hardly_ever_accused(gsm8k_dir):
     with open(gsm8k_dir / "train.jsonl", encoding="utf-8") as file:
         found = [one for line in file for one in taxonomy.calculations(json.loads(line)["answer"].partition("####")[0])]
-    accused = sum(not one.true for one in found)
     assert len(found) > 22_000  # the data mark 23,000
-    assert accused < 50  # many of them are mistakes of the data
+    assert sum(not one.true for one in found) < 50  # many of them are mistakes of the data
