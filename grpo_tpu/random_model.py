@@ -29,7 +29,7 @@ KEYS = (
     "initializer_range", "use_cache",
 )  # fmt: skip
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64, "torch_dtype": "float32"}
-KV_HEADS = (2, 4)  # the published number, between these
+KV_HEADS = (2, 4)  # the larger one where the published model has as many; both divide the width
 QUERIES_PER_KV = 2  # the most
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 PADDING, END = 0, 1  # ids of the tiny tokenizer
@@ -105,7 +105,7 @@ def small_config(model: ModelRecipe) -> dict[str, Any]:
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", published.get("rope_theta"))
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
-    kv_heads = min(max(published["num_key_value_heads"], KV_HEADS[0]), KV_HEADS[1])
+    kv_heads = max(number for number in KV_HEADS if number <= max(published["num_key_value_heads"], KV_HEADS[0]))
     group = published["num_attention_heads"] // published["num_key_value_heads"]
     return {
         "architectures": [architecture],
