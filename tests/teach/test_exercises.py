@@ -32,8 +32,9 @@ OTHERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
-def test_work_earns_points_and_nothing_else_does(exercise) -> None:
+def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
     mistakes, without_work = mutants.mistakes(exercise), mutants.without_work(exercise)
     grades = {
         name: grading.grade(exercise, code, range(10))
