@@ -37,7 +37,7 @@ OTHERS = {
 def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
     mistakes, without_work = mutants.mistakes(exercise), mutants.without_work(exercise)
     grades = {
-        name: grading.grade(exercise, code, range(10))
+        name: grading.grade(exercise, code, range(seeds))
         for name, code in {"solution": exercise.code, **mistakes, **without_work}.items()
     }
     assert [one.missed for one in grades["solution"] if one.points != exercise.points] == []
