@@ -24,24 +24,31 @@ def test_objectives_and_questions() -> None:
         yaml.safe_load((KIT / name).read_text("utf-8"))
         for name in ("objectives.yaml", "questions.yaml", "zh_TW/questions.yaml")
     )
-    right = {}  # what has to hold, by its place
-    for kind, known in {"exercises": grading.teachers_exercises(), "questions": {one["id"] for one in bank}}.items():
-        right |= {f"{one['id']}: {kind} {x}": x in known for one in objectives for x in one[kind] or ["none"]} | {
-            f"{x} has no objective": any(x in one[kind] for one in objectives) for x in known
-        }
+    known = {"exercises": grading.teachers_exercises(), "questions": {one["id"] for one in bank}}
+    right = {  # what has to hold, by its place
+        **{
+            f"{one['id']}: {kind} {x}": x in known[kind]
+            for one in objectives
+            for kind in known
+            for x in one[kind] or [""]
+        },
+        **{f"{x} has no objective": any(x in one[kind] for one in objectives) for kind in known for x in known[kind]},
+    }
     for name, questions in {"English": bank, "Chinese": chinese}.items():
-        for one, english in zip(questions, bank, strict=True):
-            right |= {
-                f"{name} {one['id']}: no such cell": one["cell"] in CELLS.get(one["notebook"], ()),
-                f"{name} {one['id']}: no such answer": one["answer"] in range(4),
-                f"{name} {one['id']}: not four different options": len({x["text"] for x in one["options"]}) == 4,
-                f"{name} {one['id']}: no reason for each option": [bool(x["why"]) for x in one["options"]]
-                == [True] * 4,
-                f"{name} {one['id']}: not as in English": all(one[x] == english[x] for x in ("id", "cell", "answer")),
-            }
         right[f"{name}: the longest option is the right one in half of the questions"] = len(questions) > 2 * sum(
-            max(one["options"], key=lambda x: len(x["text"])) == one["options"][one["answer"] % 4] for one in questions
+            max(one["options"], key=lambda x: len(x["text"])) is one["options"][one["answer"] % 4] for one in questions
         )
+        right |= {
+            f"{name} {one['id']}: {what}": holds
+            for one, english in zip(questions, bank, strict=True)
+            for what, holds in {
+                "no such cell": one["cell"] in CELLS.get(one["notebook"], ()),
+                "no such answer": one["answer"] in range(4),
+                "not four different options": len({x["text"] for x in one["options"]}) == 4,
+                "no reason for each option": [bool(x["why"]) for x in one["options"]] == [True] * 4,
+                "not as in English": all(one[x] == english[x] for x in ("id", "notebook", "cell", "answer")),
+            }.items()
+        }
     assert "\n".join(place for place, holds in right.items() if not holds) == ""
 
 
@@ -51,13 +58,14 @@ def test_notes_and_plans() -> None:
         place, text, twin = path.relative_to(KIT), path.read_text("utf-8"), KIT / "zh_TW" / path.relative_to(KIT)
         total = int(re.search(r"(\d+) (?:minutes|分鐘)|$", text.partition("\n")[0])[1] or 1000)  # type: ignore[index]
         right |= {
-            f"{place}: no cell {book}#{cell}": cell in CELLS.get(book, ()) for book, cell in CELL.findall(text)
-        } | {
-            f"{place}, {total} minutes: {first} after {last}": int(first) == int(last) % total
-            for (_, last), (first, _) in pairwise([("0", "0"), *MINUTES.findall(text), ("0", "0")])
+            **{f"{place}: no cell {book}#{cell}": cell in CELLS.get(book, ()) for book, cell in CELL.findall(text)},
+            **{
+                f"{place}, {total} minutes: {first} after {last}": int(first) == int(last) % total
+                for (_, last), (first, _) in pairwise([("0", "0"), *MINUTES.findall(text), ("0", "0")])
+            },
+            f"zh_TW/{place}: no such file": twin.exists() or place.parts[0] not in ("notes", "plans"),
         }
-        right[f"zh_TW/{place}: no such file"] = twin.exists() or place.parts[0] not in ("notes", "plans")
         if twin.exists():
-            both = [{*CELL.findall(each), *MINUTES.findall(each)} for each in (text, twin.read_text("utf-8"))]
-            right |= {f"{place}: {x} is in one language only": False for x in both[0] ^ both[1]}
+            one, other = ({*CELL.findall(each), *MINUTES.findall(each)} for each in (text, twin.read_text("utf-8")))
+            right |= {f"{place}: {x} is in one language only": False for x in one ^ other}
     assert "\n".join(place for place, holds in right.items() if not holds) == ""
