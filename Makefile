@@ -46,7 +46,7 @@ lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place
 
-zh: setup ## build the Chinese notebooks in notebooks/zh_TW/
+zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, teaching/exercises/zh_TW/
 	@$(PY) tools/translations.py build
 
 translations: setup ## for translators: update translations/ after a change of the notebooks, and check it
@@ -60,7 +60,7 @@ lint: setup ## check style, import directions, sizes and types
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
 
-student: setup .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
+student: zh .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
 	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student $(OUT)
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.

@@ -21,7 +21,7 @@ def check(exercise: Exercise) -> None:
         try:
             exec(compile(source, name, "exec"), space)
         except NotImplementedError:
-            raise CourseError(f"exercise {exercise.number}: its function is still to be written") from None
+            raise CourseError(f"exercise {exercise.number} is still to be written in {exercise.path}") from None
         except Exception as error:
             raise CourseError(f"exercise {exercise.number}: {_where(error, name, source)}") from error
 

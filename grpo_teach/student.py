@@ -1,7 +1,8 @@
 """Cut what students get: `make student`, with nbgrader (requirements/teach.lock), which students never install.
 
 The student build is this repository's tracked files without the teacher's, and exercises/ with the notebooks as
-nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Seeds are in no file at all.
+nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Those in exercises/zh_TW/ are cut from what
+`make zh` built.  Seeds are in no file at all.
 """
 
 import shutil
@@ -34,7 +35,9 @@ def build(root: Path, output: Path) -> list[Path]:
         if (name in kept or not name.startswith(TEACHERS)) and (root / name).is_file():
             (output / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, output / name)
-    return [cut(path, output / "exercises") for path in sorted((root / "teaching" / "exercises").glob("*.ipynb"))]
+    exercises = root / "teaching" / "exercises"
+    paths = [path for pattern in ("*.ipynb", "zh_TW/*.ipynb") for path in sorted(exercises.glob(pattern))]
+    return [cut(path, output / path.parent.relative_to(exercises.parent)) for path in paths]
 
 
 def cut(path: Path, folder: Path) -> Path:

@@ -9,19 +9,20 @@ import pytest
 import translations
 
 NOTEBOOK, CATALOGUE = "notebooks/03_policy_update.ipynb", "translations/zh_TW/03_policy_update.po"
+EXERCISES, EXERCISES_CATALOGUE = f"teaching/exercises/{NOTEBOOK[10:]}", f"translations/zh_TW/exercises/{CATALOGUE[19:]}"
 
 
 @pytest.fixture(autouse=True)
 def in_a_copy(root: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(translations, "repo_root", lambda: tmp_path)
-    for name in ("notebooks", "translations"):
-        shutil.copytree(root / name, tmp_path / name)
+    for path in filter(Path.exists, (root / name for name in ("notebooks", "translations", "teaching"))):
+        shutil.copytree(path, tmp_path / path.name)
 
 
 def test_only_text_differs_and_links_lead_somewhere(root: Path, tmp_path: Path) -> None:
     assert [translations.main([command]) for command in ("check", "build")] == [0, 0]
-    for path in (tmp_path / "notebooks" / "zh_TW").glob("*.ipynb"):
-        built, english = map(translations.read_notebook, (path, tmp_path / "notebooks" / path.name))
+    for path in tmp_path.rglob("zh_TW/*.ipynb"):
+        built, english = map(translations.read_notebook, (path, path.parents[1] / path.name))
         pairs = zip(built["cells"], english["cells"], strict=True)
         assert all(str(a | {"source": b["source"]} if a["cell_type"] == "markdown" else a) == str(b) for a, b in pairs)
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", "".join(translations.text_by_id(built).values()))
@@ -45,12 +46,18 @@ def test_only_text_differs_and_links_lead_somewhere(root: Path, tmp_path: Path) 
         (CATALOGUE, r'zh_TW\n"', r"zh_TW\n", ".po, line 4 ", ""),
         (CATALOGUE, 'msgctxt "silent"', 'msgctxt "two"', ".po: two messages for the cell two", ""),
         (NOTEBOOK, '"id": "silent"', '"id": "two"', ".ipynb: two cells have the id two", ""),
+        (EXERCISES, "The same group, three", "One group, three", " ex-3-3-text: a new", "#| msgid "),
+        (EXERCISES_CATALOGUE, "★★ · 3 分", "★★ · 4 分", " ex-3-7-text: number", "★★ · 4 分"),
+        (EXERCISES_CATALOGUE, "GRPO 的（`std`）", "GRPO 的", " ex-3-3-text: code", "GRPO 的"),
+        (EXERCISES_CATALOGUE, "〈裁剪〉", "〈目標函數〉", " ex-3-5-text: section", "〈目標函數〉"),
+        (EXERCISES_CATALOGUE, '"ex-3-3-text"', '"title"', ".po: two messages for the cell title", ""),
     ],
 )
 def test_an_edit_that_does_not_fit_is_named(tmp_path, capsys, file, old, new, named, kept) -> None:
-    for other in (tmp_path / "translations" / "zh_TW").glob("0[!3]*.po"):
+    for other in (tmp_path / "translations" / "zh_TW").rglob("0[!3]*.po"):
         other.unlink()
+    "exercises" in file and not (tmp_path / "teaching").exists() and pytest.skip("a student build has no teaching/")
     (tmp_path / file).write_text((tmp_path / file).read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     assert translations.main(["check"]) and f"03_policy_update{named}" in capsys.readouterr().err
     translations.main(["update"])
-    assert kept in (tmp_path / CATALOGUE).read_text(encoding="utf-8")
+    assert kept in "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("03_*.po"))

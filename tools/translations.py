@@ -1,7 +1,8 @@
 """Chinese notebooks out of the English ones: `make zh` builds them, `make translations` updates their catalogues.
 
 One message per Markdown cell, its context the cell's id.  A notebook with a catalogue is built; an empty file is a new
-catalogue.  A cell without Chinese, or whose English has changed since, stays English.
+catalogue.  A cell without Chinese, or whose English has changed since, stays English.  The catalogues in exercises/ are
+those of the teacher's notebooks; `make student` cuts these in both languages, and a student build has none to build.
 """
 
 import argparse
@@ -43,14 +44,19 @@ COMMON = {
 }
 
 
+def source(name: str, root: Path) -> Path:
+    """Return the English notebook of a catalogue, such as 03_policy_update or exercises/03_policy_update."""
+    return root / ("teaching" if name.startswith("exercises/") else "notebooks") / f"{name}.ipynb"
+
+
 def read_notebook(path: Path) -> dict:
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         ids = [cell["id"] for cell in notebook["cells"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise CourseError(f"notebooks/{path.name} cannot be read: {first_line(error)}") from error
+        raise CourseError(f"{path.parent.name}/{path.name} cannot be read: {first_line(error)}") from error
     if double := [cell_id for cell_id, count in Counter(ids).items() if count > 1]:
-        raise CourseError(f"notebooks/{path.name}: two cells have the id {double[0]}; rename one")
+        raise CourseError(f"{path.parent.name}/{path.name}: two cells have the id {double[0]}; rename one")
     return notebook
 
 
@@ -60,7 +66,7 @@ def text_by_id(notebook: dict) -> dict[str, str]:
 
 def read_catalogue(path: Path) -> Catalog:
     """Read a PO file, each message with its previous English.  CourseError: it is broken, or has a cell twice."""
-    where = f"translations/{LOCALE}/{path.name}"
+    where = f"translations/{path.as_posix().rpartition('/translations/')[2]}"
     try:
         text = path.read_text(encoding="utf-8")
         for number, line in enumerate(text.split("\n"), 1):  # Babel reads a string without its end as well
@@ -128,9 +134,21 @@ def problems(name: str, cells: dict[str, str], catalogue: Catalog, glossary: lis
     return found
 
 
-def heading_anchors(cells: dict[str, str], chinese: dict[str, str]) -> dict[str, str]:
+def headings(cells: dict[str, str], chinese: dict[str, str]) -> dict[str, str]:
+    """Return English heading → Chinese one."""
     texts = ("\n".join(cells[cell_id] for cell_id in chinese), "\n".join(chinese.values()))
-    return dict(zip(*(re.findall(r"(?m)^#+-(.*)", text.replace(" ", "-")) for text in texts), strict=False))
+    return dict(zip(*(re.findall(r"(?m)^#+ (.*)", text) for text in texts), strict=False))
+
+
+def wrong_sections(name: str, cells: dict[str, str], chinese: dict[str, str], lesson: dict[str, str]) -> list[str]:
+    """Return a line for each exercise that names a section (after “…”) which the lesson does not have."""
+    pairs = {tuple(re.sub(r"^\d+\. |\"", "", text) for text in pair) for pair in lesson.items()}
+    found = []
+    for cell_id, text in chinese.items():
+        named = *re.findall("(?m)^★.*“(.*)”", cells[cell_id]), *re.findall("(?m)^★.*〈(.*)〉", text)
+        if named and named not in pairs:
+            found.append(f"{name} {cell_id}: section: the lesson has no {' | '.join(named)}")
+    return found
 
 
 def build(notebook: dict, chinese: dict[str, str], anchors_of: dict[str, dict[str, str]]) -> dict:
@@ -156,9 +174,11 @@ def build(notebook: dict, chinese: dict[str, str], anchors_of: dict[str, dict[st
 
 def run(command: str, root: Path) -> list[str]:
     """Build the notebooks, or update the catalogues.  Returns the problems with these."""
-    notebooks, folder = root / "notebooks", root / "translations" / LOCALE
-    catalogues = {path.stem: read_catalogue(path) for path in sorted(folder.glob("*.po"))}
-    english = {name: read_notebook(notebooks / f"{name}.ipynb") for name in catalogues}
+    folder = root / "translations" / LOCALE
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.po"))]
+    names = [name for name in names if source(name, root).parent.exists()]
+    catalogues = {name: read_catalogue(folder / f"{name}.po") for name in names}
+    english = {name: read_notebook(source(name, root)) for name in names}
     cells = {name: text_by_id(notebook) for name, notebook in english.items()}
     if command == "update":
         for name in catalogues:
@@ -169,18 +189,29 @@ def run(command: str, root: Path) -> list[str]:
             write_text_atomic(folder / f"{name}.po", text + "\n")
     glossary = list(csv.DictReader((folder / "glossary.csv").read_text(encoding="utf-8").splitlines()))
     done = {name: translated(cells[name], catalogues[name]) for name in catalogues}
+    titles = {name: headings(cells[name], done[name]) for name in done}
     if command == "build":
-        anchors_of = {f"{name}.ipynb": heading_anchors(cells[name], done[name]) for name in done}
+        anchors_of = {
+            f"{name}.ipynb": {one.replace(" ", "-"): other.replace(" ", "-") for one, other in titles[name].items()}
+            for name in done
+        }
         for name, notebook in english.items():
             text = json.dumps(build(notebook, done[name], anchors_of), indent=1, ensure_ascii=False)
-            write_text_atomic(notebooks / LOCALE / f"{name}.ipynb", text + "\n")
-        for path in notebooks.glob("*.py"):  # what cells import
-            write_text_atomic(notebooks / LOCALE / path.name, path.read_text(encoding="utf-8"))
+            path = source(name, root)
+            # `grpo check 3.2` reads the English notebook in exercises/.
+            text = re.sub(r"(`grpo check [\d.]+)`", rf"\1 exercises/{LOCALE}/{path.name}`", text)
+            write_text_atomic(path.parent / LOCALE / path.name, text + "\n")
+        for path in (root / "notebooks").glob("*.py"):  # what cells import
+            write_text_atomic(path.parent / LOCALE / path.name, path.read_text(encoding="utf-8"))
     for name in done:
         missing = [cell_id for cell_id in cells[name] if cell_id not in done[name]]
-        print(f"{name:<24} {len(done[name])} of {len(cells[name])} cells", *(missing and ["; English:", *missing]))
-    checked = catalogues if command != "build" else {}
-    return [line for name in checked for line in problems(name, cells[name], catalogues[name], glossary)]
+        print(f"{name:<34} {len(done[name])} of {len(cells[name])} cells", *(missing and ["; English:", *missing]))
+    if command == "build":
+        return []
+    found = [line for name in names for line in problems(name, cells[name], catalogues[name], glossary)]
+    for name in set(names) & {f"exercises/{name}" for name in names}:
+        found += wrong_sections(name, cells[name], done[name], titles[name.removeprefix("exercises/")])
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

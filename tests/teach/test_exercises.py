@@ -8,6 +8,7 @@ import subprocess
 import nbformat
 import pytest
 
+import translations
 from grpo_teach import cli, grading, mutants  # noqa: F401  cli adds its commands to `grpo`
 
 EXERCISES = grading.teachers_exercises()
@@ -23,6 +24,7 @@ HANDED_IN = {
     ),
     "missing": ("def advantage(rewards, G): return rewards", "no function advantages"),
     "imports": ("import grpo_teach\ndef advantages(rewards, G): return rewards", "No module named"),
+    "untouched": ("def advantages(*_): raise NotImplementedError()", "NotImplementedError"),
     "odd": ("def advantages(rewards, G): return open", "was returned"),
 }
 OTHERS = {
@@ -59,9 +61,12 @@ def test_hostile_submissions_are_one_line_each(grpo, tmp_path) -> None:
     }
     for name, text in {**texts, **{name: text for name, (text, _) in OTHERS.items()}}.items():
         (tmp_path / f"{name}.ipynb").write_text(text, "utf-8")
+    (tmp_path / "both" / "zh_TW").mkdir(parents=True)
+    for name, place in {"fine": "both", "untouched": "both/zh_TW"}.items():
+        (tmp_path / place / "03_policy_update.ipynb").write_text(texts[name], "utf-8")
     assert grpo("grade", tmp_path, "--lesson", 3, "--output", tmp_path / "graded").returncode == 0
     rows = {row["submission"]: row for row in csv.DictReader((tmp_path / "graded" / "grades.csv").open())}
-    assert {name: row["points"] for name, row in rows.items() if row["points"] != "0"} == {"fine": "2"}
+    assert {name: row["points"] for name, row in rows.items() if row["points"] != "0"} == {"fine": "2", "both": "2"}
     assert {
         name: rows[name] for name, (_, words) in {**HANDED_IN, **OTHERS}.items() if words not in rows[name]["remarks"]
     } == {}
@@ -75,6 +80,7 @@ def lines(text: str) -> set[str]:
 def test_student_build_holds_nothing_secret_and_runs_to_the_first_exercise(root, grpo, tmp_path) -> None:
     python, build = root / ".venv-teach" / "bin" / "python", tmp_path / "build"
     python.exists() or pytest.skip("the student build: make student installs what cuts it")
+    assert translations.main(["build"]) == 0
     subprocess.run(
         [python, "-m", "grpo_teach.student", build], cwd=root, env=os.environ | {"PYTHONPATH": "."}, check=True
     )
@@ -91,6 +97,6 @@ def test_student_build_holds_nothing_secret_and_runs_to_the_first_exercise(root,
         {found[0] for found in re.finditer(r"\d\.(?!\d*(\d)\1{4})\d{12,}", text)} for text in (drawn, given)
     )
     assert len(numbers) > 500 and numbers & known == set()
-    for path in {one.path for one in EXERCISES.values()}:
+    for path in {build / "exercises" / part / one.path.name for one in EXERCISES.values() for part in (".", "zh_TW")}:
         with pytest.raises(NotImplementedError):
-            exec("\n".join(cell.source for cell in nbformat.read(build / "exercises" / path.name, 4).cells[2:4]), {})
+            exec("\n".join(cell.source for cell in nbformat.read(path, 4).cells[2:4]), {})
