@@ -61,7 +61,7 @@ def read_submissions(folder: Path) -> list[Submission]:
 
 def lesson_of(submissions: Sequence[Submission]) -> str:
     """The lesson, such as "3", that most of the submissions have exercises of.  Raises CourseError."""
-    lessons = Counter(lesson for one in submissions for lesson in {_lesson(number) for number in one.code})
+    lessons = Counter(lesson for one in submissions for lesson in sorted({_lesson(number) for number in one.code}))
     if not lessons:
         raise CourseError("no submission has an exercise of the course; name the lesson with --lesson")
     return lessons.most_common(1)[0][0]
