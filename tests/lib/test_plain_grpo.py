@@ -245,21 +245,10 @@ def watch_the_update(session) -> SimpleNamespace:
             seen.other_loss = float(loss_and_gradient(trainer.model, other)[0])
         update_actor(examples, *rest)
         seen.after = as_plain(trainer.model)
-        seen.momentum = as_plain(first_moment(trainer.optimizer.opt_state))
+        seen.momentum = as_plain(optax.tree.get(trainer.optimizer.opt_state, "mu"))  # Adam's
 
     session.learner._compute_rewards, session.cluster.update_actor = rewards, update
     return seen
-
-
-def first_moment(opt_state):
-    """Adam's running mean of the clipped gradient, wherever it is in an optimizer's state (Tunix wraps MultiSteps
-    around the recipe's optimizer)."""
-
-    def is_adam(node) -> bool:
-        return isinstance(node, optax.ScaleByAdamState)
-
-    (adam,) = filter(is_adam, jax.tree.leaves(opt_state, is_leaf=is_adam))
-    return adam.mu
 
 
 def as_plain(tree) -> dict[str, np.ndarray]:
@@ -354,7 +343,7 @@ def test_same_weights_after_the_update(both):
     weights, state, _ = plain_update(both, optimizer, np.asarray(theirs.example.advantages))
     assert max(relative_errors(weights, theirs.after).values()) < 1e-5
     # AdamW's first step hardly depends on the size of the gradient, so the clip shows in its state: its first moment.
-    momentum = first_moment(state)
+    momentum = optax.tree.get(state, "mu")
     assert max(relative_errors(momentum, theirs.momentum).values()) < ROUNDING
     assert norm(momentum) / (1 - recipe.training.b1) == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
     # What the step changed, without the weight that it started from.  Adam divides a gradient by its own size, and so

@@ -66,14 +66,6 @@ def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, conver
 
 
 @pytest.mark.long
-def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
-    actor = load(2)
-    assert_shared(actor)
-    reference = maxtext_model.Actor(actor.base, actor.config, actor.mesh)
-    np.testing.assert_allclose(logps(reference), logps(tiny_actor), atol=2e-5)
-
-
-@pytest.mark.long
 def test_only_adapters_are_trained_and_all_of_them(load):
     actor = load(2)
 

@@ -1,9 +1,6 @@
 """The policy losses: every implementation against float64, on inputs that are random and on those that are hard."""
 
 import functools
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +9,7 @@ import kernels
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import Program, devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -237,15 +235,10 @@ print("the same")
 """
 
 
-def test_on_several_devices_the_numbers_are_the_same():
+def test_on_several_devices_the_numbers_are_the_same(tmp_path):
     """Sequences over one axis of a mesh, the vocabulary over the other."""
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL_DEVICES],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "the same", done.stderr[-2000:]
+    program = Program(SEVERAL_DEVICES, output=tmp_path / "said.txt", XLA_FLAGS=devices(4))
+    assert program.lines()[-1] == "the same"
 
 
 # --- the loss: its values are compared with Tunix's below, and with plain_grpo's in test_plain_grpo.py ----------

@@ -265,8 +265,6 @@ def test_an_address_that_cannot_be_read_is_named(monkeypatch, address, status, r
         def do_GET(self):
             self.send_error(status)
 
-        def log_message(self, *_): ...
-
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
