@@ -1,6 +1,7 @@
 """What several test files use: programs in processes of their own, waiting, --json, rows without clocks, a model with
 an output layer of its own."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -8,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 40, pause: float = 
             return True
         time.sleep(pause)
     return False
+
+
+@contextlib.contextmanager
+def within(seconds: float, clock: Callable[[], float] = time.process_time) -> Iterator[None]:
+    """What happens inside takes no longer: by this process's CPU, or by another clock."""
+    started = clock()
+    yield
+    assert clock() - started < seconds, f"{clock() - started:.1f} s"
 
 
 def untied(folder: Path, tiny_base: Path, noise: float = 0.0) -> Path:

@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 from helpers import untied
+from tunix.rl import rl_cluster
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
@@ -22,7 +23,8 @@ from grpo_lib.prompts import render
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
 from grpo_tpu import random_model
-from grpo_train import losses
+from grpo_train import losses, training
+from grpo_train.engines import conversion, tunix_sampler, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe, plain_settings
 
 PAD, EOS, VOCABULARY = 0, 1, 256  # of the tiny model's tokenizer
@@ -101,15 +103,12 @@ def directory(tmp_path_factory, request) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(directory):
-
     return plain_grpo.load_policy(directory)
 
 
 @pytest.fixture(scope="module")
 def tunix_logits(directory):
     """Tunix's own model with the same weights, read by Tunix's own loader: tokens [B, T] -> logits [B, T, V]."""
-    from grpo_train.engines import tunix_sampler
-
     graph, state = nnx.split(tunix_sampler.load_hugging_face(directory))
 
     @jax.jit
@@ -200,9 +199,6 @@ def both(request, root, converted_base, tmp_path_factory):
 
     tied: the course's tiny model. untied: the same with an output matrix of its own. The others: see SWITCHED.
     """
-    from grpo_train import training
-    from grpo_train.engines import conversion
-
     folder = tmp_path_factory.mktemp(request.param)
     model, checkpoint = root / "assets" / "tiny-base", converted_base
     if request.param == "untied":
@@ -219,8 +215,6 @@ def both(request, root, converted_base, tmp_path_factory):
 
 def watch_the_update(session) -> SimpleNamespace:
     """Keep what Tunix's update of the actor is given and does; filled when the session has trained one step."""
-    from tunix.rl import rl_cluster
-
     trainer, seen = session.cluster.actor_trainer, SimpleNamespace()
     update_actor, compute_rewards = session.cluster.update_actor, session.learner._compute_rewards
 
@@ -253,9 +247,6 @@ def watch_the_update(session) -> SimpleNamespace:
 
 def as_plain(tree) -> dict[str, np.ndarray]:
     """MaxText's parameters, or a tree of the same shape, by plain_grpo's names and in its shapes."""
-
-    from grpo_train.engines import weight_sync
-
     state = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
     names = {"embedder.input_embedding": "embed_tokens", "final_norm.w": "norm", "lm_head.w": "lm_head"}
     found = {}

@@ -46,8 +46,6 @@ def main(path: str, name: str, base: str) -> None:
     kv = sum(stacks[weight_sync.STACKED + weight_sync.LAYER_WEIGHTS[f"attn.{n}_proj.w"]].nbytes for n in "kv")
     found: dict = {"weights": whole, "layer": layer, "kv": kv, "kv_heads": actor.config.num_kv_heads}
     for name, devices, tensor in (("1", 1, 1), ("4x1", 4, 1), ("2x2", 4, 2), ("1x4", 4, 4)):
-        if actor.config.num_query_heads % tensor:
-            continue
         before = bytes_on_a_device()
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("fsdp",))
         sampler = TunixSampler(actor.module, tokenizer, mesh, CONFIG, seed=7, tensor=tensor)

@@ -68,10 +68,6 @@ def rows(directory: Path) -> list[dict]:
     return without_clocks(read_jsonl(path) if path.exists() else [])
 
 
-def answers(directory: Path, which: str) -> list[dict]:
-    return read_jsonl(directory / "evals" / f"{which}.jsonl")
-
-
 def weights(directory: Path, step: int = STEPS) -> list[np.ndarray]:
     """Actor and optimizer of a checkpoint."""
     checkpoint = epath.Path(directory) / "checkpoints" / "actor" / str(step)
@@ -83,7 +79,8 @@ def assert_same(directory: Path, reference: Path) -> None:
     for one, other in zip(weights(directory), weights(reference), strict=True):
         assert np.array_equal(one, other)
     for which in ("before", "after"):
-        assert answers(directory, which) == answers(reference, which)
+        ours, theirs = (read_jsonl(folder / "evals" / f"{which}.jsonl") for folder in (directory, reference))
+        assert ours == theirs
 
 
 def run_until(run: Program, moment: Callable[[], bool], number: signal.Signals) -> int:

@@ -215,8 +215,8 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path):
 
 @pytest.mark.long
 def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
-    port, command = free_port(), ["train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
-    members = [Program(TRAIN, *command, tmp_path / str(n), output=tmp_path / f"{n}.txt", **slurm(n, port)) for n in (0, 1)]
+    port, train = free_port(), [TRAIN, "train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
+    members = [Program(*train, tmp_path / str(n), output=tmp_path / f"{n}.txt", **slurm(n, port)) for n in (0, 1)]
     assert "is not shared" in said_by(members)
     assert not list(tmp_path.rglob("metrics.jsonl"))
 

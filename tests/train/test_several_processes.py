@@ -52,11 +52,12 @@ EQUAL = (
 
 def start(directory: Path, base: Path, processes: int) -> list[Program]:
     """A run on four devices."""
-    place = ["--runs", directory.parent, "--run", directory.name, "--base", base]
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE]
+    train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
     together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
     return [
         Program(
-            *(TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE, *place, *([*together, number] if processes > 1 else [])),
+            *train, *([*together, number] if processes > 1 else []),
             output=directory.with_name(f"{directory.name}.{number}.txt"), XLA_FLAGS=devices(4 // processes),
         )
         for number in range(processes)
@@ -109,7 +110,8 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     run = start(together, converted_base, processes=2)
     wait_until(lambda: "continuing after step" in run[0].said(), run)
     assert f"the checkpoint of update {damaged} cannot be restored" in run[0].said()
-    assert "step" not in run[1].said()  # process 0 does all logging; what stands there is Gloo's, threads mixed in a line
+    # Process 0 does all logging; what stands there is Gloo's, threads mixed in a line.
+    assert "step" not in run[1].said()
     wait_until(lambda: len(rows(together)) >= 6, run)
     run[1].kill()
     run[0].join(60)
