@@ -29,6 +29,8 @@ FROM_LOGITS = ("jax", "pallas")
 # What the head's matmul is done with: implementation, axis of the vocabulary in the head.
 FROM_HIDDEN = [("jax", 1), ("chunked", 1), ("chunked", 0), ("pallas", 1), ("pallas", 0)]
 PAD, EOS = 0, 1
+# These programs run for milliseconds and are compiled for seconds.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +90,7 @@ def evaluated(weight, ids, temperature, implementation, vocab_axis=1):
         (_, (logps, entropy)), gradients = grad(*inputs)
         return logps, entropy, gradients
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=COMPILED_QUICKLY)
 
 
 def check_logits(function, logits, ids, weight, temperature, what=""):
@@ -393,7 +395,10 @@ def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
         run = nnx.value_and_grad(functools.partial(function, algo_config=config, pad_id=PAD, eos_id=EOS), has_aux=True)
         graph, state = nnx.split(actor.module)
         with actor.scope():
-            step = jax.jit(lambda state, given_, run=run, graph=graph: run(nnx.merge(graph, state), given_))
+            step = jax.jit(
+                lambda state, given_, run=run, graph=graph: run(nnx.merge(graph, state), given_),
+                compiler_options=COMPILED_QUICKLY,
+            )
             results.append(step(state, given_))
     ((theirs, their_aux), their_slopes), ((ours, our_aux), our_slopes) = results
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
