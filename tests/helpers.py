@@ -89,7 +89,7 @@ class Program(FORKS.Process):
         exec(self.text, {"__name__": "__main__"})
 
     def said(self) -> str:
-        return self.output.read_text(encoding="utf-8")
+        return self.output.read_text(encoding="utf-8", errors="replace")  # it may be in the middle of a character
 
     def lines(self, code: int = 0, seconds: float = 900) -> list[str]:
         """What it has printed when it ends, with this exit code; a negative one is the signal that killed it."""
