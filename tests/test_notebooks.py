@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -49,21 +50,24 @@ def test_pictures_and_links_are_in_the_repo(notebook, root: Path) -> None:
     assert [link for link in links if "runs/" not in link and not (root / "notebooks" / link).exists()] == []
 
 
+@pytest.fixture
+def name(root: Path, tmp_path: Path) -> Iterator[str]:
+    """Of a run in runs/, which is removed at the end."""
+    yield f"test-{tmp_path.name}"
+    for folder in (root / "runs").glob(f"test-{tmp_path.name}*"):
+        shutil.rmtree(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_evaluation_can_be_read_with_no_training(root: Path, monkeypatch, tmp_path) -> None:
+def test_the_evaluation_can_be_read_with_no_training(root: Path, monkeypatch, name) -> None:
     """Notebook 05 and the report, in a clone in which nothing was trained: they read the shipped run."""
-    name = f"untrained-{tmp_path.name}"
     monkeypatch.setattr(run_notebooks, "NOTEBOOKS", ("05_evaluation",))
-    try:
-        run_dir = run_notebooks.run_course("recipes/tiny-cpu.yaml", name, root / "notebooks", root / "runs")
-        executed = nbformat.read(run_dir / "notebooks" / "05_evaluation.ipynb", as_version=4)
-        text = "".join(o.get("text", "") for cell in run_notebooks.code_cells(executed) for o in cell.outputs)
-        assert "this is the shipped run" in text
-        assert (root / "runs" / f"{name}-shipped" / "report.html").stat().st_size > 100_000
-    finally:
-        for folder in (root / "runs").glob(f"{name}*"):
-            shutil.rmtree(folder)
+    run_dir = run_notebooks.run_course("recipes/tiny-cpu.yaml", name, root / "notebooks", root / "runs")
+    executed = nbformat.read(run_dir / "notebooks" / "05_evaluation.ipynb", as_version=4)
+    text = "".join(o.get("text", "") for cell in run_notebooks.code_cells(executed) for o in cell.outputs)
+    assert "this is the shipped run" in text
+    assert (root / "runs" / f"{name}-shipped" / "report.html").stat().st_size > 100_000
 
 
 SMALL = ["training.steps=2", "training.validate_every=2", "evaluation.batch_size=16"]
@@ -80,20 +84,15 @@ TASKS = f"problems=[{{name: small-numbers, {SIZES}}}, {{name: large-numbers, dif
         ("smollm2-135m-cpu.yaml@two-steps", [], run_notebooks.NOTEBOOKS),
     ],
 )
-def test_the_notebooks_run_with_another_recipe(root: Path, monkeypatch, tmp_path, recipe, changes, notebooks) -> None:
+def test_the_notebooks_run_with_another_recipe(root, monkeypatch, tmp_path, name, recipe, changes, notebooks) -> None:
     """One of several tasks, in the notebooks that read them, and one of a real language model, in all."""
     monkeypatch.setattr(run_notebooks, "NOTEBOOKS", notebooks)
     chosen = load_recipe(root / "recipes" / recipe, changes)
     if not model_files.local_folder(chosen.model):
         pytest.skip("smollm2: make real-model brings it")
     (tmp_path / "recipe.yaml").write_text(dump_recipe(chosen))
-    name = f"other-{tmp_path.name}"
-    try:
-        tiny = chosen.model.path == run_notebooks.TINY_MODEL
-        run_dir = run_notebooks.run_course(
-            str(tmp_path / "recipe.yaml"), name, root / "notebooks", root / "runs", tiny=tiny
-        )
-        assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
-    finally:
-        for folder in (root / "runs").glob(f"{name}*"):
-            shutil.rmtree(folder)
+    tiny = chosen.model.path == run_notebooks.TINY_MODEL
+    run_dir = run_notebooks.run_course(
+        str(tmp_path / "recipe.yaml"), name, root / "notebooks", root / "runs", tiny=tiny
+    )
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2

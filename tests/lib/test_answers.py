@@ -1,10 +1,10 @@
 """Answers: real spellings, attacks, properties, and every reference solution of GSM8K."""
 
 import json
-import time
 from fractions import Fraction
 
 import pytest
+from helpers import within
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -272,9 +272,8 @@ ATTACKS = {
 
 @pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)
 def test_hostile_text_is_graded_in_time(text: str) -> None:
-    started = time.perf_counter()
-    all_of(text, "18")
-    assert time.perf_counter() - started < 1.0
+    with within(1.0):
+        all_of(text, "18")
     assert not answers.is_correct(text, "18")
 
 

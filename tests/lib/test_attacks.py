@@ -4,9 +4,8 @@ No attack knows the gold number; where it is among an attack's candidates, that 
 as the course says. The repaired one pays nothing for abuse of the form, and nothing beats an honest guess.
 """
 
-import time
-
 import pytest
+from helpers import within
 from hypothesis import example, given
 from hypothesis import strategies as st
 from test_rewards import total
@@ -198,6 +197,5 @@ LONG = {  # and the attacks of test_answers.py, on the functions that rewards ar
 
 @pytest.mark.parametrize("name", LONG)
 def test_a_megabyte_is_scored_in_linear_time(name: str) -> None:
-    started = time.process_time()
-    rewards.explain(LONG[name], "18", rewards.REWARDS.values())
-    assert time.process_time() - started < 3.0  # CPU seconds of all functions; a quadratic pass takes minutes
+    with within(3.0):  # CPU seconds of all functions; a quadratic pass takes minutes
+        rewards.explain(LONG[name], "18", rewards.REWARDS.values())

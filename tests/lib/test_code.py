@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+from helpers import within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +58,8 @@ def test_the_function_is_run_on_the_cases(completion, right):
     ],
 )
 def test_code_that_does_harm_is_wrong_and_ends(text):
-    started = time.monotonic()
-    assert not answers.is_correct(fenced(text), GOLD, "code")
-    assert time.monotonic() - started < 15
+    with within(15, time.monotonic):
+        assert not answers.is_correct(fenced(text), GOLD, "code")
     left = [each for each in psutil.process_iter(["cmdline"]) if "31.4" in (each.info["cmdline"] or [])]
     assert not psutil.wait_procs(left, timeout=10)[1]  # killed is not gone yet; it would sleep for longer
 

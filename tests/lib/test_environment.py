@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,13 +55,6 @@ def test_import_is_light() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-def run(code: str, packages: Path, platforms: str | None) -> subprocess.CompletedProcess[str]:
-    """Run code where JAX_PLATFORMS names these platforms, and packages come before those that are installed."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(packages), *sys.path]), "JAX_PLATFORMS": platforms}
-    given = {name: value for name, value in variables.items() if value is not None}
-    return subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(
     ("platforms", "named"), [("proxy", True), ("cpu,proxy", True), ("", False), ("tpu,cpu", False), ("a-proxy", False)]
 )  # fmt: skip
@@ -70,32 +64,33 @@ def test_pathways_is_the_platform_proxy(monkeypatch, platforms: str, named: bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("platforms", "calls"), [("proxy,cpu", ["initialize: first"]), (None, [])])
-def test_pathways_is_started_first_once_and_only_where_it_is_named(tmp_path: Path, platforms, calls) -> None:
+def test_pathways_is_started_first_and_once(tmp_path: Path) -> None:
+    """Where JAX_PLATFORMS names it; in all other tests it does not, and pathwaysutils would be missing."""
     (tmp_path / "pathwaysutils.py").write_text(PATHWAYSUTILS)
     # Modules that import JAX, then a look for devices.  JAX knows no proxy here, so it looks for the CPU.
     code = (
         "import grpo_train.runs.multihost, grpo_train.losses, jax; from grpo_lib.common import environment; "
         "jax.config.update('jax_platforms', 'cpu'); print(len(jax.devices())); environment.prepare()"
     )
-    done = run(code, tmp_path, platforms)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [*calls, "1"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    variables = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "proxy,cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["initialize: first", "1"], done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "options", "named"),
     [
-        ("raise ImportError", [], "pathwaysutils"),
-        (PATHWAYSUTILS, ["hardware.processes=2"], "hardware.processes"),
-        (PATHWAYSUTILS, ["--process=0", "--coordinator=a:1"], "--coordinator"),
+        (None, [], "pathwaysutils"),  # it cannot be imported
+        (SimpleNamespace(initialize=lambda: None), ["hardware.processes=2"], "hardware.processes"),
+        (SimpleNamespace(initialize=lambda: None), ["--process=0", "--coordinator=a:1"], "--coordinator"),
     ],
 )
-def test_what_does_not_go_with_pathways_is_one_line(tmp_path: Path, package, options, named) -> None:
-    (tmp_path / "pathwaysutils.py").write_text(package)
-    arguments = ["train", "recipes/tiny-cpu.yaml", "--runs", str(tmp_path / "runs"), *options]
-    done = run(f"import sys; from grpo_train import cli; sys.argv[1:] = {arguments}; cli.main()", tmp_path, "proxy")
+def test_what_does_not_go_with_pathways_is_one_line(grpo, monkeypatch, tmp_path, package, options, named) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "proxy")
+    monkeypatch.setitem(sys.modules, "pathwaysutils", package)
+    monkeypatch.setattr(environment, "_start_pathways", environment._start_pathways.__wrapped__)  # once in a process
+    done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path / "runs", *options)
     assert done.returncode == 2 and not (tmp_path / "runs").exists()
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ") and named in line

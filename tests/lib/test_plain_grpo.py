@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 from helpers import untied
+from tunix.rl import rl_cluster
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
@@ -22,7 +23,8 @@ from grpo_lib.prompts import render
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
 from grpo_tpu import random_model
-from grpo_train import losses
+from grpo_train import losses, training
+from grpo_train.engines import conversion, tunix_sampler, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe, plain_settings
 
 PAD, EOS, VOCABULARY = 0, 1, 256  # of the tiny model's tokenizer
@@ -101,15 +103,12 @@ def directory(tmp_path_factory, request) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(directory):
-
     return plain_grpo.load_policy(directory)
 
 
 @pytest.fixture(scope="module")
 def tunix_logits(directory):
     """Tunix's own model with the same weights, read by Tunix's own loader: tokens [B, T] -> logits [B, T, V]."""
-    from grpo_train.engines import tunix_sampler
-
     graph, state = nnx.split(tunix_sampler.load_hugging_face(directory))
 
     @jax.jit
@@ -200,9 +199,6 @@ def both(request, root, converted_base, tmp_path_factory):
 
     tied: the course's tiny model. untied: the same with an output matrix of its own. The others: see SWITCHED.
     """
-    from grpo_train import training
-    from grpo_train.engines import conversion
-
     folder = tmp_path_factory.mktemp(request.param)
     model, checkpoint = root / "assets" / "tiny-base", converted_base
     if request.param == "untied":
@@ -219,8 +215,6 @@ def both(request, root, converted_base, tmp_path_factory):
 
 def watch_the_update(session) -> SimpleNamespace:
     """Keep what Tunix's update of the actor is given and does; filled when the session has trained one step."""
-    from tunix.rl import rl_cluster
-
     trainer, seen = session.cluster.actor_trainer, SimpleNamespace()
     update_actor, compute_rewards = session.cluster.update_actor, session.learner._compute_rewards
 
@@ -245,28 +239,14 @@ def watch_the_update(session) -> SimpleNamespace:
             seen.other_loss = float(loss_and_gradient(trainer.model, other)[0])
         update_actor(examples, *rest)
         seen.after = as_plain(trainer.model)
-        seen.momentum = as_plain(first_moment(trainer.optimizer.opt_state))
+        seen.momentum = as_plain(optax.tree.get(trainer.optimizer.opt_state, "mu"))  # Adam's
 
     session.learner._compute_rewards, session.cluster.update_actor = rewards, update
     return seen
 
 
-def first_moment(opt_state):
-    """Adam's running mean of the clipped gradient, wherever it is in an optimizer's state (Tunix wraps MultiSteps
-    around the recipe's optimizer)."""
-
-    def is_adam(node) -> bool:
-        return isinstance(node, optax.ScaleByAdamState)
-
-    (adam,) = filter(is_adam, jax.tree.leaves(opt_state, is_leaf=is_adam))
-    return adam.mu
-
-
 def as_plain(tree) -> dict[str, np.ndarray]:
     """MaxText's parameters, or a tree of the same shape, by plain_grpo's names and in its shapes."""
-
-    from grpo_train.engines import weight_sync
-
     state = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
     names = {"embedder.input_embedding": "embed_tokens", "final_norm.w": "norm", "lm_head.w": "lm_head"}
     found = {}
@@ -354,7 +334,7 @@ def test_same_weights_after_the_update(both):
     weights, state, _ = plain_update(both, optimizer, np.asarray(theirs.example.advantages))
     assert max(relative_errors(weights, theirs.after).values()) < 1e-5
     # AdamW's first step hardly depends on the size of the gradient, so the clip shows in its state: its first moment.
-    momentum = first_moment(state)
+    momentum = optax.tree.get(state, "mu")
     assert max(relative_errors(momentum, theirs.momentum).values()) < ROUNDING
     assert norm(momentum) / (1 - recipe.training.b1) == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
     # What the step changed, without the weight that it started from.  Adam divides a gradient by its own size, and so

@@ -1,26 +1,20 @@
-"""What tests/test_sharded_sampler.py runs in a process of its own, with four virtual devices.  argv: model, base.
+"""What test_sharded_sampler.py runs in a process of its own, with four virtual devices.
 
 It samples with a model on one device, on 4 x 1 and on 2 x 2 (replicas x devices of a replica), and prints one line of
 JSON: the texts, the first-sync check, and bytes on a device, counted over live arrays.
 """
 
 import json
-import sys
-from pathlib import Path
 
-from grpo_lib.common import environment
+import jax
+import numpy as np
+from flax import nnx
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
-environment.prepare()
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from flax import nnx  # noqa: E402
-from tunix.rl.rollout.base_rollout import RolloutConfig  # noqa: E402
-
-from grpo_train.engines import maxtext_model, weight_sync  # noqa: E402
-from grpo_train.engines.tunix_sampler import TunixSampler  # noqa: E402
-from grpo_train.recipes import ModelRecipe  # noqa: E402
-from grpo_train.runs import multihost  # noqa: E402
+from grpo_train.engines import maxtext_model, weight_sync
+from grpo_train.engines.tunix_sampler import TunixSampler
+from grpo_train.recipes import ModelRecipe
+from grpo_train.runs import multihost
 
 PROMPTS = [
     f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assistant\n" for n in range(3, 9)
@@ -37,7 +31,8 @@ def bytes_on_a_device() -> int:
     return max(sum(size for (place, _), size in buffers.items() if place == device) for device in jax.devices())
 
 
-def main(model: ModelRecipe, base: str) -> dict:
+def main(path: str, name: str, base: str) -> None:
+    model = ModelRecipe(path=path, maxtext_name=name, dtype="float32")
     tokenizer = maxtext_model.load_tokenizer(model)
     actor = maxtext_model.load_actor(model, base, max_length=44, devices=jax.devices())
     parameters = nnx.state(actor.module, nnx.Param)
@@ -51,8 +46,6 @@ def main(model: ModelRecipe, base: str) -> dict:
     kv = sum(stacks[weight_sync.STACKED + weight_sync.LAYER_WEIGHTS[f"attn.{n}_proj.w"]].nbytes for n in "kv")
     found: dict = {"weights": whole, "layer": layer, "kv": kv, "kv_heads": actor.config.num_kv_heads}
     for name, devices, tensor in (("1", 1, 1), ("4x1", 4, 1), ("2x2", 4, 2), ("1x4", 4, 4)):
-        if actor.config.num_query_heads % tensor:
-            continue
         before = bytes_on_a_device()
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("fsdp",))
         sampler = TunixSampler(actor.module, tokenizer, mesh, CONFIG, seed=7, tensor=tensor)
@@ -78,9 +71,4 @@ def main(model: ModelRecipe, base: str) -> dict:
             "held": held, "during": max(during) - before,
         }  # fmt: skip
         del sampler
-    return found
-
-
-if __name__ == "__main__":
-    recipe = ModelRecipe(path=sys.argv[1], maxtext_name=sys.argv[2], dtype="float32")
-    print(json.dumps(main(recipe, str(Path(sys.argv[3])))))
+    print(json.dumps(found))

@@ -242,17 +242,13 @@ class Sampled(learner.Learner):
         return common.TrainExample(ids, ids, ids, ids, jnp.asarray(right - 0.5, jnp.float32), None, None)
 
 
-def dynamic(root, passes, table):
-    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [f"grpo.dynamic_sampling={passes}", "training.steps=10"])
-    return Sampled(recipe, table)
-
-
 MIXED, RIGHT, WRONG = [1, 0], [1, 1], [0, 0]
 
 
 @given(st.lists(st.lists(st.sampled_from([MIXED, RIGHT, WRONG]), min_size=3, max_size=3), min_size=4, max_size=4))
 def test_dynamic_sampling_keeps_what_it_has_and_asks_no_more_than_it_must(root, tables):
-    sampled = dynamic(root, 4, {10 * number: table for number, table in enumerate(tables)})
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["grpo.dynamic_sampling=4", "training.steps=10"])
+    sampled = Sampled(recipe, {10 * number: table for number, table in enumerate(tables)})
     example = sampled.step(0)
     passes = sampled.logged["step/dynamic_sampling/passes"]
     found = [table.count(MIXED) for table in tables]

@@ -18,33 +18,42 @@ TWO_HOSTS = ROOT / "recipes" / "qwen2.5-7b-gsm8k-2hosts.yaml"
 PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size", "training.micro_batch_size"
 
 
-def test_two_processes_on_eight_devices():
-    plan = make_plan(
-        {PROMPTS: 16, ROLLOUT: 8, MICRO: 8},
-        group_size=2, processes=2, devices=8, trainer_replicas=8, sampler_replicas=8, longest=(232, 768),
-    )  # fmt: skip
-    assert (plan.num_rollout_micro_batches, plan.accumulation_steps, plan.completions_per_step) == (2, 4, 32)
-    assert (plan.micro_batch_size_per_device, plan.micro_batch_prompts, plan.tokens_per_step) == (1, 4, 32_000)
+KNOWN = {
+    "two processes on eight devices": (
+        make_plan(
+            {PROMPTS: 16, ROLLOUT: 8, MICRO: 8},
+            group_size=2, processes=2, devices=8, trainer_replicas=8, sampler_replicas=8, longest=(232, 768),
+        ),
+        {"num_rollout_micro_batches": 2, "accumulation_steps": 4, "completions_per_step": 32,
+         "micro_batch_size_per_device": 1, "micro_batch_prompts": 4, "tokens_per_step": 32_000},
+    ),
+    "by default a step is one rollout and one gradient": (
+        make_plan({}, group_size=8),
+        {"prompts_per_step": 16, "num_rollout_micro_batches": 1, "accumulation_steps": 1,
+         "rollout_micro_batch_size": 16, "micro_batch_size": 128, "tokens_per_step": None},
+    ),
+    "hosts and replicas are those of the slice": (
+        load_recipe(TWO_HOSTS).plan,
+        {"processes": 2, "trainer_replicas": 8, "sampler_replicas": 2,  # sampler_tensor: 4
+         "prompts_per_step": 16, "rollout_micro_batch_size": 8, "num_rollout_micro_batches": 2,
+         "micro_batch_prompts": 4, "accumulation_steps": 4},  # as in the published run
+    ),
+    "of several chips": (
+        load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan,
+        {"trainer_replicas": 4, "sampler_replicas": 1, "micro_batch_size_per_device": 2},
+    ),
+    "Tunix's own sampler keeps a model on each device": (
+        load_recipe(TINY, ["hardware.trainer_devices=4"]).plan, {"sampler_replicas": 4},
+    ),
+    "vLLM does not": (
+        load_recipe(TINY, ["hardware.trainer_devices=4", "rollout.engine=vllm"]).plan, {"sampler_replicas": 1},
+    ),
+}  # fmt: skip
 
 
-def test_by_default_a_step_is_one_rollout_and_one_gradient():
-    plan = make_plan({}, group_size=8)
-    assert (plan.prompts_per_step, plan.num_rollout_micro_batches, plan.accumulation_steps) == (16, 1, 1)
-    assert (plan.rollout_micro_batch_size, plan.micro_batch_size, plan.tokens_per_step) == (16, 128, None)
-
-
-def test_a_recipe_takes_hosts_and_replicas_from_its_slice():
-    plan = load_recipe(TWO_HOSTS).plan
-    assert (plan.processes, plan.trainer_replicas, plan.sampler_replicas) == (2, 8, 2)  # sampler_tensor: 4
-    assert (plan.prompts_per_step, plan.rollout_micro_batch_size, plan.num_rollout_micro_batches) == (16, 8, 2)
-    assert (plan.micro_batch_prompts, plan.accumulation_steps) == (4, 4)  # as in the published run
-    plan = load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan
-    assert (plan.trainer_replicas, plan.sampler_replicas, plan.micro_batch_size_per_device) == (4, 1, 2)
-
-
-def test_tunix_own_sampler_keeps_a_model_on_each_device():
-    assert load_recipe(TINY, ["hardware.trainer_devices=4"]).plan.sampler_replicas == 4
-    assert load_recipe(TINY, ["hardware.trainer_devices=4", "rollout.engine=vllm"]).plan.sampler_replicas == 1
+@pytest.mark.parametrize(("plan", "wanted"), KNOWN.values(), ids=KNOWN)
+def test_known_plans(plan, wanted):
+    assert {name: getattr(plan, name) for name in wanted} == wanted
 
 
 REMEDY = re.compile(r"^([a-z]+\.[a-z_]+)=\d+ [^;]*: use (\d+(?:, \d+)*(?: or \d+)?)$")

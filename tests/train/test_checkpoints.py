@@ -4,21 +4,16 @@ import contextlib
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 from helpers import wait_for
 
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-
-environment.prepare()
-
-import jax  # noqa: E402
-import orbax.checkpoint as ocp  # noqa: E402
-
-from grpo_train.runs import checkpoints  # noqa: E402
-from grpo_train.runs.preemption import Interrupted, PreemptionHandler  # noqa: E402
+from grpo_train.runs import checkpoints
+from grpo_train.runs.preemption import Interrupted, PreemptionHandler
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import result_of
+from helpers import Program, result_of, wait_for
 
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
@@ -19,6 +19,7 @@ from grpo_train.recipes import load_recipe
 from grpo_train.runs.run_directory import one_at_a_time, open_run
 
 TRAIN = ["train", "recipes/tiny-cpu.yaml"]
+SHORT_PROMPTS = "rollout.max_prompt_length=3"
 WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.batch_size=5"]
 
 
@@ -64,17 +65,9 @@ def assert_one_line_error(done, *words):
         ([*TRAIN, "rollout.engine=vllm"], ["rollout.engine=vllm", "make setup-tpu"]),
         ([*TRAIN, "model.path=nowhere/at-all"], ["model.path=nowhere/at-all", "hub"]),
         ([*WORDS, "--probe", "partial-prompt", "--samples", "2"], ["--probe", "--samples"]),
-    ],
-)
-def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, arguments, words):
-    runs = ["--runs", tmp_path / "runs"] if arguments[0] == "train" else []
-    assert_one_line_error(grpo(*arguments, *runs), *words)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+        # What only the tokenizer knows.
+        pytest.param([*TRAIN, SHORT_PROMPTS], [SHORT_PROMPTS, "longest"], marks=pytest.mark.slow),
+        # The options.
         (["trian"], ["'trian'", "train"]),
         (["train"], ["RECIPE", "grpo train --help"]),
         ([*WORDS, "--probe", "x"], ["--probe", "partial-prompt"]),
@@ -84,8 +77,11 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
         ([*TRAIN, "--runs", "gs://bucket/runs"], ["--runs gs:", "training.checkpoints=gs://"]),
     ],
 )
-def test_a_mistake_in_the_options_is_one_line_too(grpo, arguments, words):
-    assert_one_line_error(grpo(*arguments), *words)
+def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, arguments, words):
+    command, *rest = arguments
+    runs = ["--runs", tmp_path / "runs"] if command == "train" else []
+    assert_one_line_error(grpo(command, *runs, *rest), *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
@@ -97,13 +93,6 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
         shell=True, cwd=root, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("name: tiny-cpu\n", "")
-
-
-@pytest.mark.slow
-def test_what_only_the_tokenizer_knows_is_refused_before_there_is_a_run(grpo, tmp_path):
-    override = "rollout.max_prompt_length=3"
-    assert_one_line_error(grpo(*TRAIN, override, "--runs", tmp_path / "runs"), override, "longest")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
@@ -155,16 +144,14 @@ with one_at_a_time(run), one_at_a_time(run.parent / "." / ".." / run.parent.name
 @pytest.mark.slow
 def test_a_second_training_in_a_run_is_refused_until_the_first_has_ended_or_was_killed(grpo, tmp_path, root):
     run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
-    first = subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE, text=True)
-    try:
-        assert first.stdout.readline() == "held\n"
-        for overwrite in ([], ["--overwrite"]):
-            done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run", *overwrite)
-            assert_one_line_error(done, "another process", run, "--run NAME")
-        assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
-    finally:
-        first.kill()
-        first.communicate()
+    first = Program(HOLD, run, output=tmp_path / "said.txt")
+    assert wait_for(lambda: first.said() == "held\n")
+    for overwrite in ([], ["--overwrite"]):
+        done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run", *overwrite)
+        assert_one_line_error(done, "another process", run, "--run NAME")
+    assert sorted(path.name for path in run.iterdir()) == ["environment.json", "recipe.yaml"]
+    first.kill()
+    first.join()
     with one_at_a_time(run):
         pass
 

@@ -12,10 +12,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tunix.rl import common, rl_cluster
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 from tunix.sft.peft_trainer import PeftTrainer
 
-from grpo_train.engines import compat
+from grpo_train.engines import compat, cpu_speed
 
 pytestmark = pytest.mark.slow
 
@@ -36,24 +37,18 @@ def test_tunix_still_cuts_off_the_end_token(sampler, rollout_config):
 
 def test_tunix_still_forgets_the_temperature_of_old_logps():
     """Tunix 0.1.7.  When this fails, compat.old_logps_from_actor is no longer needed with this engine."""
-    from tunix.rl import common
-
     assert "temperature" in inspect.signature(common.compute_per_token_logps).parameters
     assert "temperature" not in inspect.getsource(VanillaRollout.get_per_token_logps)
 
 
 def test_tunix_still_copies_the_policy_after_each_sync():
     """Tunix 0.1.7.  When this fails, compat.sync_without_snapshot can go."""
-    from tunix.rl import rl_cluster
-
     assert "pinned_host" in inspect.getsource(rl_cluster.RLCluster.sync_weights)
 
 
 def test_tunix_still_samples_inside_the_mesh():
     """Tunix 0.1.7.  When this fails, compat.sample_outside_the_mesh can go."""
-    from tunix.rl.rl_cluster import RLCluster
-
-    assert "_get_mesh_and_logical_axis_rules_cm(Role.ROLLOUT)" in inspect.getsource(RLCluster.generate)
+    assert "_get_mesh_and_logical_axis_rules_cm(Role.ROLLOUT)" in inspect.getsource(rl_cluster.RLCluster.generate)
 
 
 def test_tunix_still_copies_the_optimizer_s_state():
@@ -174,8 +169,6 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
 )
 def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(tiny_recipe, workaround, swapped):
     from test_losses import one_layer
-
-    from grpo_train.engines import cpu_speed
 
     actor, found = one_layer(tiny_recipe, layers=2), []
     ids = jnp.arange(2, 26).reshape(2, 12)

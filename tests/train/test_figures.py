@@ -173,15 +173,29 @@ def test_nothing_is_told_by_colour_alone_and_no_description_is_long(root):
     assert max(len(alt_text(figure)) for figure in drawn) <= LONGEST
 
 
-def test_an_exported_notebook_keeps_its_tables():
-    source = "from grpo_train.report import display; display.table([{'a|' 'b': 'c\\n*' 'd*', 'e': 1}])"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+@pytest.fixture(scope="module")
+def executed():
+    """A notebook: a table, a live plot, and a cell after it."""
+    cells = [nbformat.v4.new_code_cell(source) for source in (TABLE, PLOT, "1")]
+    return nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120, kernel_name="python3").execute()
+
+
+TABLE = "from grpo_train.report import display; display.table([{'a|' 'b': 'c\\n*' 'd*', 'e': 1}])"
+PLOT = """
+import warnings; warnings.simplefilter("error", ResourceWarning)
+from grpo_train.report import live_plot
+plot = live_plot.LivePlot(total_steps=9)
+for step in range(1, 10):
+    plot({"step": step, "reward": step, "kl": 0.0 if step < 4 else 3.0})
+"""
+
+
+def test_an_exported_notebook_keeps_its_tables(executed):
     texts = [
-        nbconvert.MarkdownExporter(display_data_priority=[f"text/{kind}"]).from_notebook_node(notebook)[0]
+        nbconvert.MarkdownExporter(display_data_priority=[f"text/{kind}"]).from_notebook_node(executed)[0]
         for kind in ("html", "markdown", "plain")
     ]
-    assert len(notebook.cells[0].outputs) == 1
+    assert len(executed.cells[0].outputs) == 1
     assert all("a|b" in text.replace("\\", "") and "*d*" in text.replace("\\", "") for text in texts)
 
 
@@ -201,17 +215,8 @@ def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
 # --- the live plot ---
 
 
-def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings():
-    source = """
-import warnings; warnings.simplefilter("error", ResourceWarning)
-from grpo_train.report import live_plot
-plot = live_plot.LivePlot(total_steps=9)
-for step in range(1, 10):
-    plot({"step": step, "reward": step, "kl": 0.0 if step < 4 else 3.0})
-"""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (source, "1")])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    plotted, after = notebook.cells
+def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings(executed):
+    _, plotted, after = executed.cells
     picture, warnings = plotted.outputs
     assert "image/png" in picture["data"] and "step 6: " in warnings["data"]["text/markdown"]
     assert len(after.outputs) == 1  # no picture is flushed late

@@ -7,15 +7,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
-from helpers import wait_for, without_clocks
-from run_server import Job, RunServer
+from helpers import TRAIN, Program, wait_for, without_clocks
 
 from grpo_lib.common.files import read_jsonl
 from grpo_train.runs import checkpoints
@@ -41,45 +40,32 @@ SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling
 
 
 @pytest.fixture(scope="module")
-def server(root):
-    server = RunServer(root)
-    yield server
-    server.close()
+def start(converted_base):
+    """Starts a run in a folder; what it prints goes to a file next to the folder."""
+
+    def start(directory: Path, *changes: str, program: str = TRAIN) -> Program:
+        place = ["--runs", directory.parent, "--run", directory.name, "--base", converted_base]
+        arguments = ["train", "recipes/tiny-cpu.yaml", *RECIPE, *changes, *place]
+        return Program(program, *arguments, output=directory.with_name(f"{directory.name}.txt"))
+
+    return start
 
 
 @pytest.fixture(scope="module")
-def job(converted_base):
-    def make(directory: Path, changes: Sequence[str] = (), **more) -> Job:
-        return Job(str(directory), str(converted_base), [*RECIPE, *changes], **more)
-
-    return make
-
-
-def run_to_the_end(server: RunServer, job: Job) -> None:
-    server.start(job)
-    assert server.wait() == 0, said(Path(job.directory))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(server, job, tmp_path_factory):
+def undisturbed(start, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
-    run_to_the_end(server, job(directory))
+    start(directory).lines()
     return directory
 
 
 def said(directory: Path) -> str:
-    path = Path(str(directory) + ".txt")
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return directory.with_name(f"{directory.name}.txt").read_text(encoding="utf-8")
 
 
 def rows(directory: Path) -> list[dict]:
     """metrics.jsonl without the clocks."""
     path = directory / "metrics.jsonl"
     return without_clocks(read_jsonl(path) if path.exists() else [])
-
-
-def answers(directory: Path, which: str) -> list[dict]:
-    return read_jsonl(directory / "evals" / f"{which}.jsonl")
 
 
 def weights(directory: Path, step: int = STEPS) -> list[np.ndarray]:
@@ -93,21 +79,22 @@ def assert_same(directory: Path, reference: Path) -> None:
     for one, other in zip(weights(directory), weights(reference), strict=True):
         assert np.array_equal(one, other)
     for which in ("before", "after"):
-        assert answers(directory, which) == answers(reference, which)
+        ours, theirs = (read_jsonl(folder / "evals" / f"{which}.jsonl") for folder in (directory, reference))
+        assert ours == theirs
 
 
-def run_until(server: RunServer, job: Job, moment: Callable[[], bool], number: signal.Signals) -> int:
-    """Start a run and send it a signal at a moment, unless it comes to its end before; returns its exit code."""
-    pid, ended = server.start(job), threading.Event()
+def run_until(run: Program, moment: Callable[[], bool], number: signal.Signals) -> int:
+    """Send a run a signal at a moment, unless it comes to its end before; returns its exit code."""
+    ended = threading.Event()
 
     def send() -> None:
         if moment() and not ended.is_set():
-            os.kill(pid, number)
+            os.kill(run.pid, number)
 
     threading.Thread(target=send, daemon=True).start()
-    code = server.wait()
+    run.join()
     ended.set()
-    return code
+    return run.exitcode
 
 
 # --- kill -9 ---
@@ -149,13 +136,13 @@ def in_an_evaluation(directory: Path, rng: random.Random) -> bool:
 MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
 
 
-def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, undisturbed, tmp_path):
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path):
     """Kill -9, resume, kill again.  A run that gets to its end in spite of it is compared, and the next one begins."""
     rng, killed, finished = random.Random(2402), [], 0
     directory = tmp_path / "run-0"
     while len(killed) < KILLS:
         moment = MOMENTS[len(killed) % len(MOMENTS)]
-        code = run_until(server, job(directory), functools.partial(moment, directory, rng), signal.SIGKILL)
+        code = run_until(start(directory), functools.partial(moment, directory, rng), signal.SIGKILL)
         assert code in (0, -signal.SIGKILL), said(directory)
         if code:
             killed.append(moment)
@@ -163,18 +150,18 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(server, job, 
         assert_same(directory, undisturbed)
         finished += 1
         directory = tmp_path / f"run-{finished}"
-    run_to_the_end(server, job(directory))
+    start(directory).lines()
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
 
 
-def test_killed_with_adapters_and_spare_prompts(server, job, tmp_path):
+def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
-    run_to_the_end(server, job(whole, SWITCHED))
+    start(whole, *SWITCHED).lines()
     for moment in (in_a_step, in_a_save, in_a_step):
-        code = run_until(server, job(directory, SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
+        code = run_until(start(directory, *SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
         assert code in (0, -signal.SIGKILL), said(directory)
-    run_to_the_end(server, job(directory, SWITCHED))
+    start(directory, *SWITCHED).lines()
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
 
@@ -182,31 +169,30 @@ def test_killed_with_adapters_and_spare_prompts(server, job, tmp_path):
 # --- stopped, without room, damaged ---
 
 
-def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(server, job, undisturbed, tmp_path):
+def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path):
     """One run, three mishaps: each start costs seconds."""
     directory, rng = tmp_path / "run", random.Random(2403)
     folder = epath.Path(directory) / "checkpoints" / "actor"
 
     # The time of training.stop_after: saved where it was, and not only at the next multiple of checkpoint_every.  The
     # alarm comes early, by hand; the starts after it have no such time.  SIGTERM: test_several_processes.py.
-    limited = job(directory, ["training.stop_after=1h"])
-    code = run_until(server, limited, lambda: wait_for(lambda: len(rows(directory)) >= 4), signal.SIGALRM)
+    limited = start(directory, "training.stop_after=1h")
+    code = run_until(limited, lambda: wait_for(lambda: len(rows(directory)) >= 4), signal.SIGALRM)
     assert code == EXIT_CODE and "stopped by training.stop_after; " in said(directory), said(directory)
     saved = checkpoints.updates(folder)
     assert saved[-1] == len(rows(directory)) < STEPS
 
     # A limit on the size of files stands for the full disk: it lets the small ones through, and not a checkpoint.
-    server.start(job(directory, file_bytes=300_000))
-    assert server.wait() == 2
-    line = said(directory).splitlines()[-1]
-    assert line.startswith(f"error: {directory} cannot be written, its disk is full (File too large)"), said(directory)
+    small_files = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+    line = start(directory, program=small_files + TRAIN).lines(2)[-1]
+    assert line.startswith(f"error: {directory} cannot be written, its disk is full (File too large)"), line
     assert f"the last good checkpoint is of step {saved[-1]}" in line
     assert checkpoints.updates(folder) == saved
 
     # The newest checkpoint is cut short: the one before it is taken.
     for path in Path(folder / str(saved[-1]) / "model_params" / "d").iterdir():
         path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-    run_to_the_end(server, job(directory))
+    start(directory).lines()
     assert f"checkpoint of update {saved[-1]} cannot be restored" in said(directory)
     assert f"continuing from update {saved[-2]}" in said(directory)
     assert_same(directory, undisturbed)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from maxtext.checkpoint_conversion import to_huggingface
-from tunix.rl import rl_cluster
+from tunix.rl import common, rl_cluster
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
@@ -45,34 +45,6 @@ def load(tiny_recipe, converted_base):
     return make
 
 
-def assert_shared(actor):
-    own, base = (weight_sync.by_name(nnx.state(module, nnx.Param)) for module in (actor.module, actor.base))
-    assert not any(name.endswith((lora.A, lora.B)) for name in base)
-    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in base.items())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rank", [1, LAYERS])
-def test_the_merged_weights_are_the_policy(load, tiny_actor, tiny_recipe, converted_base, rank):
-    np.testing.assert_allclose(logps(load(rank, trained=False)), logps(tiny_actor), atol=2e-5)  # B = 0
-    actor = load(rank)
-    assert np.abs(logps(actor) - logps(tiny_actor)).max() > 0.1
-    plain = maxtext_model.load_actor(tiny_recipe.model, converted_base, 64)
-    merged = actor.weights()
-    assert weight_sync.by_name(merged).keys() == weight_sync.by_name(plain.weights()).keys()
-    nnx.update(plain.module, merged)
-    np.testing.assert_allclose(logps(plain), logps(actor), atol=2e-4)
-    assert plain.parameter_count() == actor.parameter_count()
-
-
-@pytest.mark.long
-def test_the_base_shares_its_arrays_and_has_no_adapters(load, tiny_actor):
-    actor = load(2)
-    assert_shared(actor)
-    reference = maxtext_model.Actor(actor.base, actor.config, actor.mesh)
-    np.testing.assert_allclose(logps(reference), logps(tiny_actor), atol=2e-5)
-
-
 @pytest.mark.long
 def test_only_adapters_are_trained_and_all_of_them(load):
     actor = load(2)
@@ -95,8 +67,6 @@ def test_a_loss_from_hidden_states_sees_the_adapters(load):
 
 @pytest.mark.long
 def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
-    from tunix.rl import common
-
     actor = load(LAYERS)
     directory = conversion.export_to_hugging_face(actor, tiny_recipe.model, tmp_path / "export")
     assert conversion.read_weights(directory).keys() == conversion.read_weights("assets/tiny-base").keys()
@@ -115,7 +85,10 @@ def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, 
     assert session.cluster.inference_worker.get_model("reference") is not None
     (row,) = training.train(session)
     assert abs(row["kl"]) < 1e-5  # of the first step: the reference is the base
-    assert_shared(session.actor)  # the update has made new arrays, of the weights that it does not train, too
+    # The base shares its arrays, although the update has made new ones, of the weights that it does not train, too.
+    own, shared = (weight_sync.by_name(nnx.state(m, nnx.Param)) for m in (session.actor.module, session.actor.base))
+    assert not any(name.endswith((lora.A, lora.B)) for name in shared)
+    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in shared.items())
     sampler = session.sampler
     weight_sync.check_weights(sampler, weight_sync.by_name(session.actor.weights()))
     scored = sampler.last_scored(8, 24)

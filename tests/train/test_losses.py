@@ -1,9 +1,6 @@
 """The policy losses: every implementation against float64, on inputs that are random and on those that are hard."""
 
 import functools
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +9,7 @@ import kernels
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import Program, devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -31,6 +29,8 @@ FROM_LOGITS = ("jax", "pallas")
 # What the head's matmul is done with: implementation, axis of the vocabulary in the head.
 FROM_HIDDEN = [("jax", 1), ("chunked", 1), ("chunked", 0), ("pallas", 1), ("pallas", 0)]
 PAD, EOS = 0, 1
+# These programs run for milliseconds and are compiled for seconds.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def evaluated(weight, ids, temperature, implementation, vocab_axis=1):
         (_, (logps, entropy)), gradients = grad(*inputs)
         return logps, entropy, gradients
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=COMPILED_QUICKLY)
 
 
 def check_logits(function, logits, ids, weight, temperature, what=""):
@@ -237,15 +237,10 @@ print("the same")
 """
 
 
-def test_on_several_devices_the_numbers_are_the_same():
+def test_on_several_devices_the_numbers_are_the_same(tmp_path):
     """Sequences over one axis of a mesh, the vocabulary over the other."""
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL_DEVICES],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "the same", done.stderr[-2000:]
+    program = Program(SEVERAL_DEVICES, output=tmp_path / "said.txt", XLA_FLAGS=devices(4))
+    assert program.lines()[-1] == "the same"
 
 
 # --- the loss: its values are compared with Tunix's below, and with plain_grpo's in test_plain_grpo.py ----------
@@ -400,7 +395,10 @@ def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
         run = nnx.value_and_grad(functools.partial(function, algo_config=config, pad_id=PAD, eos_id=EOS), has_aux=True)
         graph, state = nnx.split(actor.module)
         with actor.scope():
-            step = jax.jit(lambda state, given_, run=run, graph=graph: run(nnx.merge(graph, state), given_))
+            step = jax.jit(
+                lambda state, given_, run=run, graph=graph: run(nnx.merge(graph, state), given_),
+                compiler_options=COMPILED_QUICKLY,
+            )
             results.append(step(state, given_))
     ((theirs, their_aux), their_slopes), ((ours, our_aux), our_slopes) = results
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)

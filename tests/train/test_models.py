@@ -181,7 +181,7 @@ def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
 def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
     tiny_recipe, converted_base, tmp_path, monkeypatch, small
 ):
-    """Both ways, both directions, and the same error."""
+    """Both ways, both directions, and the same error.  In the place of a second process, a program that fails."""
     ran = []
     for name in ("_run_here", "_run_in_process"):
         run = getattr(conversion, name)
@@ -190,6 +190,10 @@ def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
     log = tmp_path / "export.log"
     conversion.export_checkpoint(tiny_recipe.model, converted_base, tmp_path / "export", log)
     assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), tmp_path / "export") == []
+    if not small:
+        (tmp_path / "python").write_text("#!/bin/sh\necho Traceback >&2; exit 1\n")
+        (tmp_path / "python").chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(CourseError, match=r"could not convert .*none.* the whole log is"):
         conversion.export_checkpoint(tiny_recipe.model, tmp_path / "none", tmp_path / "nothing", log)
     assert "Traceback" in log.read_text()
@@ -264,8 +268,6 @@ def test_an_address_that_cannot_be_read_is_named(monkeypatch, address, status, r
     class Refuses(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_error(status)
-
-        def log_message(self, *_): ...
 
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         Thread(target=server.serve_forever, daemon=True).start()

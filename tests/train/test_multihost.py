@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers import TRAIN, Program, devices, free_port, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
-from test_several_processes import free_port
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import cluster
@@ -62,7 +60,7 @@ with multihost.distributed_context(sys.argv[1], 2, number, digest="the same"):
         found["typed keys"] = "are moved"
     except ValueError:
         found["typed keys"] = "are not moved"
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found))  # the last line: what gloo and JAX say is not kept back till the end
 """
 
 
@@ -137,29 +135,18 @@ def gke(number: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def finish(members: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and the last line of stderr of each."""
-    try:
-        ended = [member.communicate(timeout=240) for member in members]
-    finally:
-        for member in members:
-            member.kill()
-    return [(m.returncode, out, (err.splitlines() or [""])[-1]) for m, (out, err) in zip(members, ended, strict=True)]
-
-
-def start(program: str, *arguments, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def said_by(members: list[Program]) -> str:
+    """The error that all of them end with."""
+    last = {member.lines(2)[-1] for member in members}
+    assert len(last) == 1 and min(last).startswith("error: "), last
+    return min(last)
 
 
 @pytest.fixture(scope="module")
-def two() -> list[dict]:
-    address, flags = f"127.0.0.1:{free_port()}", "--xla_force_host_platform_device_count=2"
-    found = finish([start(PROGRAM, address, number, XLA_FLAGS=flags) for number in (0, 1)])
-    assert [code for code, *_ in found] == [0, 0], found
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in found]  # gloo logs its connections before
+def two(tmp_path_factory) -> list[dict]:
+    address, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("two")
+    members = [Program(PROGRAM, address, n, output=folder / f"{n}", XLA_FLAGS=devices(2)) for n in (0, 1)]
+    return [json.loads(member.lines()[-1]) for member in members]
 
 
 @pytest.mark.slow
@@ -170,35 +157,28 @@ def two() -> list[dict]:
         ([(2, 0, "one"), (3, 1, "one")], "different numbers of processes; give all of them the same"),
     ],
 )
-def test_processes_that_do_not_belong_together_stop_with_one_line(started, message):
+def test_processes_that_do_not_belong_together_stop_with_one_line(tmp_path, started, message):
     address = f"127.0.0.1:{free_port()}"
-    found = finish([start(CONNECT, address, *arguments, 60) for arguments in started])
-    assert all(code == 2 and error.startswith("error: ") and message in error for code, _, error in found), found
+    members = [Program(CONNECT, address, *more, 60, output=tmp_path / f"{more[1]}") for more in started]
+    assert message in said_by(members)
 
 
 @pytest.mark.slow
-def test_a_signal_is_handled_while_a_process_waits_for_another():
-    members = [start(WAIT, address, number) for address in [f"127.0.0.1:{free_port()}"] for number in (0, 1)]
-    try:
-        for member in members:
-            assert "both\n" in iter(member.stdout.readline, ""), member.communicate()
-        members[1].send_signal(signal.SIGTERM)
-        assert members[1].wait(timeout=30) == 75
-    finally:
-        for member in members:
-            member.kill()
-            member.communicate()
+def test_a_signal_is_handled_while_a_process_waits_for_another(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    members = [Program(WAIT, address, n, output=tmp_path / f"{n}") for n in (0, 1)]
+    assert wait_for(lambda: all("both\n" in member.said() for member in members))
+    os.kill(members[1].pid, signal.SIGTERM)
+    members[1].lines(75, seconds=30)
+    members[0].kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [slurm, gke])
-def test_where_jax_finds_the_processes_the_same_command_is_enough(cluster):
+def test_where_jax_finds_the_processes_the_same_command_is_enough(tmp_path, cluster):
     port = free_port()
-    found = finish([start(FOUND, 2, **cluster(number, port)) for number in (0, 1)])
-    assert [code for code, *_ in found] == [0, 0], found
-    assert [out.splitlines()[-1] for _, out, _ in found] == [
-        f"{number} ['process 0', 'process 1']" for number in (0, 1)
-    ]
+    members = [Program(FOUND, 2, output=tmp_path / f"{n}", **cluster(n, port)) for n in (0, 1)]
+    assert [member.lines()[-1] for member in members] == [f"{n} ['process 0', 'process 1']" for n in (0, 1)]
 
 
 @pytest.mark.slow
@@ -209,10 +189,9 @@ def test_where_jax_finds_the_processes_the_same_command_is_enough(cluster):
         (1, "error: the run has 1 processes, fewer than the 2 that JAX finds"),
     ],
 )  # fmt: skip
-def test_more_hosts_than_the_slice_has_are_refused(expected, message):
+def test_more_hosts_than_the_slice_has_are_refused(tmp_path, expected, message):
     port = free_port()
-    found = finish([start(FOUND, expected, **slurm(number, port)) for number in (0, 1)])
-    assert all(code == 2 and error.startswith(message) for code, _, error in found), found
+    assert message in said_by([Program(FOUND, expected, output=tmp_path / f"{n}", **slurm(n, port)) for n in (0, 1)])
 
 
 @pytest.mark.slow
@@ -220,47 +199,41 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path):
     for name in ("shared", "one", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "a file").touch()
-    port = free_port()
     # The first two are shared; the third process 0 makes; the last is not.
-    same, new = tmp_path / "shared", tmp_path / "new" / "run"
+    same, new, port = tmp_path / "shared", tmp_path / "new" / "run", free_port()
     folders = [(same, new, tmp_path / name) for name in ("one", "other")]
-    found = finish([start(FOUND, 2, *folders[number], **slurm(number, port)) for number in (0, 1)])
+    members = [Program(FOUND, 2, *folders[n], output=tmp_path / f"{n}", **slurm(n, port)) for n in (0, 1)]
     error = f"error: {tmp_path / 'one'} is not shared by all processes: process 1 does not see there what process 0 "
-    for code, out, line in found:
-        assert (code, line) == (2, error + "writes; put it on a disk"), found
-        assert out.splitlines()[-2:] == ["shared", "shared"]
+    for member in members:
+        assert member.lines(2)[-3:] == ["shared", "shared", error + "writes; put it on a disk"]
     assert not list(tmp_path.rglob(".*"))  # nothing stays behind
 
-    found = finish([start(FOUND, 2, tmp_path / "a file", **slurm(number, port)) for number in (0, 1)])
-    assert all(code == 2 and "process 0 cannot write there" in line for code, _, line in found), found
+    port = free_port()
+    members = [Program(FOUND, 2, tmp_path / "a file", output=tmp_path / f"{n}", **slurm(n, port)) for n in (0, 1)]
+    assert "process 0 cannot write there" in said_by(members)
 
 
 @pytest.mark.long
 def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
-    program, port = "from grpo_tpu.cli import main; main()", free_port()
-    command = ["train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
-    found = finish([start(program, *command, tmp_path / str(n), **slurm(n, port)) for n in (0, 1)])
-    assert all(code == 2 and "is not shared" in line for code, _, line in found), found
+    port, train = free_port(), [TRAIN, "train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
+    members = [Program(*train, tmp_path / str(n), output=tmp_path / f"{n}.txt", **slurm(n, port)) for n in (0, 1)]
+    assert "is not shared" in said_by(members)
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_process_ends_the_other_within_a_minute(how, victim):
+def test_a_lost_process_ends_the_other_within_a_minute(tmp_path, how, victim):
     address = f"127.0.0.1:{free_port()}"
-    members = [start(CONNECT, address, 2, number, "one", 60) for number in (0, 1)]
-    try:
-        for member in members:
-            assert "connected\n" in iter(member.stdout.readline, ""), member.communicate()
-        members[victim].send_signal(how)
-        _, errors = members[1 - victim].communicate(timeout=60)
-        assert members[1 - victim].returncode != 0
-        assert "continues from its last checkpoint" in errors or "another task died" in errors
-    finally:
-        for member in members:
-            member.kill()
-            member.communicate()
+    members = [Program(CONNECT, address, 2, n, "one", 60, output=tmp_path / f"{n}") for n in (0, 1)]
+    assert wait_for(lambda: all("connected\n" in member.said() for member in members))
+    os.kill(members[victim].pid, how)
+    other = members[1 - victim]
+    other.join(60)
+    members[victim].kill()  # what is stopped does not end by itself
+    assert other.exitcode
+    assert "continues from its last checkpoint" in other.said() or "another task died" in other.said()
 
 
 def test_both_agree_and_a_batch_is_spread_over_the_devices_of_both_and_comes_back_whole(two):
@@ -366,10 +339,9 @@ print(upstream, moved(reshard.reshard_pytree, *pair[:1], NamedSharding(samples(s
 
 
 @pytest.fixture(scope="module")
-def moves():
-    ((code, out, error),) = finish([start(MOVES, XLA_FLAGS="--xla_force_host_platform_device_count=8")])
-    assert code == 0, error
-    return [tuple(map(int, line.split())) for line in out.splitlines()]
+def moves(tmp_path_factory):
+    program = Program(MOVES, output=tmp_path_factory.mktemp("moves") / "said.txt", XLA_FLAGS=devices(8))
+    return [tuple(map(int, line.split())) for line in program.lines()[-10:]]
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
 """Steps that are smaller than bfloat16 can say."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers import Program, devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -98,11 +95,9 @@ for axes in ((), ("a", "b"), ("b", None), (None, ("a", "b"))):
 
 
 @pytest.mark.slow
-def test_the_noise_does_not_depend_on_where_the_weights_are():
+def test_the_noise_does_not_depend_on_where_the_weights_are(tmp_path):
     """Nor on the number of processes, whose program is the same."""
-    four = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run([sys.executable, "-c", PLACED], env=four, capture_output=True, text=True, check=True)
-    whole, *split = done.stdout.splitlines()
+    whole, *split = Program(PLACED, output=tmp_path / "said.txt", XLA_FLAGS=devices(4)).lines()[-4:]
     assert len(split) == 3 and set(split) == {whole} and whole.count(",") == 2 * 8 * 12 - 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_losses import algorithm, one_layer
+from test_losses import COMPILED_QUICKLY, algorithm, one_layer
 from tunix.rl import common
 from tunix.rl.common import TrainExample
 
@@ -169,7 +169,7 @@ def compute(tiny_recipe):
             )
             return value_and_grad(nnx.merge(graph, state), given)
 
-        return functools.partial(jax.jit(run), state)
+        return functools.partial(jax.jit(run, compiler_options=COMPILED_QUICKLY), state)
 
     def compute(given, implementation="jax", beta=0.04):
         with plain.scope():
@@ -207,8 +207,7 @@ def test_loss_and_gradient_are_those_of_padded_rows(compute, layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["packed", "groups"])
-@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
+@pytest.mark.parametrize(("implementation", "layout"), [("chunked", "groups"), ("pallas", "packed")])
 def test_so_they_are_with_the_other_implementations(compute, layout, implementation):
     for lengths in HARD[2:]:
         padded = batch(lengths, [P, 3], seed=sum(lengths))
@@ -216,16 +215,15 @@ def test_so_they_are_with_the_other_implementations(compute, layout, implementat
 
 
 @pytest.mark.slow
-def test_on_policy_and_without_a_reference(compute):
-    padded = batch(HARD[3], [P, 3], old=False, ref=False)
-    expected = compute(padded, beta=0.0)
-    for layout in ("packed", "groups"):
-        check_same(expected, compute(pack(padded, layout), beta=0.0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("silent", [slice(0), slice(G), slice(2 * G)], ids=["both", "one", "none"])
-def test_so_they_are_for_micro_batches_of_which_some_teach_nothing(compute, silent):
+@pytest.mark.parametrize(
+    ("silent", "packed"),
+    [
+        (slice(0), {"layout": "packed"}),
+        # Micro-batches: both teach something, one does, none.
+        *((slice(end), {"layout": "groups", "micro_batches": 2}) for end in (0, G, 2 * G)),
+    ],
+)
+def test_on_policy_without_a_reference_and_where_micro_batches_teach_nothing(compute, silent, packed):
     padded = batch(HARD[3], [P, 3], old=False, ref=False)
     padded = padded.replace(advantages=padded.advantages.at[silent].set(0))
-    check_same(compute(padded, beta=0.0), compute(pack(padded, "groups", micro_batches=2), beta=0.0))
+    check_same(compute(padded, beta=0.0), compute(pack(padded, **packed), beta=0.0))

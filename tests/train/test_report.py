@@ -3,9 +3,10 @@
 import html
 import json
 import re
-from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
+from bs4 import BeautifulSoup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,32 +74,22 @@ def run_dir(tmp_path):
     return folder
 
 
-class Page(HTMLParser):
+LOADED_FROM = ("src", "href", "xlink:href", "srcset", "data")
+
+
+def parsed(text):
     """What a browser would load or run, and the embedded data."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.scripts, self.tags, self.loads, self._inside = [], [], [], False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.tags.append(tag)
-        if tag == "script":
-            self.scripts.append([attributes.get("type"), ""])
-            self._inside = True
-        for name, value in attributes.items():
-            outside = name in ("src", "href", "xlink:href", "srcset", "data") and not (value or "").startswith("#")
-            if outside or name.startswith("on"):
-                self.loads.append((tag, name, value))
-
-    def handle_endtag(self, tag):
-        if tag == "script":
-            self._inside = False
-
-    def handle_data(self, data):
-        if self._inside:
-            self.scripts[-1][1] += data
+    tags = BeautifulSoup(text, "html.parser").find_all(True)
+    attributes = [(tag.name, name, value) for tag in tags for name, value in tag.attrs.items()]
+    return SimpleNamespace(
+        tags=[tag.name for tag in tags],
+        scripts=[(tag.get("type"), tag.string) for tag in tags if tag.name == "script"],
+        loads=[
+            (tag, name, value)
+            for tag, name, value in attributes
+            if name.startswith("on") or (name in LOADED_FROM and value[:1] != "#")
+        ],
+    )
 
 
 # --- words ---
@@ -174,7 +165,7 @@ def written(run_dir):
 
 
 def embedded(text):
-    page = Page(text)
+    page = parsed(text)
     return page, json.loads(next(script for kind, script in page.scripts if kind == "application/json"))
 
 
@@ -232,7 +223,7 @@ def test_a_run_that_is_not_finished_has_a_page(run_dir):
     _, data = embedded(written(run_dir))
     assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
     (run_dir / "evals" / "before.jsonl").unlink()
-    assert len(Page(written(run_dir)).scripts) < 2  # no answers to look at
+    assert len(parsed(written(run_dir)).scripts) < 2  # no answers to look at
     with pytest.raises(CourseError):
         report.inspector(run_dir)
 
@@ -255,11 +246,11 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
 
 def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
     shown = report.inspector(run_dir)._repr_html_()
-    (tag, *others) = Page(shown).tags
+    (tag, *others) = parsed(shown).tags
     assert (tag, others[0]) == ("div", "iframe") and "script" not in others  # all of it is inside the frame
     assert "sandbox='allow-scripts'" in shown  # and no allow-same-origin
-    page = Page(html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0]))
-    assert page.loads == [] and page.scripts == Page(written(run_dir)).scripts  # data and code of the page
+    page = parsed(html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0]))
+    assert page.loads == [] and page.scripts == parsed(written(run_dir)).scripts  # data and code of the page
 
 
 def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):

@@ -61,11 +61,6 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(run_dir):
-    return (run_dir / "report.html").as_uri()
-
-
-@pytest.fixture(scope="module")
 def browser(chromium):
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -96,9 +91,9 @@ def new_page(browser):
 
 
 @pytest.fixture
-def page(new_page, address):
+def page(new_page, run_dir):
     """The report."""
-    return new_page(address)
+    return new_page((run_dir / "report.html").as_uri())
 
 
 def expect_count(where, text):
@@ -151,8 +146,8 @@ def test_an_opened_problem_shows_what_was_said_and_why_it_was_paid(page):
         assert f"model {phase}" in pane.locator("h3").inner_text()
 
 
-def test_no_completion_becomes_markup(address, new_page):
-    page = new_page(address + f"#open={PROBLEMS[N - len(HOSTILE)].id}")
+def test_no_completion_becomes_markup(run_dir, new_page):
+    page = new_page((run_dir / "report.html").as_uri() + f"#open={PROBLEMS[N - len(HOSTILE)].id}")
     for text in HOSTILE:
         for pane in page.locator(".detail .pane").all():
             assert pane.locator("pre").first.evaluate("node => node.textContent") == text

@@ -6,14 +6,11 @@ It takes minutes; test_multihost.py has the quick tests.
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
+from helpers import TRAIN, Program, devices, free_port, wait_for
 
 from grpo_lib.common.files import read_jsonl
 from grpo_train.runs.preemption import EXIT_CODE as STOPPED
@@ -53,37 +50,18 @@ EQUAL = (
 )
 
 
-class Run:
-    """The processes of a run, seen from the test."""
-
-    def __init__(self, directory: Path, base: Path, processes: int, devices: int, *more: str):
-        port = free_port()
-        self.outputs = [directory.with_name(f"{directory.name}.{number}.txt") for number in range(processes)]
-        self.members = []
-        for number, output in enumerate(self.outputs):
-            command = [sys.executable, "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml", *RECIPE, *more]
-            command += ["--runs", str(directory.parent), "--run", directory.name, "--base", str(base)]
-            if processes > 1:
-                command += ["--coordinator", f"127.0.0.1:{port}", f"--process={number}", f"--processes={processes}"]
-            with open(output, "w", encoding="utf-8") as file:
-                env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-                self.members.append(subprocess.Popen(command, stdout=file, stderr=file, env=env))
-
-    def wait(self, seconds: float = 900) -> list[int]:
-        try:
-            return [member.wait(seconds) for member in self.members]
-        finally:
-            for member in self.members:
-                member.kill()
-
-    def said(self, number: int) -> str:
-        return self.outputs[number].read_text(encoding="utf-8")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def start(directory: Path, base: Path, processes: int) -> list[Program]:
+    """A run on four devices."""
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE]
+    train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
+    together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
+    return [
+        Program(
+            *train, *([*together, number] if processes > 1 else []),
+            output=directory.with_name(f"{directory.name}.{number}.txt"), XLA_FLAGS=devices(4 // processes),
+        )
+        for number in range(processes)
+    ]  # fmt: skip
 
 
 def rows(directory: Path) -> list[dict]:
@@ -91,10 +69,10 @@ def rows(directory: Path) -> list[dict]:
     return read_jsonl(path) if path.exists() else []
 
 
-def wait_until(happened: Callable[[], bool], run: Run) -> None:
+def wait_until(happened: Callable[[], bool], run: list[Program]) -> None:
     """Or until a process has ended, which is a failure."""
-    wait_for(lambda: happened() or any(member.poll() is not None for member in run.members), 600, pause=0.2)
-    assert happened(), [run.said(n) for n in (0, 1)]
+    wait_for(lambda: happened() or not all(member.is_alive() for member in run), 600, pause=0.2)
+    assert happened(), [member.said() for member in run]
 
 
 def damage_the_newest_checkpoint(directory: Path) -> int:
@@ -119,31 +97,29 @@ def same_rows(alone: Path, together: Path, steps: int) -> None:
 
 def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_killed(tmp_path, converted_base):
     alone, together = tmp_path / "alone", tmp_path / "together"
-    run = Run(alone, converted_base, processes=1, devices=4)
-    assert run.wait() == [0], run.said(0)
+    start(alone, converted_base, processes=1)[0].lines()
 
     # A SIGTERM that only one of them receives, as when one machine is taken away.
-    run = Run(together, converted_base, processes=2, devices=2)
+    run = start(together, converted_base, processes=2)
     wait_until(lambda: len(rows(together)) >= 3, run)
-    run.members[1].send_signal(signal.SIGTERM)
-    assert run.wait() == [STOPPED, STOPPED], [run.said(number) for number in (0, 1)]
-    assert all("stopped by SIGTERM" in run.said(number) for number in (0, 1))
+    os.kill(run[1].pid, signal.SIGTERM)
+    assert all(any("stopped by SIGTERM" in line for line in member.lines(STOPPED)) for member in run)
 
     # They continue before a damaged checkpoint.  One is killed: the other ends soon, and nothing is lost.
     damaged = damage_the_newest_checkpoint(together)
-    run = Run(together, converted_base, processes=2, devices=2)
-    wait_until(lambda: "continuing after step" in run.said(0), run)
-    assert f"the checkpoint of update {damaged} cannot be restored" in run.said(0)
-    assert "step" not in run.said(1)  # process 0 does all logging; what stands there is Gloo's, threads mixed in a line
+    run = start(together, converted_base, processes=2)
+    wait_until(lambda: "continuing after step" in run[0].said(), run)
+    assert f"the checkpoint of update {damaged} cannot be restored" in run[0].said()
+    # Process 0 does all logging; what stands there is Gloo's, threads mixed in a line.
+    assert "step" not in run[1].said()
     wait_until(lambda: len(rows(together)) >= 6, run)
-    run.members[1].kill()
-    assert run.members[0].wait(60) != 0, run.said(0)
-    run.wait()
+    run[1].kill()
+    run[0].join(60)
+    assert run[0].exitcode, run[0].said()
 
     # What two began, one may finish.
-    run = Run(together, converted_base, processes=1, devices=4)
-    assert run.wait() == [0], run.said(0)
-    assert "continuing after step" in run.said(0)
+    (run,) = start(together, converted_base, processes=1)
+    assert "continuing after step" in "\n".join(run.lines())
 
     same_rows(alone, together, STEPS)
     for which in ("before", "after"):

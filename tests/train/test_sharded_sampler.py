@@ -1,13 +1,11 @@
 """Tunix's sampler over several devices: the same texts, its share of the weights on each; wrong weights are found."""
 
-import os
-import subprocess
-import sys
+import json
 
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import result_of
+from helpers import Program, devices
 
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
@@ -28,15 +26,11 @@ def qwen25(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(qwen25):
-    model, base = qwen25
-    program = os.path.join(os.path.dirname(__file__), "run_sharded_sampler.py")
-    done = subprocess.run(
-        [sys.executable, program, model.path, model.maxtext_name, str(base)],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    return result_of(done)
+def found(qwen25, tmp_path_factory):
+    (model, base), said = qwen25, tmp_path_factory.mktemp("sharded") / "said.txt"
+    program = "import sys, run_sharded_sampler; run_sharded_sampler.main(*sys.argv[1:])"
+    sampled = Program(program, model.path, model.maxtext_name, base, output=said, XLA_FLAGS=devices(4))
+    return json.loads(sampled.lines()[-1])
 
 
 @pytest.mark.long

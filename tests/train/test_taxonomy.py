@@ -1,10 +1,10 @@
 """Each category from completions whose mistake is known, calculations judged exactly, and no text that hurts."""
 
 import json
-import time
 from fractions import Fraction
 
 import pytest
+from helpers import within
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -175,9 +175,8 @@ def test_no_text_raises(completion, gold, solution):
 )
 def test_a_megabyte_takes_no_time(unit):
     text = unit * (1_000_000 // len(unit))
-    started = time.process_time()
-    list(taxonomy.calculations(text))
-    assert time.process_time() - started < 1
+    with within(1):
+        list(taxonomy.calculations(text))
 
 
 def test_reference_solutions_are_hardly_ever_accused(gsm8k_dir):

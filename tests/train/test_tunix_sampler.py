@@ -63,11 +63,16 @@ def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
     assert all(g.tokens <= 12 and (g.tokens == 12 or not g.truncated) for g in together)
 
 
-def test_other_architectures_are_refused():
-    with pytest.raises(CourseError, match=r"samples Qwen2\.5, Qwen3, .* and this model is llama3\.1-8b"):
-        model_config("llama3.1-8b", 1_000_000, {})
-    with pytest.raises(CourseError, match="rope_theta"):
-        model_config("qwen3-0.6b", 10_000, {})
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (("llama3.1-8b", 1_000_000), r"samples Qwen2\.5, Qwen3, .* and this model is llama3\.1-8b"),
+        (("qwen3-0.6b", 10_000), "rope_theta"),
+    ],
+)
+def test_other_architectures_are_refused(model, words):
+    with pytest.raises(CourseError, match=words):
+        model_config(*model, {})
 
 
 class Letters:
