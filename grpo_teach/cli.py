@@ -1,7 +1,7 @@
-"""`grpo check` and `grpo grade`, in one command line with those of grpo_tpu.cli.
+"""`grpo check`, `grpo grade` and `grpo leaderboard`, in one command line with those of grpo_tpu.cli.
 
-This is the top of the packages: the console script starts here, and nothing imports grpo_teach.  Students get `check`
-alone (grpo_teach.student).
+This is the top of the packages: the console script starts here, and nothing imports grpo_teach.  Students do
+not get what `grade` needs (grpo_teach.student).
 """
 
 import importlib.util
@@ -16,17 +16,6 @@ from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_teach.notebooks import read_exercises
 from grpo_tpu.cli import AsJson, app, finish, log_for, main
-
-
-def _submissions(folder: Path) -> Path:
-    if importlib.util.find_spec("grpo_teach.submissions") is None:
-        raise CourseError("this command needs the teacher's copy of the course: this one has no solutions")
-    if not folder.is_dir():
-        raise CourseError(f"{folder} is not a folder of submissions")
-    return folder
-
-
-Submissions = Annotated[Path, typer.Argument(metavar="FOLDER", callback=_submissions, help="One entry per student.")]
 
 
 @app.command()
@@ -57,7 +46,7 @@ def check(
 
 @app.command()
 def grade(
-    folder: Submissions,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A notebook, or a folder of them, per student.")],
     lesson: Annotated[
         int | None, typer.Option(help="The lesson's number; default: what most of the submissions are.")
     ] = None,
@@ -67,11 +56,13 @@ def grade(
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Grade a folder of submissions of one lesson (for teachers): a notebook, or a folder of them, per student.
+    """Grade a folder of submissions of one lesson (for teachers).
 
     Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
     grades come out again.  Student code runs with limits but not in a sandbox: use a container.
     """
+    if importlib.util.find_spec("grpo_teach.submissions") is None:
+        raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
     from grpo_teach import grading, submissions
 
     found, seed = submissions.read_submissions(folder), secrets.randbits(32) if seed is None else seed
@@ -89,7 +80,7 @@ def grade(
 
 @app.command()
 def leaderboard(
-    folder: Submissions,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder per student: reward.py, recipe.yaml.")],
     seed: Annotated[int, typer.Option(min=0, help="Draws secret problems and seeds: choose one, and keep it.")],
     recipe: Annotated[Path, typer.Option(help="What entries change.")] = Path("recipes/tiny-hard.yaml"),
     part: Annotated[str, typer.Option(help="Where in a student's folder the entry is, such as a6.")] = ".",
@@ -98,10 +89,11 @@ def leaderboard(
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a reward and a recipe of each student, and rank them by secret problems (for teachers).
+    """Train the reward and the recipe of each student on problems drawn from --seed, and rank them.
 
     Writes leaderboard.csv after each entry; what is wrong with one is its remark.  The same command continues where it
-    was interrupted.  Student code runs with limits but not in a sandbox: use a container.
+    was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
+    with it, and another seed.
     """
     from grpo_teach import leaderboard as board
 
@@ -113,8 +105,11 @@ def leaderboard(
         log(f"  {row.get('remark') or format(row['accuracy'], '.1%')}")
         rows.append({"entry": entry.name, **row})
         files.write_text_atomic(output / "leaderboard.csv", board.ranked(rows).to_csv(index=False))
-    table = json.loads(board.ranked(rows).to_json(orient="records"))
-    finish({"leaderboard": table}, as_json, f"leaderboard: {output / 'leaderboard.csv'}")
+    finish(
+        {"leaderboard": json.loads(board.ranked(rows).to_json(orient="records"))},
+        as_json,
+        f"leaderboard: {output / 'leaderboard.csv'}",
+    )
 
 
 def _notebook_of(number: str) -> Path:

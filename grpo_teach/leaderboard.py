@@ -34,9 +34,6 @@ ALLOWED = [
     "training.warmup_steps", "training.schedule", "training.optimizer", "training.b1", "training.b2",
     "training.weight_decay", "training.max_grad_norm",
 ]  # fmt: skip
-COLUMNS = [
-    "rank", "entry", "accuracy", "low", "high", "before", "rises", "points", "seeds", "minutes", "remark",
-]  # fmt: skip
 
 
 def read_entry(folder: Path) -> list[str]:
@@ -51,9 +48,12 @@ def read_entry(folder: Path) -> list[str]:
     if folder / "reward.py" not in found:
         raise CourseError("there is no reward.py")
     try:
-        text = (folder / "recipe.yaml").read_text("utf-8") if folder / "recipe.yaml" in found else "{}"
-        sections = yaml.safe_load(text).items()
-        changes = {f"{section}.{key}": json.dumps(value) for section, keys in sections for key, value in keys.items()}
+        sections = yaml.safe_load((folder / "recipe.yaml").read_text("utf-8")).items() if len(found) == 2 else ()
+        changes = {
+            f"{section}.{key}": None if isinstance(value, dict | list) else json.dumps(value)  # no key takes these
+            for section, keys in sections
+            for key, value in keys.items()
+        }
     except (AttributeError, TypeError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"recipe.yaml must have sections with keys and values ({first_line(error)})") from None
     if other := [key for key in changes if key not in ALLOWED]:
@@ -71,7 +71,7 @@ def train_entry(
       seconds: that each training may take.
 
     Returns:
-      Values for COLUMNS, without entry, rank and points, and `verdicts`, [seeds, problems]; or a remark.
+      Values for the columns, and `verdicts`, [seeds, problems]; or a remark.
     """
     secret = np.random.default_rng(seed).integers(2**31, size=seeds + 1).tolist()
     reward, verdicts, minutes, before = folder / "reward.py", [], 0.0, 0.0
@@ -113,8 +113,7 @@ def interval(rates: np.ndarray) -> tuple[float, float]:
     """95 % interval of the mean of [seeds, problems], by a bootstrap that draws both (with few seeds it is narrow)."""
     rng, (seeds, problems) = np.random.default_rng(0), rates.shape
     drawn = ((rng.integers(seeds, size=seeds), rng.integers(problems, size=problems)) for _ in range(2000))
-    low, high = np.quantile([rates[some][:, those].mean() for some, those in drawn], [0.025, 0.975])
-    return float(low), float(high)
+    return tuple(np.quantile([rates[some][:, those].mean() for some, those in drawn], [0.025, 0.975]))
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -130,15 +129,18 @@ def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         row["rank"] = place if interval(first["verdicts"] - row["verdicts"])[0] > 0 else first["rank"]
         first = row if row["rank"] == place else first
         row["points"] = round(12 - 8 * (row["rank"] - 1) / max(len(trained) - 1, 1), 1) if row["rises"] else 0.0
-    return pd.DataFrame([*trained, *(row | {"points": 0.0} for row in rows if "verdicts" not in row)], columns=COLUMNS)
+    return pd.DataFrame(
+        [*trained, *(row | {"points": 0.0} for row in rows if "verdicts" not in row)],
+        columns=["rank", "entry", "accuracy", "low", "high", "before", "rises", "points", "seeds", "minutes", "remark"],
+    ).round(4)
 
 
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:
     """What a command of `grpo` prints with --json.  Raises CourseError with its error, or TimeoutExpired."""
-    command = [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *arguments, "--json"]
     done = subprocess.run(
-        list(map(str, command)), cwd=environment.repo_root(), capture_output=True, text=True, timeout=seconds
-    )
+        [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *map(str, arguments), "--json"],
+        cwd=environment.repo_root(), capture_output=True, text=True, timeout=seconds,
+    )  # fmt: skip
     if done.returncode:  # the last line is an error of grpo, or the end of a traceback
         last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
         raise CourseError(last.removeprefix("error: ").removeprefix(f"{CourseError.__module__}.CourseError: "))

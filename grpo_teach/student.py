@@ -1,7 +1,8 @@
 """Cut what students get: `make student`, with nbgrader (requirements/teach.lock), which students never install.
 
 The student build is this repository's tracked files without the teacher's, and exercises/ with the notebooks as
-nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Seeds are in no file at all.
+nbgrader's own preprocessors cut them: no solutions, no hidden tests.  assignment-a/ has the handout.  Seeds are in no
+file at all.
 """
 
 import shutil
@@ -14,8 +15,12 @@ import nbformat
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 
-# Of grpo_teach, what `grpo check` needs.
-STUDENTS_KEEP = ("__init__", "cli", "check", "notebooks")
+# Of the teacher's part, what students get: what `grpo check` and `grpo leaderboard` need, and the assignment.
+STUDENTS_KEEP = [
+    *(f"grpo_teach/{name}.py" for name in ("__init__", "cli", "check", "notebooks", "leaderboard", "train_process")),
+    *("grpo_teach/limited.py", "grpo_teach/worker.py"),
+    *("teaching/assignment-a/README.md", "teaching/assignment-a/train_loop.py"),
+]
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
 
 
@@ -28,13 +33,13 @@ def build(root: Path, output: Path) -> list[Path]:
     if output.exists() and not (output / "exercises").is_dir():
         raise CourseError(f"{output} is not a student build; name another folder")
     shutil.rmtree(output, ignore_errors=True)
-    kept = {f"grpo_teach/{name}.py" for name in STUDENTS_KEEP}
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (name in kept or not name.startswith(TEACHERS)) and (root / name).is_file():
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, output / name)
-    return [cut(path, output / "exercises") for path in sorted((root / "teaching" / "exercises").glob("*.ipynb"))]
+        if (name in STUDENTS_KEEP or not name.startswith(TEACHERS)) and (root / name).is_file():
+            target = output / name.removeprefix("teaching/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target)
+    return [cut(path, output / "exercises") for path in sorted((root / "teaching").glob("*/*.ipynb"))]
 
 
 def cut(path: Path, folder: Path) -> Path:

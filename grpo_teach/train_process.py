@@ -6,7 +6,6 @@ the process that trains.  Each call is a new process, so a reward keeps nothing 
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def reward_function(code: str) -> Any:
     Raises CourseError where the student's function fails, is stopped, or returns no number.
     """
 
-    def batch(prompts: Any, completions: Sequence[str], answer: Sequence[Any], **columns: Any) -> list[float]:
+    def batch(prompts: Any, completions: list[str], answer: Any, **columns: Any) -> list[float]:
         pairs = [(completion, str(gold)) for completion, gold in zip(completions, answer, strict=True)]
         values = limited.run(code, [limited.Call("reward", EACH, (pairs,))])[0]
         if isinstance(values, limited.Failed):
@@ -38,8 +37,7 @@ def reward_function(code: str) -> Any:
 
     batch.__name__ = REWARD
     # The report asks for each completion, and each call is a process: it gets no values.
-    unknown = Part(REWARD, 0.0, "paid by the student's function, which is not called for the report")
-    vars(batch).update(explain=lambda *_: unknown, kinds=("tagged",))
+    vars(batch).update(explain=lambda *_: Part(REWARD, 0.0, "not called for the report"), kinds=("tagged",))
     return batch
 
 
