@@ -9,6 +9,7 @@ the work of people you do not trust.
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -28,6 +29,9 @@ from grpo_teach.notebooks import read_exercises
 HERE = Path(__file__).parent
 SOLUTION = HERE / "10_assignment_a.ipynb"
 EXERCISE = "10.1"
+TEACHERS = read_exercises(SOLUTION)[EXERCISE]
+HIDDEN: dict[str, Any] = {"np": np}
+exec(compile(TEACHERS.hidden, "hidden tests", "exec"), HIDDEN)
 
 
 def run(code: str, seconds: float, *arguments: Any) -> str:
@@ -56,7 +60,24 @@ def values(code: str, seconds: float, cases: dict[str, list]) -> dict[str, Any]:
             return dict.fromkeys(cases, str(error))
 
 
-def learns(code: str, seconds: float, seed: int, bar: float) -> str:
+@functools.cache
+def wanted(seed: int, seconds: float) -> tuple[dict[str, list], dict[str, Any]]:
+    """Arguments of each function that this seed draws, and the solution's values."""
+    cases = HIDDEN["cases"](np.random.default_rng(seed))
+    return cases, values(TEACHERS.code, seconds, cases)
+
+
+def wrong_values(code: str, seed: int, seconds: float) -> dict[str, str]:
+    """Of each function what was missed: "" for nothing."""
+    cases, want = wanted(seed, seconds)
+    found = values(code, seconds, cases)
+    return {
+        name: got if isinstance(got, str) else "" if equal(got, want[name]) else "not right"
+        for name, got in ((name, found.get(name, "no values")) for name in cases)
+    }
+
+
+def learns(code: str, seed: int, seconds: float) -> str:
     """What is missing after a training on secret problems: "" for nothing."""
     problems, training = (int(one) for one in np.random.default_rng(seed).integers(2**31, size=2))
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +91,7 @@ def learns(code: str, seconds: float, seed: int, bar: float) -> str:
     tests = generate("test", 500, seed=problems)
     share = np.mean([grade(said.get(one.id, ""), one.answer, one.kind)["strict"] for one in tests])
     print(f"  {share:.1%} of {len(tests)} test problems right", flush=True)
-    return "" if share >= bar else f"{share:.1%} of the test problems, below {bar:.0%}"
+    return "" if share >= HIDDEN["BAR"] else f"{share:.1%} of the test problems, below {HIDDEN['BAR']:.0%}"
 
 
 def equal(got: Any, want: Any) -> bool:
@@ -85,25 +106,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True, help="draws what is secret: choose it, and keep it")
     parser.add_argument("--seconds", type=float, default=600, help="that a student's training may take")
     options = parser.parse_args()
-    teachers, hidden = read_exercises(SOLUTION)[EXERCISE], {"np": np}
-    exec(compile(teachers.hidden, "hidden tests", "exec"), hidden)
-    cases = hidden["cases"](np.random.default_rng(options.seed))
-    want, lines = values(teachers.code, options.seconds, cases), []
+    lines = []
     for entry in sorted(one for one in options.folder.iterdir() if one.is_dir() or one.suffix == ".ipynb"):
-        name, missed = (entry.stem if entry.is_file() else entry.name), {}
+        name = entry.stem if entry.is_file() else entry.name
         try:
             notebooks = sorted(entry.rglob("*.ipynb")) if entry.is_dir() else [entry]
             code = {number: one.code for path in notebooks for number, one in read_exercises(path).items()}[EXERCISE]
-            for part, got in values(code, options.seconds, cases).items():
-                missed[part] = got if isinstance(got, str) else "" if equal(got, want[part]) else "not right"
-            missed["learns"] = learns(code, options.seconds, options.seed, hidden["BAR"])
+            missed = wrong_values(code, options.seed, options.seconds)
+            missed["learns"] = learns(code, options.seed, options.seconds)
         except KeyError:
             missed = {"all": f"no exercise {EXERCISE}"}
         except ValueError as error:
             missed = {"all": str(error)}
-        points = teachers.points * list(missed.values()).count("") / (len(want) + 1)
+        points = TEACHERS.points * list(missed.values()).count("") / 4
         remarks = "; ".join(f"{part}: {reason}" for part, reason in missed.items() if reason)
-        lines.append({"submission": name, "points": points, "of": teachers.points, "remarks": remarks})
+        lines.append({"submission": name, "points": points, "of": TEACHERS.points, "remarks": remarks})
         print(f"{name}: {points:g}  {remarks}", flush=True)
     table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
     files.write_text_atomic(table, pd.DataFrame(lines).to_csv(index=False))
