@@ -84,7 +84,7 @@ def leaderboard(
     seed: Annotated[int, typer.Option(min=0, help="Draws secret problems and seeds: choose one, and keep it.")],
     recipe: Annotated[Path, typer.Option(help="What entries change.")] = Path("recipes/tiny-hard.yaml"),
     part: Annotated[str, typer.Option(help="Where in a student's folder the entry is, such as a6.")] = ".",
-    seeds: Annotated[int, typer.Option(min=2, help="Trainings of an entry.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,
     seconds: Annotated[int, typer.Option(min=1, help="That each training may take.")] = 240,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
     as_json: AsJson = False,

@@ -32,11 +32,13 @@ def test_what_is_wrong_is_a_remark_and_others_are_trained_once(grpo, root, tmp_p
     texts = {f"a6/{name}/{file}": text for name, (files, _) in ENTRIES.items() for file, text in files.items()}
     texts["tiny.yaml"] = (root / "recipes" / "tiny-hard.yaml").read_text("utf-8").replace("test: 500", "test: 20")
     _ = [write_text_atomic(tmp_path / name, text) for name, text in texts.items()]
-    command = "leaderboard", tmp_path / "a6", "--recipe", tmp_path / "tiny.yaml", "--seed", 3, "--seeds", 2, "--json"
-    rows = {row["entry"]: row for row in result_of(grpo(*command))["leaderboard"]}
+    done = grpo("leaderboard", tmp_path / "a6", "--recipe", tmp_path / "tiny.yaml", "--seed", 3, "--seeds", 1, "--json")
+    rows = {row["entry"]: row for row in result_of(done)["leaderboard"]}
     assert {name: rows[name] for name, (_, words) in ENTRIES.items() if words not in f"{rows[name]}"} == {}
     records = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("after.jsonl")}
-    assert result_of(grpo(*command))["leaderboard"][0] == rows["ada"] and len(records) == 2
+    assert len(records) == 1 and rows["ada"]["seeds"] == leaderboard.train_entry(
+        tmp_path / "a6" / "ada", tmp_path / "tiny.yaml", 3, 1, tmp_path / "a6-leaderboard" / "ada", 60, print
+    )["seeds"]  # fmt: skip
     assert all(
         path.stat().st_mtime_ns == before and "words-hard-test-0-" not in path.read_text()
         for path, before in records.items()
