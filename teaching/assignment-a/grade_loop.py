@@ -29,6 +29,7 @@ from grpo_teach.notebooks import read_exercises
 HERE = Path(__file__).parent
 SOLUTION = HERE / "10_assignment_a.ipynb"
 EXERCISE = "10.1"
+ENDED = "the functions ended their process"
 TEACHERS = read_exercises(SOLUTION)[EXERCISE]
 HIDDEN: dict[str, Any] = {"np": np}
 exec(compile(TEACHERS.hidden, "hidden tests", "exec"), HIDDEN)
@@ -46,7 +47,8 @@ def run(code: str, seconds: float, *arguments: Any) -> str:
         except subprocess.TimeoutExpired:
             raise CourseError(f"stopped after {seconds:g} seconds") from None
     if done.returncode:
-        raise CourseError(("\n" + done.stderr.strip()).rpartition("\n")[2][:300] or "it ended its process")
+        last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
+        raise CourseError(last.replace(f"{root}/", "")[:300] or ENDED)
     return done.stdout
 
 
@@ -56,8 +58,10 @@ def values(code: str, seconds: float, cases: dict[str, list]) -> dict[str, Any]:
         path = files.write_json_atomic(Path(folder) / "cases.json", cases)
         try:
             return json.loads(run(code, seconds, "--cases", path).splitlines()[-1])
-        except (CourseError, ValueError, IndexError) as error:
+        except CourseError as error:
             return dict.fromkeys(cases, str(error))
+        except (ValueError, IndexError):
+            return dict.fromkeys(cases, ENDED)
 
 
 @functools.cache
@@ -86,8 +90,10 @@ def learns(code: str, seed: int, seconds: float) -> str:
         try:
             run(code, seconds, *arguments)
             said = {record["id"]: str(record["completion"]) for record in files.read_jsonl(output)}
-        except (CourseError, OSError, LookupError, TypeError) as error:
+        except CourseError as error:
             return str(error)
+        except (OSError, LookupError, TypeError):
+            return ENDED
     tests = generate("test", 500, seed=problems)
     share = np.mean([grade(said.get(one.id, ""), one.answer, one.kind)["strict"] for one in tests])
     print(f"  {share:.1%} of {len(tests)} test problems right", flush=True)
@@ -119,7 +125,8 @@ def main() -> None:
         except ValueError as error:
             missed = {"all": str(error)}
         points = TEACHERS.points * list(missed.values()).count("") / 4
-        remarks = "; ".join(f"{part}: {reason}" for part, reason in missed.items() if reason)
+        reasons = {reason: [part for part in missed if missed[part] == reason] for reason in missed.values() if reason}
+        remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in reasons.items())
         lines.append({"submission": name, "points": points, "of": TEACHERS.points, "remarks": remarks})
         print(f"{name}: {points:g}  {remarks}", flush=True)
     table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
