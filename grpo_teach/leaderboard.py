@@ -98,7 +98,7 @@ def train_entry(
             before, minutes = summary["before"]["accuracy"], minutes + summary["wall_seconds"] / 60
             log(f"  seed {number} of {seeds}: {before:.1%} -> {summary['after']['accuracy']:.1%}")
     except CourseError as error:
-        return {"remark": " ".join(str(error).split())[:500]}
+        return {"remark": " ".join(str(error).replace(f"{recipe}:", "recipe.yaml:").split())[:500]}
     except subprocess.TimeoutExpired:
         return {"remark": f"a training was stopped after {seconds:g} seconds"}
     rates, (low, high) = np.array(verdicts, float), interval(np.array(verdicts, float))
@@ -129,10 +129,11 @@ def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         row["rank"] = place if interval(first["verdicts"] - row["verdicts"])[0] > 0 else first["rank"]
         first = row if row["rank"] == place else first
         row["points"] = round(12 - 8 * (row["rank"] - 1) / max(len(trained) - 1, 1), 1) if row["rises"] else 0.0
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [*trained, *(row | {"points": 0.0} for row in rows if "verdicts" not in row)],
         columns=["rank", "entry", "accuracy", "low", "high", "before", "rises", "points", "seeds", "minutes", "remark"],
-    ).round(4)
+    )
+    return table.round(4).astype({"rank": "Int64"})
 
 
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ RIGHT = "def reward(completion, gold): return float(f'<answer>{gold}</answer>' i
 # Files of an entry, and words of its remark, or its rank.
 ENTRIES = {
     "ada": ({"reward.py": RIGHT, "recipe.yaml": "training: {steps: 1, warmup_steps: 0}"}, "'rank': 1"),
-    "loop": ({"reward.py": "def reward(*_):\n    while True: pass"}, "stopped after 10 seconds"),
+    "loop": ({"reward.py": "def reward(*_):\n    while True: pass"}, "stopped after"),
     "exit": ({"reward.py": "import os\ndef reward(*_): os._exit(0)"}, "ended its process"),
     "memory": ({"reward.py": "def reward(*_): return len(bytearray(10 * 2**30))"}, "MemoryError"),
     "shape": ({"reward.py": "def reward(*_): return [1.0, 2.0]"}, "TypeError"),
@@ -23,7 +23,7 @@ ENTRIES = {
     "weights": ({"reward.py": RIGHT, "model.safetensors": ""}, "model.safetensors is not taken"),
     "outside": ({"reward.py": RIGHT, "recipe.yaml": "model: {path: ../trained}"}, "model.path cannot be changed"),
     "budget": ({"reward.py": RIGHT, "recipe.yaml": "grpo: {dynamic_sampling: 2}"}, "budget is 6,400"),
-    "value": ({"reward.py": RIGHT, "recipe.yaml": "training: {steps: [9]}"}, "training.steps"),
+    "value": ({"reward.py": RIGHT, "recipe.yaml": "training: {steps: [9]}"}, "recipe.yaml: training.steps"),
 }
 
 
