@@ -57,10 +57,10 @@ def values(code: str, seconds: float, cases: dict[str, list]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = files.write_json_atomic(Path(folder) / "cases.json", cases)
         try:
-            return json.loads(run(code, seconds, "--cases", path).splitlines()[-1])
+            return dict(json.loads(run(code, seconds, "--cases", path).splitlines()[-1]))
         except CourseError as error:
             return dict.fromkeys(cases, str(error))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError):  # it printed something else
             return dict.fromkeys(cases, ENDED)
 
 
