@@ -7,9 +7,11 @@
   limited     starts that process, with limits, and reads its results
   grading     one exercise of one student
   submissions a folder of them: `grpo grade FOLDER`, a CSV and Gradescope's results.json
+  leaderboard trains what students hand in, a recipe and a reward: `grpo leaderboard FOLDER`
+  train_process  `grpo train` with a student's reward, for the leaderboard
   mutants     wrong answers that must not get full marks
   student     cuts what students get, with nbgrader: `make student`
-  cli         the two commands
+  cli         the three commands
 
 `student.STUDENTS_KEEP` lists the modules that students get.
 

@@ -1,17 +1,18 @@
-"""`grpo check` and `grpo grade`, in one command line with those of grpo_tpu.cli.
+"""`grpo check`, `grpo grade` and `grpo leaderboard`, in one command line with those of grpo_tpu.cli.
 
-This is the top of the packages: the console script starts here, and nothing imports grpo_teach.  Students get `check`
-alone (grpo_teach.student).
+This is the top of the packages: the console script starts here, and nothing imports grpo_teach.  Students do
+not get what `grade` needs (grpo_teach.student).
 """
 
 import importlib.util
+import json
 import secrets
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpo_lib.common import environment
+from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_teach.notebooks import read_exercises
 from grpo_tpu.cli import AsJson, app, finish, log_for, main
@@ -64,8 +65,6 @@ def grade(
         raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
     from grpo_teach import grading, submissions
 
-    if not folder.is_dir():
-        raise CourseError(f"{folder} is not a folder of submissions")
     found, seed = submissions.read_submissions(folder), secrets.randbits(32) if seed is None else seed
     place = str(lesson) if lesson is not None else submissions.lesson_of(found)
     exercises = [one for one in grading.teachers_exercises().values() if one.number.split(".")[0] == place]
@@ -77,6 +76,40 @@ def grade(
     table = submissions.write_results(results, output or folder.with_name(f"{folder.resolve().name}-graded"))
     points = {one.submission.name: one.points for one in results}
     finish({"lesson": place, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
+
+
+@app.command()
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder per student: reward.py, recipe.yaml.")],
+    seed: Annotated[int, typer.Option(min=0, help="Draws secret problems and seeds: choose one, and keep it.")],
+    recipe: Annotated[Path, typer.Option(help="What entries change.")] = Path("recipes/tiny-hard.yaml"),
+    part: Annotated[str, typer.Option(help="Where in a student's folder the entry is, such as a6.")] = ".",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="That each training may take.")] = 240,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the reward and the recipe of each student on problems drawn from --seed, and rank them.
+
+    Writes leaderboard.csv after each entry; what is wrong with one is its remark.  The same command continues where it
+    was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
+    with it, and another seed.
+    """
+    from grpo_teach import leaderboard as board
+
+    output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
+    entries, rows, log = sorted(one for one in folder.iterdir() if one.is_dir()), [], log_for(as_json)
+    for number, entry in enumerate(entries, 1):
+        log(f"{entry.name}, {number} of {len(entries)}")
+        row = board.train_entry(entry / part, recipe, seed, seeds, output / entry.name, seconds, log)
+        log(f"  {row.get('remark') or format(row['accuracy'], '.1%')}")
+        rows.append({"entry": entry.name, **row})
+        files.write_text_atomic(output / "leaderboard.csv", board.ranked(rows).to_csv(index=False))
+    finish(
+        {"leaderboard": json.loads(board.ranked(rows).to_json(orient="records"))},
+        as_json,
+        f"leaderboard: {output / 'leaderboard.csv'}",
+    )
 
 
 def _notebook_of(number: str) -> Path:

@@ -2,7 +2,7 @@
 
 The student build is this repository's tracked files without the teacher's, and exercises/ with the notebooks as
 nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Those in exercises/zh_TW/ are cut from what
-`make zh` built.  Seeds are in no file at all.
+`make zh` built; assignment-a/ has the handout.  Seeds are in no file at all.
 """
 
 import shutil
@@ -15,8 +15,12 @@ import nbformat
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 
-# Of grpo_teach, what `grpo check` needs.
-STUDENTS_KEEP = ("__init__", "cli", "check", "notebooks")
+# Of the teacher's part, what students get: what `grpo check` and `grpo leaderboard` need, and the assignment.
+STUDENTS_KEEP = [
+    *(f"grpo_teach/{name}.py" for name in ("__init__", "cli", "check", "notebooks", "leaderboard", "train_process")),
+    *("grpo_teach/limited.py", "grpo_teach/worker.py"),
+    *("teaching/assignment-a/README.md", "teaching/assignment-a/train_loop.py"),
+]
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
 
 
@@ -29,15 +33,15 @@ def build(root: Path, output: Path) -> list[Path]:
     if output.exists() and not (output / "exercises").is_dir():
         raise CourseError(f"{output} is not a student build; name another folder")
     shutil.rmtree(output, ignore_errors=True)
-    kept = {f"grpo_teach/{name}.py" for name in STUDENTS_KEEP}
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (name in kept or not name.startswith(TEACHERS)) and (root / name).is_file():
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, output / name)
-    exercises = root / "teaching" / "exercises"
-    paths = [path for pattern in ("*.ipynb", "zh_TW/*.ipynb") for path in sorted(exercises.glob(pattern))]
-    return [cut(path, output / path.parent.relative_to(exercises.parent)) for path in paths]
+        if (name in STUDENTS_KEEP or not name.startswith(TEACHERS)) and (root / name).is_file():
+            target = output / name.removeprefix("teaching/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target)
+    paths = [path for pattern in ("*/*.ipynb", "exercises/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
+    places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
+    return [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
 
 
 def cut(path: Path, folder: Path) -> Path:

@@ -7,8 +7,6 @@ A submission is a notebook, or a folder with notebooks, named after the student:
 What a student hands in never stops the grading of the others: it becomes a remark on that student's line.
 """
 
-import csv
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from grpo_lib.common import files
 from grpo_lib.common.errors import CourseError
@@ -85,18 +85,18 @@ def grade_all(
 
 def table(results: Sequence[Result]) -> str:
     """The CSV: a line per submission, with its points per exercise, their sum, and remarks."""
-    numbers = [one.exercise.number for one in results[0].grades]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["submission", *numbers, "points", "of", "remarks"])
-    for one in results:
-        points = [
-            *(grade.points for grade in one.grades),
-            one.points,
-            sum(grade.exercise.points for grade in one.grades),
+    columns = ["submission", *(one.exercise.number for one in results[0].grades), "points", "of", "remarks"]
+    lines = [
+        [
+            one.submission.name,
+            *(f"{grade.points:g}" for grade in one.grades),
+            f"{one.points:g}",
+            f"{sum(grade.exercise.points for grade in one.grades):g}",
+            one.remarks,
         ]
-        writer.writerow([one.submission.name, *(f"{number:g}" for number in points), one.remarks])
-    return text.getvalue()
+        for one in results
+    ]
+    return pd.DataFrame(lines, columns=columns).to_csv(index=False, lineterminator="\n")
 
 
 def gradescope(result: Result) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Grade exercise 10.1 (A2) of a folder of submissions, for teachers.
+
+    .venv/bin/python teaching/assignment-a/grade_loop.py submissions --seed 7
+
+A submission is the notebook, or a folder with it, named after the student.  Writes FOLDER-loop.csv.  The student's
+functions run in a process of their own (train_loop.py) with a limit of time; it gets arguments and problems, and the
+values and completions that it returns are judged here.  That process has JAX and can read files: use a container for
+the work of people you do not trust.
+"""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo_lib.common import environment, files
+from grpo_lib.common.errors import CourseError
+from grpo_lib.problems.words import generate
+from grpo_lib.records import grade
+from grpo_teach.notebooks import read_exercises
+
+HERE = Path(__file__).parent
+SOLUTION = HERE / "10_assignment_a.ipynb"
+EXERCISE = "10.1"
+ENDED = "the functions ended their process"
+TEACHERS = read_exercises(SOLUTION)[EXERCISE]
+HIDDEN: dict[str, Any] = {"np": np}
+exec(compile(TEACHERS.hidden, "hidden tests", "exec"), HIDDEN)
+
+
+def run(code: str, seconds: float, *arguments: Any) -> str:
+    """What train_loop.py prints with these functions.  Raises CourseError: a remark."""
+    root = environment.repo_root()
+    variables = environment.default_variables() | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
+    with tempfile.TemporaryDirectory() as folder:
+        functions = files.write_text_atomic(Path(folder) / "functions.py", code)
+        command = list(map(str, [sys.executable, HERE / "train_loop.py", functions, *arguments]))
+        try:
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds, env=variables)
+        except subprocess.TimeoutExpired:
+            raise CourseError(f"stopped after {seconds:g} seconds") from None
+    if done.returncode:
+        last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
+        raise CourseError(last.replace(f"{root}/", "")[:300] or ENDED)
+    return done.stdout
+
+
+def values(code: str, seconds: float, cases: dict[str, list]) -> dict[str, Any]:
+    """Of each function a list of values, or the error as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = files.write_json_atomic(Path(folder) / "cases.json", cases)
+        try:
+            return dict(json.loads(run(code, seconds, "--cases", path).splitlines()[-1]))
+        except CourseError as error:
+            return dict.fromkeys(cases, str(error))
+        except (ValueError, IndexError, TypeError):  # it printed something else
+            return dict.fromkeys(cases, ENDED)
+
+
+@functools.cache
+def wanted(seed: int, seconds: float) -> tuple[dict[str, list], dict[str, Any]]:
+    """Arguments of each function that this seed draws, and the solution's values."""
+    cases = HIDDEN["cases"](np.random.default_rng(seed))
+    return cases, values(TEACHERS.code, seconds, cases)
+
+
+def wrong_values(code: str, seed: int, seconds: float) -> dict[str, str]:
+    """Of each function what was missed: "" for nothing."""
+    cases, want = wanted(seed, seconds)
+    found = values(code, seconds, cases)
+    return {
+        name: got if isinstance(got, str) else "" if equal(got, want[name]) else "not right"
+        for name, got in ((name, found.get(name, "no values")) for name in cases)
+    }
+
+
+def learns(code: str, seed: int, seconds: float) -> str:
+    """What is missing after a training on secret problems: "" for nothing."""
+    problems, training = (int(one) for one in np.random.default_rng(seed).integers(2**31, size=2))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "records.jsonl"
+        arguments = ["--problems", problems, "--seed", training, "--split", "test", "--output", output]
+        try:
+            run(code, seconds, *arguments)
+            said = {record["id"]: str(record["completion"]) for record in files.read_jsonl(output)}
+        except CourseError as error:
+            return str(error)
+        except (OSError, LookupError, TypeError):
+            return ENDED
+    tests = generate("test", 500, seed=problems)
+    share = np.mean([grade(said.get(one.id, ""), one.answer, one.kind)["strict"] for one in tests])
+    print(f"  {share:.1%} of {len(tests)} test problems right", flush=True)
+    return "" if share >= HIDDEN["BAR"] else f"{share:.1%} of the test problems, below {HIDDEN['BAR']:.0%}"
+
+
+def equal(got: Any, want: Any) -> bool:
+    return len(got) == len(want) and all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(got, want, strict=True)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, required=True, help="draws what is secret: choose it, and keep it")
+    parser.add_argument("--seconds", type=float, default=600, help="that a student's training may take")
+    options = parser.parse_args()
+    lines = []
+    for entry in sorted(one for one in options.folder.iterdir() if one.is_dir() or one.suffix == ".ipynb"):
+        name = entry.stem if entry.is_file() else entry.name
+        try:
+            notebooks = sorted(entry.rglob("*.ipynb")) if entry.is_dir() else [entry]
+            code = {number: one.code for path in notebooks for number, one in read_exercises(path).items()}[EXERCISE]
+            missed = wrong_values(code, options.seed, options.seconds)
+            missed["learns"] = learns(code, options.seed, options.seconds)
+        except KeyError:
+            missed = {"all": f"no exercise {EXERCISE}"}
+        except ValueError as error:
+            missed = {"all": str(error)}
+        points = TEACHERS.points * list(missed.values()).count("") / 4
+        reasons = {reason: [part for part in missed if missed[part] == reason] for reason in missed.values() if reason}
+        remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in reasons.items())
+        lines.append({"submission": name, "points": points, "of": TEACHERS.points, "remarks": remarks})
+        print(f"{name}: {points:g}  {remarks}", flush=True)
+    table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
+    files.write_text_atomic(table, pd.DataFrame(lines).to_csv(index=False))
+    print(f"grades: {table}")
+
+
+if __name__ == "__main__":
+    main()
