@@ -11,6 +11,7 @@ batch and two layers, elsewhere as small as the smoke test's.  It is stopped wit
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -25,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
-from grpo_tpu import random_model, smoke_test
+from grpo_tpu import compiler, preflight, random_model, smoke_test
 from grpo_tpu.memory import ITEMSIZE
 from grpo_train import machine_checks
 from grpo_train.engines import model_files
@@ -45,6 +48,9 @@ STEPS = 6
 LAYERS = 2
 RATE = 1e-2
 DEVICE_SECONDS = 600  # for all checks of devices: a chip that hangs is found, too
+SEQUENCES = 64  # in the check of vLLM's kernel, at most: its reference takes one after the other
+# Of a token's output: the kernel rounds probabilities and outputs to bfloat16, which has 8 bits.
+ATTENTION_ERROR = 0.03
 
 
 def run(
@@ -71,7 +77,9 @@ def run(
     own = {"weights": lambda: _weights(recipe), "disk": lambda: _disk(recipe, runs)}
     checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        measured = pool.submit(machine_checks.measure, recipe, processes, coordinator, process)
+        measured = pool.submit(
+            machine_checks.measure, recipe, processes, coordinator, process, {"attention": _attention}
+        )
         try:
             platform, found = measured.result(DEVICE_SECONDS)
         except Exception as error:
@@ -164,6 +172,50 @@ def _disk(recipe: Recipe, runs: Path) -> str:
                 "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
             )
     return "; ".join(f"{place}: {free:.1f} GB free, needs about {need:.1f}" for place, (free, need) in found.items())
+
+
+# ---------------------------------------------------------------------------------------------- on the chips, with JAX
+
+
+def _attention(recipe: Recipe) -> str:
+    """vLLM's kernel as a replica of the sampler calls it, against tpu-inference's own reference in float32: prompts, one
+    of them of full length, then a token more of each."""
+    if jax.default_backend() != "tpu":
+        raise Skipped("vLLM's kernel is a program for the TPU; grpo preflight compiles it")
+    if recipe.rollout.engine != "vllm" or not recipe.hardware.accelerator or recipe.rollout.max_prompt_length == "auto":
+        raise Skipped("only of rollout.engine=vllm, with hardware.accelerator and rollout.max_prompt_length")
+    from tpu_inference.kernels.ragged_paged_attention.v3 import kernel, kernel_hd64
+
+    program: Any = preflight.programs_of(recipe)["attention"]
+    attend, cache, fresh, _ = compiler.attention(program, jax.local_devices()[: program.devices])
+    (pages, page), (tokens, kv_heads, size) = cache.shape[:2], fresh[0][1].shape
+    rows, count, whole = program.sequences, min(program.sequences, SEQUENCES), min(program.prompt_length, tokens // 2)
+    draw, new = np.random.default_rng(0), np.zeros(rows, np.int32)  # tokens of each prompt
+    new[:count] = min((tokens - whole) // count, whole)
+    new[0] = whole
+    used, one = count * pages // rows, (new > 0).astype(np.int32)
+    places = np.resize(draw.permutation(used).astype(np.int32), pages)  # the page of each part of each sequence
+    tables = [
+        [length, places, np.cumsum([0, *added], dtype=np.int32), np.array([decoding, decoding, count], np.int32)]
+        for length, added, decoding in ((new, new, 0), (new + one, one, count))
+    ]
+    fresh = jax.tree.map(lambda array: jnp.asarray(draw.normal(size=array.shape), array.dtype), fresh)
+    found, _ = jax.jit(attend)(jnp.zeros(cache.shape, cache.dtype), fresh, tables)
+    module = kernel_hd64 if size == 64 else kernel
+    reference = kernel_hd64.ref_ragged_paged_attention_hd64 if size == 64 else kernel.ref_ragged_paged_attention
+    with jax.default_matmul_precision("highest"):
+        exact = jax.tree.map(lambda array: array.astype(jnp.float32), fresh)
+        empty = jnp.zeros(module.get_kv_cache_shape(used, page, kv_heads, size, jnp.float32))
+        expected, _ = attend(empty, exact, tables, reference)
+    lengths = functools.partial(jnp.linalg.norm, axis=(1, 2))  # of the tokens' outputs
+    pairs = [
+        (np.asarray(ours[: len(theirs)], np.float32), theirs) for ours, theirs in zip(found, expected, strict=True)
+    ]
+    worst = max(float((lengths(ours - theirs) / lengths(theirs)).max()) for ours, theirs in pairs)
+    text = f"vLLM's kernel differs from its reference by {worst:.1e} of a token's output (at most {ATTENTION_ERROR})"
+    if not worst <= ATTENTION_ERROR:
+        raise CourseError(f"{text}: it would write other text than the trainer scores; set rollout.engine=tunix")
+    return f"{text}; {count} sequences in blocks of {page}, {len(expected[0])} tokens of prompts"
 
 
 # ---------------------------------------------------------------------------------------------------- the training

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-# Clocks differ between two runs of the same steps; nothing else may.
-CLOCKS = ("seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second")
+# Clocks differ between two runs of the same steps, and what they compile; nothing else may.
+CLOCKS = (
+    *("seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"),
+    "compilations",
+)
 
 
 def without_clocks(rows: list[dict]) -> list[dict]:
