@@ -106,14 +106,13 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
         if isinstance(program, AttentionKernel):
             return _compile(program, _lower_attention(program, devices), {})
         config, mesh, model = abstract_model(program, devices)
-        facts = _model_facts(config, model)
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
                 own = make_optimizer(training, iterations, seed=0, weights=program.model.trainer_dtype)
                 lowered, more = _lower_update(program, own, mesh, model)
-            return _compile(program, lowered, facts | more)
+            return _compile(program, lowered, _model_facts(config, model) | more)
 
 
 # Facts that are bytes among a program's arguments on one chip.
@@ -369,12 +368,12 @@ def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
             attend, *shapes = attention(program, devices)
             return jax.jit(attend, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("tpu",))
     except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
-        config, blocks = maxtext_config(program), program.page_size
+        config = maxtext_config(program)
         raise CourseError(
             f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
             f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
-            f"{program.accelerator}, {f'in blocks of {blocks} tokens ' if blocks else ''}({first_line(error)}); change "
-            "hardware.sampler_tensor or rollout.vllm.options"
+            f"{program.accelerator}, in blocks of {program.page_size or 'as many as it chooses'} tokens "
+            f"({first_line(error)}); change hardware.sampler_tensor or rollout.vllm.options"
         ) from error
 
 
@@ -404,10 +403,7 @@ def attention(program: AttentionKernel, devices: list[Any]) -> tuple[Callable[..
     )
     cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
 
-    def array(dtype, axes, *shape):
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
+    array = functools.partial(_array, mesh)
     kernel = functools.partial(sharded_ragged_paged_attention, mesh, attention_sink=None)
 
     def attend(cache, fresh, tables, attention=kernel):
@@ -418,39 +414,41 @@ def attention(program: AttentionKernel, devices: list[Any]) -> tuple[Callable[..
         return outputs, cache
 
     fresh = [
-        [array(dtype, ("data", "model"), tokens, count, size) for count in (heads, kv_heads, kv_heads)]
+        [array(("data", "model"), dtype, tokens, count, size) for count in (heads, kv_heads, kv_heads)]
         # While it decodes, a token of each sequence, filled up to a power of two.
         for tokens in (program.tokens, 1 << (rows - 1).bit_length())
     ]
-    tables = [[array(jnp.int32, ("data",), count) for count in (rows, pages, rows + 1, 3)] for _ in fresh]
-    return attend, array(dtype, (None, None, "model"), *cache), fresh, tables
+    tables = [[array(("data",), jnp.int32, count) for count in (rows, pages, rows + 1, 3)] for _ in fresh]
+    return attend, array((None, None, "model"), dtype, *cache), fresh, tables
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it, rows over the axis fsdp; packed rows have prompts and completions in one."""
     from grpo_train.losses.packing import Example
 
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
     packed = program.rows is not None
     rows, width = program.rows or (program.sequences, program.completion_length)
     prompt = 0 if packed else program.prompt_length
-
-    def array(dtype, *lengths):
-        return jax.ShapeDtypeStruct((rows, *lengths), dtype, sharding=sharding)
-
+    array = functools.partial(_array, mesh, ("fsdp",))
     example: Any = Example  # flax.struct hides its fields
     return example(
-        prompt_ids=array(jnp.int32, prompt),
-        prompt_mask=array(jnp.bool_, prompt),
-        completion_ids=array(jnp.int32, width),
-        completion_mask=array(jnp.bool_, width),
-        advantages=array(jnp.float32, width) if packed else array(jnp.float32),
-        ref_per_token_logps=array(jnp.float32, width) if program.reference else None,
-        old_per_token_logps=array(jnp.float32, width) if program.old else None,
-        segment_ids=array(jnp.int32, width) if packed else None,
-        segment_positions=array(jnp.int32, width) if packed else None,
-        weights=array(jnp.float32, width) if packed else None,
+        prompt_ids=array(jnp.int32, rows, prompt),
+        prompt_mask=array(jnp.bool_, rows, prompt),
+        completion_ids=array(jnp.int32, rows, width),
+        completion_mask=array(jnp.bool_, rows, width),
+        advantages=array(jnp.float32, rows, width) if packed else array(jnp.float32, rows),
+        ref_per_token_logps=array(jnp.float32, rows, width) if program.reference else None,
+        old_per_token_logps=array(jnp.float32, rows, width) if program.old else None,
+        segment_ids=array(jnp.int32, rows, width) if packed else None,
+        segment_positions=array(jnp.int32, rows, width) if packed else None,
+        weights=array(jnp.float32, rows, width) if packed else None,
     )
+
+
+def _array(mesh: Any, axes: tuple[str | None, ...], dtype: Any, *lengths: int) -> jax.ShapeDtypeStruct:
+    """A shape whose first axes are split over these of the mesh."""
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(lengths, dtype, sharding=sharding)
 
 
 def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:
