@@ -359,8 +359,8 @@ def _steps(training: Training) -> str:
 def _peak_memory(training: Training) -> str:
     """Beside preflight's count of the same model, which is compiled on this machine's CPU."""
     peaks = [row["peak_memory_gib"] for row in _rows(training) if "peak_memory_gib" in row]
-    if not peaks:
-        raise Skipped("these devices report no memory")
+    if not peaks or not training.recipe.hardware.accelerator or training.recipe.rollout.max_prompt_length == "auto":
+        raise Skipped("these devices report no memory, or the recipe lacks what preflight must know")
     counted = _apart(_counted, training.recipe)
     return f"{max(peaks):.2f} GiB on the fullest chip, with {LAYERS} layers; preflight counts {counted / GIB:.2f}"
 

@@ -20,7 +20,10 @@ from grpo_train.engines import maxtext_model
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import machine
 
-SMOKE = ["recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"]
+SMOKE = [
+    *("recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"),
+    "loss.implementation=chunked",
+]
 
 
 def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]:
@@ -37,8 +40,11 @@ def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]
 def test_a_healthy_machine_passes(root, tmp_path):
     code, checks = run(root, tmp_path)
     assert code == 0 and {check["outcome"] for check in checks.values()} == {"pass", "skipped"}, checks
-    assert {name for name, check in checks.items() if check["outcome"] == "skipped"} == {"chips", "memory"}
+    assert {name for name, check in checks.items() if check["outcome"] == "skipped"} == {
+        *("chips", "memory", "attention", "peak memory")
+    }
     assert "exit code 75" in checks["stopped"]["text"] and "step 6" in checks["continued"]["text"]
+    assert "0 in the second" in checks["steps"]["text"], checks["steps"]
 
 
 # Python imports it at its start.  The sampler gets the weights of the update before.
