@@ -39,12 +39,14 @@ def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]
 @pytest.mark.long(minutes=2)
 def test_a_healthy_machine_passes(root, tmp_path):
     code, checks = run(root, tmp_path)
-    assert code == 0 and {check["outcome"] for check in checks.values()} == {"pass", "skipped"}, checks
+    assert code == 0, checks
     assert {name for name, check in checks.items() if check["outcome"] == "skipped"} == {
         *("chips", "memory", "attention", "peak memory")
     }
-    assert "exit code 75" in checks["stopped"]["text"] and "step 6" in checks["continued"]["text"]
-    assert "0 in the second" in checks["steps"]["text"], checks["steps"]
+    assert all(
+        text in checks[name]["text"]
+        for name, text in (("stopped", "exit code 75"), ("continued", "step 6"), ("steps", ", 0 in the second"))
+    ), checks
 
 
 # Python imports it at its start.  The sampler gets the weights of the update before.
