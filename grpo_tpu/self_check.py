@@ -344,15 +344,15 @@ def _steps(training: Training) -> str:
     if not all(row["loss"] is not None for row in rows):
         raise CourseError("a loss is not a finite number; grpo report shows the steps")
     # The first step of each of the two processes has the most.
-    *later, _, first = sorted(rows, key=lambda row: row["compilations"])
+    *later, _, _ = sorted(rows, key=lambda row: row["compilations"])
     again = [row["step"] for row in later if row["compilations"]]
     as_needed = training.variables and training.recipe.rollout.engine == "vllm"  # vllm_on_cpu
     if not as_needed and again and (training.recipe.plan.layout == "padded" or len(again) == len(later)):
         raise CourseError(f"programs are compiled again in the steps {again}, and not only in the first of a process")
     return (
-        f"{len(rows)} finite losses; first step {rows[0]['seconds']:.0f} s, with {first['compilations']:.0f} programs "
-        f"compiled before and in it, {rows[1]['compilations']:.0f} in the second; "
-        f"later steps {min(row['seconds'] for row in rows):.2f} s"
+        f"{len(rows)} finite losses, update_applied {min(row.get('update_applied', 1.0) for row in rows):.3f}; first "
+        f"step {rows[0]['seconds']:.0f} s, with {rows[0]['compilations']:.0f} programs compiled before and in it, "
+        f"{rows[1]['compilations']:.0f} in the second; later steps {min(row['seconds'] for row in rows):.2f} s"
     )
 
 

@@ -109,11 +109,14 @@ def _packages(locks: Path) -> str:
     """The versions that decide what is computed are the lock's."""
     lock = locks / ("tpu.lock" if importlib.util.find_spec("vllm") else "cpu.lock")
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
-    installed = machine.describe(devices=False)["packages"]
-    if wrong := [f"{name} {version}" for name, version in installed.items() if locked.get(name, version) != version]:
+    found = machine.describe(devices=False)
+    if wrong := [f"{name} {has}" for name, has in found["packages"].items() if locked.get(name, has) != has]:
         target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
         raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
-    return f"jax {installed['jax']} and {len(installed) - 1} others are those of {lock.name}"
+    return (
+        f"jax {found['packages']['jax']} and {len(found['packages']) - 1} others are those of {lock.name}; Python "
+        f"{found['python']}, {found['memory_gib']} GiB of memory, JAX_PLATFORMS {jax.config.jax_platforms or 'not set'}"
+    )
 
 
 def _chips() -> str:
