@@ -15,6 +15,7 @@ from grpo_train import machine_checks
 from grpo_train.recipes import load_recipe
 
 changes = ["hardware.accelerator=v6e-1", "rollout.engine=vllm", "rollout.max_prompt_length=64", "model.dtype=bfloat16"]
+changes += ["rollout.vllm.options={max_num_seqs: 8}"]
 recipe = load_recipe("recipes/tiny-cpu.yaml", changes)
 jax.default_backend = lambda: "tpu"
 for moved in (0, 1):
@@ -33,4 +34,4 @@ def test_a_kernel_that_gives_each_token_the_output_of_the_one_before_is_found(ro
     assert done.returncode == 0, done.stderr[-3000:]
     good, bad = map(json.loads, done.stdout.splitlines()[-2:])
     assert (good["outcome"], bad["outcome"]) == ("pass", "FAIL"), (good, bad)
-    assert "64 sequences in blocks of 16" in good["text"] and "set rollout.engine=tunix" in bad["text"]
+    assert "8 sequences in blocks of 16" in good["text"] and "set rollout.engine=tunix" in bad["text"]
