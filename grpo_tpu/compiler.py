@@ -363,9 +363,9 @@ def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
     # At its import it reports, as an error, that this machine has no chips; maxtext_model.quiet takes this back.
     logging.disable(logging.ERROR)
     try:
+        attend, *shapes = attention(program, devices)
         # tpu-inference 0.31.0 asks jax.devices() which TPU this is (get_tpu_version, get_device_name).
         with mock.patch.object(jax, "devices", lambda *_: devices):
-            attend, *shapes = attention(program, devices)
             return jax.jit(attend, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("tpu",))
     except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
         config = maxtext_config(program)
