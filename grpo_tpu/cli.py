@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -67,7 +67,10 @@ def smoke_test(
     recipe: RecipePath,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 2,
-    engine: Annotated[str, typer.Option(help="auto (the recipe's, where it can run here), tunix or vllm.")] = "auto",
+    engine: Annotated[
+        Literal["auto", "tunix", "vllm"],
+        typer.Option(help="auto (the recipe's, where it can run here), tunix or vllm."),
+    ] = "auto",
     run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: smoke-test-NAME.")] = None,
     runs: RunsFolder = Path("runs"),
     overwrite: Overwrite = False,
@@ -94,12 +97,9 @@ def smoke_test(
     log, devices = log_for(as_json), smoke_test.device_count(scaled)
     count, whole = scaled.hardware.process_count(), original.hardware.process_count()
     processes = f" in {count} processes (the recipe has {whole})" if count > 1 else ""
-    log(f"smoke test of {original.name} on {devices} virtual CPU devices{processes}; scaled down:")
-    for line in smoke_test.changes(original, scaled):
-        log(f"  {line}")
     remarks = [f"note: {note}" for note in smoke_test.notes(original, scaled)]
-    for remark in remarks:
-        log(remark)
+    title = f"smoke test of {original.name} on {devices} virtual CPU devices{processes}; scaled down:"
+    log("\n".join([title, *(f"  {line}" for line in smoke_test.changes(original, scaled)), *remarks]))
     result = smoke_test.run(original, scaled, runs / (run or scaled.name), overwrite=overwrite, base=base, log=log)
     finish(dataclasses.asdict(result), as_json, "\n".join([*remarks, smoke_test.verdict(result)]))
     raise typer.Exit(0 if result.passed else result.exit_code or 1)
@@ -131,7 +131,8 @@ def self_check(
     passed = not self_check.failed(checks)
     result = {"recipe": resolved.name, "passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
     write_json_atomic(runs / f"self-check-{resolved.name}.json", result)
-    finish(result, as_json, self_check.page(resolved, checks))
+    following = shlex.join(["grpo", "train", str(recipe), *(overrides or ()), "--runs", str(runs)])
+    finish(result, as_json, self_check.page(resolved, checks) + f"\nnext: {following}" * passed)
     raise typer.Exit(0 if passed else 1)
 
 

@@ -82,8 +82,9 @@ class Program(SavedModel):
 
     def key(self, versions: dict[str, str]) -> str:
         """A name for the program as these versions compile it."""
-        facts = json.dumps([self.model_dump(mode="json"), versions], sort_keys=True)
-        return hashlib.sha256(facts.encode()).hexdigest()[:24]
+        return hashlib.sha256(
+            json.dumps([self.model_dump(mode="json"), versions], sort_keys=True).encode()
+        ).hexdigest()[:24]
 
 
 class AttentionKernel(Program):

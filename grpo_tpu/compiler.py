@@ -106,14 +106,13 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
         if isinstance(program, AttentionKernel):
             return _compile(program, _lower_attention(program, devices), {})
         config, mesh, model = abstract_model(program, devices)
-        facts = _model_facts(config, model)
         with mesh, partitioning.axis_rules(config.logical_axis_rules):
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
                 own = make_optimizer(training, iterations, seed=0, weights=program.model.trainer_dtype)
                 lowered, more = _lower_update(program, own, mesh, model)
-            return _compile(program, lowered, facts | more)
+            return _compile(program, lowered, _model_facts(config, model) | more)
 
 
 # Facts that are bytes among a program's arguments on one chip.
@@ -360,12 +359,31 @@ def _lower_sampler(program, devices):
 
 
 def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
-    """Attention as vLLM's models call it, on the tokens of prompts and on those of decoding, with one layer's cache.
-
-    Raises CourseError where tpu-inference has no kernel of these shapes.
-    """
+    """Attention with one layer's cache.  Raises CourseError where tpu-inference has no kernel of these shapes."""
     # At its import it reports, as an error, that this machine has no chips; maxtext_model.quiet takes this back.
     logging.disable(logging.ERROR)
+    try:
+        attend, *shapes = attention(program, devices)
+        # tpu-inference 0.31.0 asks jax.devices() which TPU this is (get_tpu_version, get_device_name).
+        with mock.patch.object(jax, "devices", lambda *_: devices):
+            return jax.jit(attend, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("tpu",))
+    except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
+        config = maxtext_config(program)
+        raise CourseError(
+            f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
+            f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
+            f"{program.accelerator}, in blocks of {program.page_size or 'as many as it chooses'} tokens "
+            f"({first_line(error)}); change hardware.sampler_tensor or rollout.vllm.options"
+        ) from error
+
+
+def attention(program: AttentionKernel, devices: list[Any]) -> tuple[Callable[..., Any], Any, Any, Any]:
+    """(attend, cache, fresh, tables): attention as vLLM's models call it, and the shapes of its arguments.
+
+    `fresh` are queries, keys and values, [tokens, heads, numbers of a head] each, of prompts and of decoding.  `tables`
+    are, for each of the two, how many tokens a sequence has so far, its pages in the cache, where its new tokens begin,
+    and how many sequences decode; see ragged_paged_attention.
+    """
     from tpu_inference import utils
     from tpu_inference.layers.common.attention_interface import sharded_ragged_paged_attention
     from tpu_inference.layers.vllm.backends.flash_attn import PallasAttentionBackend as Backend
@@ -380,70 +398,57 @@ def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
     )
     page = program.page_size or max(Backend.get_page_size(limits), Backend.get_min_page_size(limits))
     pages = rows * -(-length // page)
+    heads, kv_heads = (
+        utils.get_padded_num_heads(count, program.tensor) for count in (config.num_query_heads, config.num_kv_heads)
+    )
+    cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
 
-    def array(dtype, axes, *shape):
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    array = functools.partial(_array, mesh)
+    kernel = functools.partial(sharded_ragged_paged_attention, mesh, attention_sink=None)
 
-    def attend(cache, fresh, tables):
+    def attend(cache, fresh, tables, attention=kernel):
         outputs = []
-        for queries, keys, values in fresh:
-            output, cache = sharded_ragged_paged_attention(
-                mesh, queries, keys, values, cache, *tables, attention_sink=None, sm_scale=config.head_dim**-0.5
-            )
+        for inputs, table in zip(fresh, tables, strict=True):
+            output, cache = attention(*inputs, cache, *table, sm_scale=config.head_dim**-0.5)
             outputs.append(output)
         return outputs, cache
 
-    # Lengths, pages, where each sequence begins, and how many of them decode.
-    tables = [array(jnp.int32, ("data",), count) for count in (rows, pages, rows + 1, 3)]
-    try:
-        heads, kv_heads = (
-            utils.get_padded_num_heads(count, program.tensor) for count in (config.num_query_heads, config.num_kv_heads)
-        )
-        cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
-        fresh = [
-            [array(dtype, ("data", "model"), tokens, count, size) for count in (heads, kv_heads, kv_heads)]
-            # While it decodes, a token of each sequence, filled up to a power of two.
-            for tokens in (program.tokens, 1 << (rows - 1).bit_length())
-        ]
-        # tpu-inference 0.31.0 asks jax.devices() which TPU this is (get_tpu_version, get_device_name).
-        with mock.patch.object(jax, "devices", lambda *_: devices):
-            traced = jax.jit(attend, donate_argnums=0).trace(array(dtype, (None, None, "model"), *cache), fresh, tables)
-            return traced.lower(lowering_platforms=("tpu",))
-    except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
-        raise CourseError(
-            f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
-            f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
-            f"{program.accelerator}, in blocks of {page} tokens ({first_line(error)}); change "
-            "hardware.sampler_tensor or rollout.vllm.options"
-        ) from error
+    fresh = [
+        [array(("data", "model"), dtype, tokens, count, size) for count in (heads, kv_heads, kv_heads)]
+        # While it decodes, a token of each sequence, filled up to a power of two.
+        for tokens in (program.tokens, 1 << (rows - 1).bit_length())
+    ]
+    tables = [[array(("data",), jnp.int32, count) for count in (rows, pages, rows + 1, 3)] for _ in fresh]
+    return attend, array((None, None, "model"), dtype, *cache), fresh, tables
 
 
 def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it, rows over the axis fsdp; packed rows have prompts and completions in one."""
     from grpo_train.losses.packing import Example
 
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
     packed = program.rows is not None
     rows, width = program.rows or (program.sequences, program.completion_length)
     prompt = 0 if packed else program.prompt_length
-
-    def array(dtype, *lengths):
-        return jax.ShapeDtypeStruct((rows, *lengths), dtype, sharding=sharding)
-
+    array = functools.partial(_array, mesh, ("fsdp",))
     example: Any = Example  # flax.struct hides its fields
     return example(
-        prompt_ids=array(jnp.int32, prompt),
-        prompt_mask=array(jnp.bool_, prompt),
-        completion_ids=array(jnp.int32, width),
-        completion_mask=array(jnp.bool_, width),
-        advantages=array(jnp.float32, width) if packed else array(jnp.float32),
-        ref_per_token_logps=array(jnp.float32, width) if program.reference else None,
-        old_per_token_logps=array(jnp.float32, width) if program.old else None,
-        segment_ids=array(jnp.int32, width) if packed else None,
-        segment_positions=array(jnp.int32, width) if packed else None,
-        weights=array(jnp.float32, width) if packed else None,
+        prompt_ids=array(jnp.int32, rows, prompt),
+        prompt_mask=array(jnp.bool_, rows, prompt),
+        completion_ids=array(jnp.int32, rows, width),
+        completion_mask=array(jnp.bool_, rows, width),
+        advantages=array(jnp.float32, rows, width) if packed else array(jnp.float32, rows),
+        ref_per_token_logps=array(jnp.float32, rows, width) if program.reference else None,
+        old_per_token_logps=array(jnp.float32, rows, width) if program.old else None,
+        segment_ids=array(jnp.int32, rows, width) if packed else None,
+        segment_positions=array(jnp.int32, rows, width) if packed else None,
+        weights=array(jnp.float32, rows, width) if packed else None,
     )
+
+
+def _array(mesh: Any, axes: tuple[str | None, ...], dtype: Any, *lengths: int) -> jax.ShapeDtypeStruct:
+    """A shape whose first axes are split over these of the mesh."""
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(lengths, dtype, sharding=sharding)
 
 
 def _placed(leaf: Any, sharding: Any, mesh: Any) -> Any:

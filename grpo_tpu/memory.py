@@ -116,11 +116,25 @@ def chips(
         sampling += [] if colocated else training[-1:]
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
-        how = "Tunix slices the scanned layers before it moves them"
-        training.append(_line("sync: actor weights, unstacked", frozen, "estimate", how, "sync"))
+        training.append(
+            _line(
+                "sync: actor weights, unstacked",
+                frozen,
+                "estimate",
+                "Tunix slices the scanned layers before it moves them",
+                "sync",
+            )
+        )
         if model.dtype != model.trainer_dtype:
-            how = f"all weights in {model.dtype}, before they are sliced"
-            training.append(_line("sync: actor weights, converted", frozen, "arithmetic", how, "sync"))
+            training.append(
+                _line(
+                    "sync: actor weights, converted",
+                    frozen,
+                    "arithmetic",
+                    f"all weights in {model.dtype}, before they are sliced",
+                    "sync",
+                )
+            )
         before = ("actor weights", "reference weights") if colocated else ()  # on the chip when the engine starts
         sampling, kv_cache = _vllm_sampler(
             update,
@@ -134,8 +148,15 @@ def chips(
     programs = "small programs" if rollout.engine == "tunix" else "the sampler's own programs"
     reserve = _line("reserve", RESERVE * usable, "estimate", f"{RESERVE:.0%} for {programs} and for fragmentation")
     if lora.rank:
-        how = "the weights with their adapters' products, which the sampler gets"
-        training.append(_line("sync: merged weights", update.parameter_shard, "arithmetic", how, "sync"))
+        training.append(
+            _line(
+                "sync: merged weights",
+                update.parameter_shard,
+                "arithmetic",
+                "the weights with their adapters' products, which the sampler gets",
+                "sync",
+            )
+        )
     if colocated:
         return [ChipMemory(role="trains and samples", usable=usable, lines=(*training, reserve, *sampling))], kv_cache
     return [
@@ -170,15 +191,35 @@ def _trainer(
         _line("programs", update.code + (logps.code if logps else 0), "compiler", "generated code"),
     ]
     if update.oom_message is None:
-        how = "Tunix donates the optimizer's state, not the weights: both exist until the step ends"
-        lines.append(_line("update: new weights", update.outputs - update.aliased, "compiler", how, "update"))
+        lines.append(
+            _line(
+                "update: new weights",
+                update.outputs - update.aliased,
+                "compiler",
+                "Tunix donates the optimizer's state, not the weights: both exist until the step ends",
+                "update",
+            )
+        )
     lines.append(_temporaries("update", update, update.temporaries, "activations, logits, gradients, gathered weights"))
     if logps:
         if grpo.iterations > 1:
-            how = "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1"
-            lines.append(_line("log-probabilities: old weights", weights, "estimate", how, "log-probabilities"))
-        size = logps.outputs - logps.aliased + logps.temporaries
-        lines.append(_temporaries("log-probabilities", logps, size, "the same program for reference and old policy"))
+            lines.append(
+                _line(
+                    "log-probabilities: old weights",
+                    weights,
+                    "estimate",
+                    "Tunix fetches the actor of the last sync from the host; grpo.iterations is above 1",
+                    "log-probabilities",
+                )
+            )
+        lines.append(
+            _temporaries(
+                "log-probabilities",
+                logps,
+                logps.outputs - logps.aliased + logps.temporaries,
+                "the same program for reference and old policy",
+            )
+        )
     return lines
 
 
@@ -237,8 +278,7 @@ def _vllm_sampler(
     settings = rollout.vllm
     requested = min(settings.max_sequences, -(-plan.rollout_micro_batch_completions // replicas))
     usable = hardware.slice.chip.usable_gib * GIB
-    engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
-    size = max(int(engine) - weights, 0)
+    size = max(int(min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before) - weights, 0)
     buffers = settings.max_batched_tokens * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
     return [

@@ -166,8 +166,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
     if reference or old:  # the old policy's weights are the larger ones, where both are asked
         model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
         programs["logps"] = Program(kind="logps", **common | {"model": model})
-    own = _sampler_programs if rollout.engine == "tunix" else _attention_kernel
-    return programs | own(recipe, common)
+    return programs | (_sampler_programs if rollout.engine == "tunix" else _attention_kernel)(recipe, common)
 
 
 def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
@@ -291,7 +290,6 @@ def _notes(
     """What the numbers leave out; `compilation`: of the update, `trainer`: a chip that trains."""
     update, decode, whole = programs["update"], programs.get("decode"), recipe.hardware.slice.devices
     saved = compilation.optimizer_shard + (0 if recipe.lora.rank else compilation.parameter_shard)
-    updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
     missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
     # Prompts of an evaluation that have no more tokens than the sampler's prefill, which is compiled.
     prompts = decode.sequences * decode.prompt_length // EVALUATED_LENGTH if decode else recipe.evaluation.batch_size
@@ -311,7 +309,9 @@ def _notes(
         "the lower bound is of a step that samples once; dynamic sampling does it up to "
         f"{recipe.grpo.dynamic_sampling} times": bool(recipe.grpo.dynamic_sampling),
         "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
-        f"would be {missing / GIB:.2f} GiB short": updates > 1 and trainer.margin >= 0 and missing > 0,
+        f"would be {missing / GIB:.2f} GiB short": (
+            recipe.plan.accumulation_steps * recipe.grpo.iterations > 1 and trainer.margin >= 0 and missing > 0
+        ),
         f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
         f"{kv_cache.requested} at once, so some may wait": kv_cache.max_concurrency < kv_cache.requested,
         "evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size="
@@ -363,8 +363,10 @@ def table(result: Result) -> str:
     blocks = [[heading], *map(_chip_table, result.chips), _verdict(result)]
     if result.lower_bound:
         blocks.append(_lower_bound_table(result, result.lower_bound))
-    attention = [f"compiled, too: {one.title}" for one in result.programs if one.kind == "attention"]
-    blocks[-1] += [*attention, *(f"note: {note}" for note in result.notes)]
+    blocks[-1] += [
+        *(f"compiled, too: {one.title}" for one in result.programs if one.kind == "attention"),
+        *(f"note: {note}" for note in result.notes),
+    ]
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
@@ -378,11 +380,13 @@ def _chip_table(chip: memory.ChipMemory) -> list[str]:
             for line in chip.lines
             if line.persistent == persistent
         ]
-    totals = {phase: chip.total(phase) / GIB for phase in chip.phases}
     return [
         *lines,
         "  total by phase",
-        *(f"    {phase:<{width}}{total:>7.2f}{'  <- peak' * (phase == chip.phase)}" for phase, total in totals.items()),
+        *(
+            f"    {phase:<{width}}{chip.total(phase) / GIB:>7.2f}{'  <- peak' * (phase == chip.phase)}"
+            for phase in chip.phases
+        ),
         f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit",
     ]
 
@@ -443,8 +447,11 @@ def digest(recipe: Recipe) -> str:
 
 def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
-    paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
-    return [read_result(path) for path in paths if not path.name.startswith("refused-")]
+    return [
+        read_result(path)
+        for path in sorted((environment.repo_root() / SAVED).glob("*.json"))
+        if not path.name.startswith("refused-")
+    ]
 
 
 def saved_result(recipe: Recipe) -> Result:

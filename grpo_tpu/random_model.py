@@ -8,6 +8,7 @@ another implementation (tests/tpu/parity.py).
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +87,17 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, la
 
 def full_config(model: ModelRecipe) -> dict[str, Any]:
     """The published config.json, with what some models leave to a default, and the tokenizer's padding."""
-    kind = _kind(model)
-    defaults = {"tie_word_embeddings": False, "head_dim": None, "torch_dtype": "float32", "model_type": kind}
-    config = defaults | published_config(model) | {"pad_token_id": maxtext_model.load_tokenizer(model).pad_token_id}
+    config = {
+        **{"tie_word_embeddings": False, "head_dim": None, "torch_dtype": "float32", "model_type": family(model)},
+        **published_config(model),
+        "pad_token_id": maxtext_model.load_tokenizer(model).pad_token_id,
+    }
     return config | {"head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]}
-
-
-def _kind(model: ModelRecipe) -> str:
-    if kind := family(model):
-        return kind
-    raise CourseError(f"model.maxtext_name={model.maxtext_name}: random models are of {', '.join(FAMILIES)} only")
 
 
 def small_config(model: ModelRecipe) -> dict[str, Any]:
     """config.json of the random model."""
-    kind, published = _kind(model), published_config(model)
+    kind, published = family(model), published_config(model)
     _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", published.get("rope_theta"))
@@ -125,7 +122,10 @@ def small_config(model: ModelRecipe) -> dict[str, Any]:
 
 def published_config(model: ModelRecipe) -> dict[str, Any]:
     """config.json of the recipe's model where it is on this machine, else what MaxText lists for `maxtext_name`."""
-    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+    if not family(model):
+        raise CourseError(f"model.maxtext_name={model.maxtext_name}: random models are of {', '.join(FAMILIES)} only")
+    with warnings.catch_warnings(action="ignore"):  # of torch, which this table imports where it is installed
+        from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
         return json.loads(

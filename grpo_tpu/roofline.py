@@ -73,13 +73,11 @@ def lower_bound(
     """
     each = -(-plan.rollout_micro_batch_completions // (hardware.sampler_count() // sampler_tensor))
     rounds = -(-each // rollout.vllm.max_sequences) if rollout.engine == "vllm" else 1
-    steps_of_decoding = plan.num_rollout_micro_batches * rounds * rollout.max_completion_length
-    scorings = plan.accumulation_steps * ((grpo.beta > 0) + (grpo.iterations > 1))
     # A token for every sequence of a batch: each chip of a replica reads its shard of the weights once.
     decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / sampler_tensor)
     counted = (
-        ("decoding", steps_of_decoding, decoding),
-        ("log-probabilities", scorings, logps),
+        ("decoding", plan.num_rollout_micro_batches * rounds * rollout.max_completion_length, decoding),
+        ("log-probabilities", plan.accumulation_steps * ((grpo.beta > 0) + (grpo.iterations > 1)), logps),
         ("policy update", plan.accumulation_steps * grpo.iterations, update),
     )
     chip = hardware.slice.chip

@@ -11,6 +11,7 @@ batch and two layers, elsewhere as small as the smoke test's.  It is stopped wit
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -19,19 +20,20 @@ import shutil
 import signal
 import subprocess
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
-from grpo_tpu import random_model, smoke_test
-from grpo_tpu.memory import ITEMSIZE
+from grpo_tpu import compiler, preflight, random_model, smoke_test
+from grpo_tpu.memory import GIB, ITEMSIZE
 from grpo_train import machine_checks
 from grpo_train.engines import model_files
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
@@ -45,6 +47,9 @@ STEPS = 6
 LAYERS = 2
 RATE = 1e-2
 DEVICE_SECONDS = 600  # for all checks of devices: a chip that hangs is found, too
+SEQUENCES = 64  # in the check of vLLM's kernel, at most: its reference takes one after the other
+# Of a token's output: the kernel rounds probabilities and outputs to bfloat16, which has 8 bits.
+ATTENTION_ERROR = 0.03
 
 
 def run(
@@ -70,29 +75,36 @@ def run(
 
     own = {"weights": lambda: _weights(recipe), "disk": lambda: _disk(recipe, runs)}
     checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        measured = pool.submit(machine_checks.measure, recipe, processes, coordinator, process)
-        try:
-            platform, found = measured.result(DEVICE_SECONDS)
-        except Exception as error:
-            for child in multiprocessing.active_children():
-                child.kill()
-            text = str(error) or f"no answer for {DEVICE_SECONDS} seconds"
-            platform, found = None, [Check("devices", "FAIL", text, 0.0)]
+    try:
+        platform, found = _apart(
+            machine_checks.measure, recipe, processes, coordinator, process, {"attention": _attention}
+        )
+    except CourseError as error:
+        platform, found = None, [Check("devices", "FAIL", str(error), 0.0)]
     checks += shown(found)
     if failed(checks):
         return checks + shown([Check("training", "skipped", "first mend what failed", 0.0)])
     place = ["--processes", str(processes)] * (processes > 1)
-    if coordinator:
-        place += ["--coordinator", coordinator, "--process", str(process)]
+    place += ["--coordinator", str(coordinator), "--process", str(process)] * (coordinator is not None)
     drills = {
         "stopped": _until_stopped,
         "continued": _to_the_end,
         "sampler": _sampler,
-        "losses": _losses,
-        "a full start": _times,
+        "steps": _steps,
+        "peak memory": _peak_memory,
     }
     return checks + shown(machine_checks.examine(drills, _prepare(recipe, runs, platform == "tpu", place)))
+
+
+def _apart[T](function: Callable[..., T], *arguments: Any) -> T:
+    """In a process of its own, which lets its devices go again.  Raises CourseError, also when it takes too long."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *arguments).result(DEVICE_SECONDS)
+        except Exception as error:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise CourseError(str(error) or f"no answer for {DEVICE_SECONDS} seconds") from error
 
 
 def line(check: Check) -> str:
@@ -145,8 +157,9 @@ def _disk(recipe: Recipe, runs: Path) -> str:
         raise Skipped(f"the size of {recipe.model.maxtext_name} is not known here")
     shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
     number, weight = sum(map(math.prod, shapes.values())), ITEMSIZE[recipe.model.trainer_dtype]
-    small_or_elsewhere = recipe.lora.rank or recipe.training.checkpoints
-    checkpoint = 0 if small_or_elsewhere else weight + 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    checkpoint = (  # of adapters it is small
+        0 if recipe.lora.rank or recipe.training.checkpoints else weight + 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    )
     sizes = {  # bytes a weight
         runs: 2 * weight + ITEMSIZE[recipe.model.dtype] + checkpoint * (recipe.training.max_to_keep + 1),
         Path(huggingface_hub.constants.HF_HUB_CACHE): 0 if model_files.local_folder(recipe.model) else 2,
@@ -164,6 +177,50 @@ def _disk(recipe: Recipe, runs: Path) -> str:
                 "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
             )
     return "; ".join(f"{place}: {free:.1f} GB free, needs about {need:.1f}" for place, (free, need) in found.items())
+
+
+# ---------------------------------------------------------------------------------------------- on the chips, with JAX
+
+
+def _attention(recipe: Recipe) -> str:
+    """vLLM's kernel as a replica of the sampler calls it, against tpu-inference's own reference in float32.
+
+    Prompts, one of them of full length, then a token more of each.
+    """
+    if jax.default_backend() != "tpu":
+        raise Skipped("vLLM's kernel is a program for the TPU; grpo preflight compiles it")
+    if recipe.rollout.engine != "vllm" or not recipe.hardware.accelerator or recipe.rollout.max_prompt_length == "auto":
+        raise Skipped("only of rollout.engine=vllm, with hardware.accelerator and rollout.max_prompt_length")
+    from tpu_inference.kernels.ragged_paged_attention.v3 import kernel
+
+    program: Any = preflight.programs_of(recipe)["attention"]
+    attend, cache, fresh, _ = compiler.attention(program, jax.local_devices()[: program.devices])
+    (pages, page), (tokens, kv_heads, size) = cache.shape[:2], fresh[0][1].shape
+    rows, count, whole = program.sequences, min(program.sequences, SEQUENCES), min(program.prompt_length, tokens // 2)
+    draw, new = np.random.default_rng(0), np.zeros(rows, np.int32)  # tokens of each prompt
+    new[:count] = [whole, *[min((tokens - whole) // count, whole)] * (count - 1)]
+    used, one = count * pages // rows, (new > 0).astype(np.int32)
+    places = np.resize(draw.permutation(used).astype(np.int32), pages)  # the pages of each sequence
+    tables = [
+        [length, places, np.append(0, added.cumsum()).astype(np.int32), np.array([decoding, decoding, count], np.int32)]
+        for length, added, decoding in ((new, new, 0), (new + one, one, count))
+    ]
+    fresh = jax.tree.map(lambda array: jnp.asarray(draw.normal(size=array.shape), array.dtype), fresh)
+    found, _ = jax.jit(attend)(jnp.zeros(cache.shape, cache.dtype), fresh, tables)
+    with jax.default_matmul_precision("highest"):
+        expected, _ = attend(
+            jnp.zeros(kernel.get_kv_cache_shape(used, page, kv_heads, size, jnp.float32)),
+            jax.tree.map(lambda array: array.astype(jnp.float32), fresh),
+            tables,
+            kernel.ref_ragged_paged_attention,
+        )
+    norm = functools.partial(np.linalg.norm, axis=(1, 2))  # of each token's output
+    pairs = [(np.asarray(one, np.float32), np.asarray(two)) for one, two in zip(found, expected, strict=True)]
+    worst = max(float((norm(ours[: len(theirs)] - theirs) / norm(theirs)).max()) for ours, theirs in pairs)
+    text = f"vLLM's kernel differs from its reference by {worst:.1e} of a token's output (at most {ATTENTION_ERROR})"
+    if not worst <= ATTENTION_ERROR:
+        raise CourseError(f"{text}: it would write other text than the trainer scores; set rollout.engine=tunix")
+    return f"{text}; {count} sequences in blocks of {page}, {len(expected[0])} tokens of prompts"
 
 
 # ---------------------------------------------------------------------------------------------------- the training
@@ -190,8 +247,8 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
     data = smoke_test.random_recipe(recipe, scaled, model).model_dump(mode="json")
     data["name"] = f"self-check-{recipe.name}"
     # So large a step moves what the model says by more than rounding does: a sampler that is one behind shows.
-    data["training"] |= {"learning_rate": RATE, "checkpoints": recipe.training.checkpoints, "stop_after": None}
-    data["training"]["cold_start"] = 0
+    data["training"] |= {"learning_rate": RATE, "stop_after": None, "cold_start": 0}
+    data["training"]["checkpoints"] = recipe.training.checkpoints
     if on_tpu:  # all of the recipe's own, but for the number of layers and of steps, and the problems
         for section in ("hardware", "rollout", "grpo", "loss", "lora"):
             data[section] = getattr(recipe, section).model_dump(mode="json")
@@ -199,8 +256,7 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         data["training"] |= recipe.training.model_dump(include={"prompts_per_step", "micro_batch_size", "layout"})
     else:
         data["hardware"]["processes"] = None
-    with warnings.catch_warnings(action="ignore"):  # of torch, which MaxText's table imports where it is installed
-        random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
+    random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
     small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
@@ -209,8 +265,11 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         checkpoint_root(small.training, directory).rmtree(missing_ok=True)
     log_file = cache / f"{recipe.name}.log"  # of this host
     log_file.unlink(missing_ok=True)
-    devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
-    variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}", "JAX_PLATFORMS": "cpu"}
+    variables = {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
+        f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}",
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [*smoke_test.command_line("train", small, file, directory, on_cpu=not on_tpu), *place]
     return Training(small, command, directory, log_file, {} if on_tpu else variables)
 
@@ -279,13 +338,34 @@ def _sampler(training: Training) -> str:
     )
 
 
-def _losses(training: Training) -> str:
+def _steps(training: Training) -> str:
+    """Finite losses; the second step compiles nothing, nor does any later one, but for new shapes of rows."""
     rows = _rows(training)
     if not all(row["loss"] is not None for row in rows):
         raise CourseError("a loss is not a finite number; grpo report shows the steps")
-    return f"{len(rows)} finite losses"
+    # The first step of each of the two processes has the most.
+    *later, _, _ = sorted(rows, key=lambda row: row["compilations"])
+    again = [row["step"] for row in later if row["compilations"]]
+    as_needed = training.variables and training.recipe.rollout.engine == "vllm"  # vllm_on_cpu
+    if not as_needed and again and (training.recipe.plan.layout == "padded" or len(again) == len(later)):
+        raise CourseError(f"programs are compiled again in the steps {again}, and not only in the first of a process")
+    return (
+        f"{len(rows)} finite losses, update_applied {min(row.get('update_applied', 1.0) for row in rows):.3f}; first "
+        f"step {rows[0]['seconds']:.0f} s, with {rows[0]['compilations']:.0f} programs compiled before and in it, "
+        f"{rows[1]['compilations']:.0f} in the second; later steps {min(row['seconds'] for row in rows):.2f} s"
+    )
 
 
-def _times(training: Training) -> str:
-    seconds = [row["seconds"] for row in _rows(training)]
-    return f"first step {seconds[0]:.0f} s, compilation included; later ones {min(seconds):.2f} s, of {LAYERS} layers"
+def _peak_memory(training: Training) -> str:
+    """Beside preflight's count of the same model, which is compiled on this machine's CPU."""
+    peaks = [row["peak_memory_gib"] for row in _rows(training) if "peak_memory_gib" in row]
+    if not peaks or not training.recipe.hardware.accelerator or training.recipe.rollout.max_prompt_length == "auto":
+        raise Skipped("these devices report no memory, or the recipe lacks what preflight must know")
+    counted = _apart(_counted, training.recipe)
+    return f"{max(peaks):.2f} GiB on the fullest chip, with {LAYERS} layers; preflight counts {counted / GIB:.2f}"
+
+
+def _counted(recipe: Recipe) -> int:
+    """Bytes on the fullest chip, by preflight.  In a process that has no devices yet."""
+    compile_program = compiler.Compiler(recipe.training, recipe.grpo.iterations, lambda _: None)
+    return max(chip.largest for chip in preflight.examine(recipe, compile_program).chips)

@@ -21,9 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,8 +241,6 @@ def choose_engine(recipe: Recipe, engine: str = "auto") -> str:
 
     Raises CourseError when vLLM is requested and not installed.
     """
-    if engine not in ("auto", "tunix", "vllm"):
-        raise CourseError(f"--engine {engine}: choose auto, tunix or vllm")
     if engine == "auto":
         return "vllm" if recipe.rollout.engine == "vllm" and vllm_can_run() else "tunix"
     if engine == "vllm" and not vllm_can_run():
@@ -302,8 +298,7 @@ def run(
     exit_code, random = 0, random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
     if random_model.family(recipe.model):
         log(f"a random model, architecture {random_model.family(recipe.model)}:")
-        with warnings.catch_warnings(action="ignore"):  # of torch, which MaxText's table imports where it is installed
-            random_model.write_random_model(recipe.model, random.model.path, recipe.seed)
+        random_model.write_random_model(recipe.model, random.model.path, recipe.seed)
         command = "train" if trains_random_model(recipe, scaled) else "convert"
         exit_code = _run_logged(command, random, random_run, [], log_file, log)
     if not exit_code:
@@ -319,8 +314,8 @@ def run(
     if exit_code == 0 and all((directory / name).is_file() for name in ("summary.json", "sync.json", "report.html")):
         check = json.loads((directory / "sync.json").read_text(encoding="utf-8"))
         result.weights, result.mean_gap = check["weights"], check["mean_gap"]
-        metrics = (run / "metrics.jsonl" for run in (random_run, directory))
-        rows = read_jsonl(next(path for path in metrics if path.is_file()))
+        run = random_run if (random_run / "metrics.jsonl").is_file() else directory
+        rows = read_jsonl(run / "metrics.jsonl")
         result.update_applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
         result.passed, result.report = True, str(directory / "report.html")
         result.architecture = random_model.family(recipe.model)
@@ -335,9 +330,9 @@ def verdict(result: SmokeTest) -> str:
     if not result.passed:
         failure = f"{start} FAILED (exit code {result.exit_code}); its output is in {result.log_file}"
         return f"{result.error}\n{failure}" if result.error else failure
-    kind = f", architecture {result.architecture}" if result.architecture else ""
     return (
-        f"{start} passed ({result.seconds:.0f} s, engine {result.engine}{kind}): {result.weights} weights arrived, "
+        f"{start} passed ({result.seconds:.0f} s, engine {result.engine}"
+        f"{f', architecture {result.architecture}' if result.architecture else ''}): {result.weights} weights arrived, "
         f"gap {result.mean_gap:.1e} nats, update_applied {result.update_applied:.3f}, report {result.report}"
     )
 
@@ -347,39 +342,32 @@ def _run_logged(
 ) -> int:
     """Run a `grpo` command on a recipe, in as many processes as it has; returns the first exit code that is not 0.
 
-    All output goes to the log file, and what the commands say, their stdout, to `log`.  Ctrl-C reaches all processes,
-    SIGTERM is passed on.  A process ended by a signal returns 128 + the signal's number, as in a shell.
+    All output goes to the log file, and what the first process says, its stdout, to `log`, too.  Ctrl-C reaches all
+    processes, SIGTERM is passed on.  A process ended by a signal returns 128 + the signal's number, as in a shell.
     """
     file = environment.repo_root() / ".cache" / "smoke-tests" / f"{directory.name}.yaml"
     write_text_atomic(file, dump_recipe(recipe))
     count = recipe.hardware.process_count()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={device_count(recipe) // count}"
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
-        coordinator, processes, readers = f"127.0.0.1:{server.getsockname()[1]}", [], []
+        coordinator, processes = f"127.0.0.1:{server.getsockname()[1]}", []
     for number in range(count):
         place = ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)] * (count > 1)
         with open(log_file, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [*command_line(command, recipe, file, directory), *more, *place],
-                env=os.environ | VARIABLES | {"XLA_FLAGS": flags}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=output, text=True, errors="replace",
+                env=os.environ | VARIABLES | {"XLA_FLAGS": flags}, stdin=subprocess.DEVNULL,
+                stdout=output if number else subprocess.PIPE, stderr=output, text=True, errors="replace",
             )  # fmt: skip
         processes.append(process)
-        readers.append(threading.Thread(target=_show, args=(process.stdout, log_file, log), daemon=True))
-        readers[-1].start()
     before = signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
-    codes = [process.wait() for process in processes]
-    for reader in readers:
-        reader.join()
-    signal.signal(signal.SIGTERM, before)
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
-
-
-def _show(lines: Any, log_file: Path, log: Callable[[str], None]) -> None:
     with open(log_file, "a", encoding="utf-8", buffering=1) as file:
-        for line in lines:
+        for line in processes[0].stdout:
             file.write(line)
             log(line.rstrip("\n"))
+    codes = [process.wait() for process in processes]
+    signal.signal(signal.SIGTERM, before)
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 def last_error(log_file: Path) -> str | None:

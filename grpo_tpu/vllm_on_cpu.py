@@ -22,7 +22,7 @@ VARIABLES = {
     "JAX_PLATFORMS": "cpu",
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, as the weight sync needs
-    "SKIP_JAX_PRECOMPILE": "1",  # compile what is used, when it is used
+    "SKIP_JAX_PRECOMPILE": os.environ.get("SKIP_JAX_PRECOMPILE", "1"),  # 1: compile what is used, when it is used
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command
 }

@@ -20,8 +20,8 @@ import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train import losses
 from grpo_train.engines import maxtext_model, model_files
-from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes import Recipe, dump_recipe
 from grpo_train.runs import machine, multihost, tracking
 from grpo_train.runs.run_directory import is_address, location
@@ -32,7 +32,10 @@ WIDTH, CPU_WIDTH = 8192, 1024
 ROUNDS = 10
 # The relative error of a float32 product: 1e-7 to 1e-6 where it is computed in float32, 3e-3 in bfloat16.
 FLOAT32_ERROR = 1e-5
-SPREAD, LEAST_APPLIED = 0.02, 0.9  # of weights, as in preflight; of what they take of a step
+# How far a loss may be from plain JAX in float32: a value in nats, and the gradient, in parts of it (both ways round
+# the slope of the logits to bfloat16).  Chunks round the logits, too.  A tile of 1024 tokens left out is 0.007 nats.
+NATS, SLOPE = {"pallas": 1e-3, "chunked": 2e-2}, 1e-2
+SMALL = (48, 128, 5003)  # tokens, width and vocabulary without a TPU
 
 
 class Skipped(Exception):
@@ -79,18 +82,22 @@ def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
 
 
 def measure(
-    recipe: Recipe, processes: int, coordinator: str | None = None, process: int | None = None
+    recipe: Recipe,
+    processes: int,
+    coordinator: str | None = None,
+    process: int | None = None,
+    more: dict[str, Callable[[Recipe], str]] | None = None,
 ) -> tuple[str, list[Check]]:
-    """(JAX's platform, the checks of its devices).  With several processes all of them call it."""
+    """(JAX's platform, the checks of its devices, and those in `more`).  With several processes all of them call it."""
     connected: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if processes > 1:
         connected = multihost.distributed_context(coordinator, processes, process, digest=dump_recipe(recipe))
     with connected:
         checks = {
             "devices": _devices, "memory": _memory, "precision": _precision, "products": _products,
-            "updates": _updates, "from the host": _from_the_host, "between chips": _between_chips,
+            "from the host": _from_the_host, "between chips": _between_chips, "loss": _loss,
         }  # fmt: skip
-        return jax.default_backend(), examine(checks, recipe)
+        return jax.default_backend(), examine(checks | (more or {}), recipe)
 
 
 def failed(checks: Iterable[Check]) -> list[Check]:
@@ -102,11 +109,14 @@ def _packages(locks: Path) -> str:
     """The versions that decide what is computed are the lock's."""
     lock = locks / ("tpu.lock" if importlib.util.find_spec("vllm") else "cpu.lock")
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
-    installed = machine.describe(devices=False)["packages"]
-    if wrong := [f"{name} {version}" for name, version in installed.items() if locked.get(name, version) != version]:
+    found = machine.describe(devices=False)
+    if wrong := [f"{name} {has}" for name, has in found["packages"].items() if locked.get(name, has) != has]:
         target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
         raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
-    return f"jax {installed['jax']} and {len(installed) - 1} others are those of {lock.name}"
+    return (
+        f"jax {found['packages']['jax']} and {len(found['packages']) - 1} others are those of {lock.name}; Python "
+        f"{found['python']}, {found['memory_gib']} GiB of memory, JAX_PLATFORMS {jax.config.jax_platforms or 'not set'}"
+    )
 
 
 def _chips() -> str:
@@ -209,20 +219,44 @@ def _precision(recipe: Recipe) -> str:
     return f"a float32 product is {error:.1e} off"
 
 
-def _updates(recipe: Recipe) -> str:
-    """One step of the recipe's optimizer, at its rate, on weights of the usual spread."""
-    training = recipe.training.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
-    optimizer = make_optimizer(training, 1, recipe.seed, recipe.model.trainer_dtype)
-    weights, gradients = jax.random.normal(jax.random.key(0), (2, 1024, 1024))
-    weights = (SPREAD * weights).astype(recipe.model.trainer_dtype)
-    _, state = jax.jit(optimizer.update)(gradients, optimizer.init(weights), weights)
-    applied = float(getattr(state, "applied", 1.0))  # float32 weights take all of it
-    if applied < LEAST_APPLIED:
-        raise CourseError(
-            f"update_applied is {applied:.3f}: the weights take that part of a step; set training.rounding=stochastic "
-            "or model.weight_dtype=float32"
-        )
-    return f"update_applied {applied:.3f} for {recipe.model.trainer_dtype} weights of the spread {SPREAD}"
+def _loss(recipe: Recipe) -> str:
+    """The recipe's way to log-probabilities, entropies and the gradient, against plain JAX in float32, of a completion.
+
+    At the model's width and vocabulary; without a TPU at small ones, and the kernel in interpret mode.
+    """
+    if (way := recipe.loss.implementation) == "jax":
+        raise Skipped("loss.implementation=jax is the reference itself; with pallas its kernel would be compared")
+    config = _config(model_files.model_directory(recipe.model, weights=False))
+    sizes = recipe.rollout.max_completion_length, config["hidden_size"], config["vocab_size"]
+    tokens, width, vocabulary = sizes if jax.default_backend() == "tpu" else map(min, sizes, SMALL)
+    tied, (one, two, three) = config.get("tie_word_embeddings", False), jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(one, (1, tokens, width), recipe.model.dtype)
+    head = jax.random.normal(two, (vocabulary, width) if tied else (width, vocabulary), recipe.model.dtype) / width**0.5
+    ids = jax.random.randint(three, (1, tokens), 0, vocabulary)
+
+    def total(inputs, way):
+        logps, entropy = losses.token_statistics(
+            ids, hidden=inputs[0], head=inputs[1], temperature=recipe.rollout.temperature, implementation=way,
+            vocab_axis=0 if tied else 1,
+        )  # fmt: skip
+        return jnp.sum(logps * jnp.linspace(-1, 1, tokens)), (logps, entropy)
+
+    run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
+    (_, found), slopes = run((hidden, head), way)
+    with jax.default_matmul_precision("highest"):
+        (_, exact), exact_slopes = run((hidden.astype(jnp.float32), head.astype(jnp.float32)), "jax")
+    nats = max(float(abs(ours - theirs).max()) for ours, theirs in zip(found, exact, strict=True))
+    slope = max(
+        float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
+        for ours, theirs in zip(slopes, exact_slopes, strict=True)
+    )
+    text = (
+        f"{way}: {nats:.1e} nats (at most {NATS[way]}) and {slope:.1e} of the gradient (at most {SLOPE}) from plain "
+        f"JAX; {tokens} tokens, width {width}, vocabulary {vocabulary}"
+    )
+    if not (nats <= NATS[way] and slope <= SLOPE):
+        raise CourseError(f"{text}; set loss.implementation=jax")
+    return text
 
 
 def _products(recipe: Recipe) -> str:

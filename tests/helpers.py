@@ -20,8 +20,11 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["grpo_train.pipeline"])  # what most of the programs import, and seconds each time
 TRAIN = "from grpo_train.cli import main; main()"
 
-# Clocks differ between two runs of the same steps; nothing else may.
-CLOCKS = ("seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second")
+# Clocks differ between two runs of the same steps, and what they compile; nothing else may.
+CLOCKS = (
+    *("seconds", "seconds_reward", "seconds_rollout", "seconds_sync", "seconds_update", "tokens_per_second"),
+    "compilations",
+)
 
 
 def without_clocks(rows: list[dict]) -> list[dict]:

@@ -4,12 +4,14 @@ Tunix logs a step's metrics in pieces, some of them one step late.  `Recorder` i
 collects the pieces and appends the row once it is complete.  `batch_metrics` computes what Tunix does not log.
 """
 
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -31,6 +33,8 @@ TUNIX_METRICS = {
 }
 # A row is complete once it has these: Tunix logs the entropy of a step last.
 REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
+# JAX's event for each program that it compiles, or reads from its cache on disk.
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class TimedReward:
@@ -131,8 +135,13 @@ def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any)
     }
 
 
+def _note_compiled(programs: list[str], event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:
+    if event == COMPILED:
+        programs.append(fun_name)
+
+
 class StepTimer(hooks.TrainingHooks):
-    """Times the update and the whole step, and adds both to Tunix's metrics.
+    """Times the update and the whole step, counts what was compiled, and adds this to Tunix's metrics.
 
     With gradient accumulation Tunix calls the trainer once per micro-batch, hence the sums over a step.
     """
@@ -140,6 +149,8 @@ class StepTimer(hooks.TrainingHooks):
     def __init__(self, cluster: Any):
         self.cluster = cluster
         self.last = self.update_started = 0.0
+        self.compiled: list[str] = []  # programs, since the last update
+        jax.monitoring.register_event_duration_secs_listener(functools.partial(_note_compiled, self.compiled))
 
     def start(self) -> None:
         """Begin with the first step; what was sampled or evaluated before does not count."""
@@ -154,7 +165,12 @@ class StepTimer(hooks.TrainingHooks):
         metrics: dict[str, Any] = {
             "step/seconds_update": (now - self.update_started, np.sum),
             "step/seconds": (now - self.last, np.sum),
+            "step/compilations": (len(self.compiled), np.sum),
         }
+        self.compiled.clear()
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+        if all(peaks):  # a CPU device reports none
+            metrics["step/peak_memory_gib"] = (max(peaks) / 2**30, np.max)
         state: Any = nnx.as_pure(self.cluster.actor_trainer.optimizer.opt_state)
         if (applied := optax.tree.get(state, "applied")) is not None:  # of engines.optimizer.rounded
             # A copy, since the next update takes the state; nothing waits for it here.

@@ -346,7 +346,8 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     written = values.keys() | {
         *("seconds_reward", *TUNIX_METRICS.values()),
         # From the timer, the reference model's, the recorder and pipeline.validation.
-        *("seconds", "seconds_update", "tokens_per_second", "step", "learning_rate"),
+        *("seconds", "seconds_update", "tokens_per_second", "step", "learning_rate", "compilations"),
+        "peak_memory_gib",  # of a chip
         *("validation_accuracy", "validation_lenient"),
         # From learner and optimizer, where a recipe asks for them.
         *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"),

@@ -1,49 +1,41 @@
 """On a TPU VM: .venv-tpu/bin/python -m pytest tests/tpu/on_tpu
 
-The kernel is compiled and compared with plain JAX, then the course's recipe takes two steps on the chips.
+`grpo self-check` as a user runs it: kernels against references, then the tiny model's widths trained on the chips
+through an engine, stopped with SIGTERM to the group (exit code 75), continued by the same command, and no process left.
+JAX starts in those processes alone: this one would hold the chips.
 """
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = ""  # tests/conftest.py chooses the CPU; here JAX chooses, before it is imported
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from grpo_train import losses
+CHIPS = len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev").glob("vfio/[0-9]*")])
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "tpu", reason=f"on_tpu: needs a TPU, and JAX finds {jax.default_backend()}"
-)
-
-
-@pytest.mark.parametrize("source", ["logits", "hidden"])
-def test_the_kernel_agrees_with_plain_jax(source):
-    rng = np.random.default_rng(0)
-    shapes = {"logits": (2, 256, 32000)} if source == "logits" else {"hidden": (2, 256, 512), "head": (512, 32000)}
-    inputs = {name: jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for name, shape in shapes.items()}
-    ids = jnp.asarray(rng.integers(0, 32000, (2, 256)))
-
-    def total(inputs, implementation):
-        logps, entropy = losses.token_statistics(ids, implementation=implementation, **inputs)
-        return logps.sum(), (logps, entropy)
-
-    run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
-    assert "tpu_custom_call" in run.lower(inputs, "pallas").compile().as_text()
-    found, expected = run(inputs, "pallas"), run(inputs, "jax")
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(
-            np.float32(ours), np.float32(theirs), rtol=2e-2, atol=2e-2 * float(abs(theirs).max())
-        )
+VLLM = ["rollout.engine=vllm", "hardware.sampler_tensor=1"]
+BFLOAT16 = ["model.dtype=bfloat16", "training.rounding=stochastic"]
+CASES = {  # chips -> what differs from recipes/tiny-cpu.yaml
+    "tunix, float32, the kernel": (1, ["loss.implementation=pallas"]),
+    "tunix, bfloat16, the kernel": (1, ["loss.implementation=pallas", *BFLOAT16]),
+    "vllm, bfloat16": (1, [*VLLM, *BFLOAT16]),
+    "vllm, two replicas": (2, [*VLLM, *BFLOAT16]),
+}
 
 
-def test_two_steps_of_grpo(root, tmp_path):
-    from grpo_train import pipeline
-    from grpo_train.recipes import load_recipe
-
-    changes = ["hardware.trainer_devices=1", "training.steps=2", "problems.validation=16", "problems.test=64"]
-    rows = []
-    pipeline.run(load_recipe(root / "recipes" / "tiny-cpu.yaml", changes), tmp_path, rows.append, progress=False)
-    assert [row["step"] for row in rows] == [1, 2] and all(np.isfinite(row["loss"]) for row in rows)
+@pytest.mark.parametrize(("chips", "changes"), CASES.values(), ids=CASES)
+def test_a_training_on_the_chips_is_stopped_and_continued(root, tmp_path, chips, changes):
+    if chips > CHIPS:
+        pytest.skip(f"on_tpu: needs a TPU with {chips} chip(s), and /dev has {CHIPS}")
+    changes = [*changes, f"hardware.trainer_devices={chips}", "rollout.max_prompt_length=64", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_tpu.cli", "self-check", "recipes/tiny-cpu.yaml", "--runs", tmp_path, *changes],
+        env=os.environ | {"JAX_PLATFORMS": "tpu,cpu"},  # tests/conftest.py chooses the CPU
+        cwd=root, capture_output=True, text=True,
+    )  # fmt: skip
+    checks = {check["name"]: check for check in json.loads(done.stdout.splitlines()[-1])["checks"]}
+    assert done.returncode == 0, [check for check in checks.values() if check["outcome"] == "FAIL"]
+    assert "exit code 75" in checks["stopped"]["text"] and "step 6" in checks["continued"]["text"]
+    assert (checks["loss"]["outcome"] == "pass") == ("loss.implementation=pallas" in changes)

@@ -5,6 +5,7 @@ Every run is a process of its own (grpo_on_vllm.py).  Imports, converted checkpo
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from helpers import untied, without_clocks
 
+from grpo_lib.common.files import read_jsonl
 from grpo_train.recipes import load_recipe
 
 HERE = Path(__file__).parent
@@ -153,6 +155,21 @@ def test_two_replicas_on_devices_of_their_own_whose_processes_end_with_the_run(g
     assert result["started_at"] == stopped["interrupted_at"] and len(result["rows"]) == 6
     assert result["devices"] == {"trainer": [0, 1], "sampler": [2, 3]}
     assert max(result[check]["mean_gap"] for check in ("check", "check_after")) < 2e-3
+
+
+@pytest.mark.long(minutes=3)
+def test_after_vllm_s_own_precompilation_no_later_step_compiles(root, tmp_path):
+    """The other runs here leave it out (vllm_on_cpu), as a TPU does not."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "grpo_tpu.vllm_on_cpu", "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml"),
+            *(*ENGINE, *SHORT, "training.steps=3", "--runs", tmp_path),
+        ],
+        cwd=root, env=os.environ | {"SKIP_JAX_PRECOMPILE": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, *later = (row["compilations"] for row in read_jsonl(tmp_path / "tiny-cpu" / "metrics.jsonl"))
+    assert first > 0 and later == [0, 0]
 
 
 def test_upstream_still_asks_a_text_model_for_its_text_config():
