@@ -20,11 +20,22 @@ from grpo_teach.parts import Part, close
 
 @dataclass(frozen=True)
 class Grade:
-    """Points of an exercise, and what was missed: "part: reason"."""
+    """Points of an exercise, and what was missed: pairs of a part and the reason."""
 
     exercise: Exercise
     points: float
-    missed: tuple[str, ...] = ()
+    missed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """One line per part that was missed."""
+        return [f"{part}: {reason}" for part, reason in self.missed]
+
+    @property
+    def summary(self) -> list[str]:
+        """`lines`, or where the whole exercise failed for one reason, only that reason."""
+        reasons = {reason for _, reason in self.missed}
+        return self.lines if self.points or len(reasons) > 1 else list(reasons)
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,8 @@ def _value(part: Part, function: Callable, arguments: tuple) -> Any:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _missed(one: Planned, got: list[Any]) -> str:
-    """Why a part does not count; "" if it does."""
+def _missed(one: Planned, got: list[Any]) -> tuple[str, str]:
+    """A part and why it does not count; "" if it does."""
     pairs = list(zip(got, one.want * one.part.processes, strict=True))
     failed = [value.reason for value, want in pairs if isinstance(value, Failed) and not same(one.part, value, want)]
     try:
@@ -115,7 +126,7 @@ def _missed(one: Planned, got: list[Any]) -> str:
             passed = one.part.passes(got, one.want) if one.part.passes else all(same(one.part, *pair) for pair in pairs)
     except Exception:  # a value of another type or shape
         passed = False
-    return "" if passed and not failed else f"{one.part.name}: {failed[0] if failed else 'not right'}"
+    return one.part.name, "" if passed and not failed else failed[0] if failed else "not right"
 
 
 def same(part: Part, got: Any, want: Any) -> bool:
@@ -128,6 +139,6 @@ def same(part: Part, got: Any, want: Any) -> bool:
         return False
 
 
-def _grade(exercise: Exercise, verdicts: Sequence[str]) -> Grade:
-    missed = tuple(filter(None, verdicts))
+def _grade(exercise: Exercise, verdicts: Sequence[tuple[str, str]]) -> Grade:
+    missed = tuple(verdict for verdict in verdicts if verdict[1])
     return Grade(exercise, round(exercise.points * (1 - len(missed) / len(verdicts)), 2), missed)

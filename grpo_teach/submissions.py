@@ -47,7 +47,7 @@ class Result:
 
     @property
     def remarks(self) -> str:
-        missed = [f"{one.exercise.number} {missed}" for one in self.grades for missed in one.missed]
+        missed = [f"{one.exercise.number} {missed}" for one in self.grades for missed in one.summary]
         return " ".join("; ".join([*self.submission.remarks, *missed]).split())
 
 
@@ -106,7 +106,7 @@ def gradescope(result: Result) -> dict[str, Any]:
             "name": f"{one.exercise.number} {one.exercise.title.removeprefix(one.exercise.number).strip()}",
             "score": one.points,
             "max_score": one.exercise.points,
-            "output": "\n".join(one.missed),
+            "output": "\n".join(one.lines),
             "visibility": "after_published",
         }
         for one in result.grades
@@ -148,4 +148,4 @@ def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submi
 
 def _grade(submission: Submission, exercise: Exercise, seed: int) -> Grade:
     code = submission.code.get(exercise.number)
-    return Grade(exercise, 0.0, ("not handed in",)) if code is None else grade(exercise, code, [seed])[0]
+    return Grade(exercise, 0.0, (("all of it", "not handed in"),)) if code is None else grade(exercise, code, [seed])[0]

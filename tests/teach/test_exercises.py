@@ -17,16 +17,17 @@ ASSIGNMENT = read_exercises(EXERCISES["0.1"].path.parents[1] / "assignment-a" / 
 # What a student hands in as exercise 3.2, and words of the remark in that student's line.
 HANDED_IN = {
     "fine": (EXERCISES["3.2"].code, "3.1 not handed in"),
-    "loop": ("while True: pass", "stopped after"),
+    "loop": ("while True: pass", "3.2 stopped after"),
     "memory": ("import numpy as np\nx = np.ones(10 * 2**27)", "MemoryError"),
     "exit": ("import os\ndef advantages(*_): os._exit(0)", "ended its process"),
     "patched": (
         "import numpy as np\nnp.allclose = lambda *_, **__: True\ndef advantages(rewards, G): return 0 * rewards",
-        "not right",
+        "3.2 not right",
     ),
     "missing": ("def advantage(rewards, G): return rewards", "no function advantages"),
     "imports": ("import grpo_teach\ndef advantages(rewards, G): return rewards", "No module named"),
-    "untouched": ("def advantages(*_): raise NotImplementedError()", "NotImplementedError"),
+    "package": ("import scipy\ndef advantages(rewards, G): return rewards", "not scipy/__init__.py"),
+    "untouched": ("def advantages(*_): raise NotImplementedError()", "3.2 NotImplementedError"),
     "odd": ("def advantages(rewards, G): return open", "was returned"),
 }
 OTHERS = {
