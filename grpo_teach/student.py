@@ -18,7 +18,7 @@ from grpo_lib.common.errors import CourseError
 # Of the teacher's part, what students get: what `grpo check` and `grpo leaderboard` need, and the assignment.
 STUDENTS_KEEP = [
     *(f"grpo_teach/{name}.py" for name in ("__init__", "cli", "check", "notebooks", "leaderboard", "train_process")),
-    *("grpo_teach/limited.py", "grpo_teach/worker.py"),
+    *("grpo_teach/limited.py", "grpo_teach/worker.py", "teaching/zh_TW/assignment-a/README.md"),
     *("teaching/assignment-a/README.md", "teaching/assignment-a/train_loop.py"),
 ]
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
