@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from grpo_lib.common.errors import CourseError, first_line
 
 REWARD = "student_reward"  # the name of the reward in recipes
 BUDGET = 6400  # completions that a training may sample
+TOGETHER = 2  # trainings of an entry at a time: one does not fill two cores
 # What an entry may change.  Problems, evaluation, seeds, the model and all paths are the teacher's.
 ALLOWED = [
     "grpo.group_size", "grpo.iterations", "grpo.beta", "grpo.kl", "grpo.advantage", "grpo.aggregation", "grpo.epsilon",
@@ -91,9 +93,13 @@ def train_entry(
                 "training.prompts_per_step, grpo.group_size and grpo.dynamic_sampling"
             )
         digest = hashlib.sha256(repr(resolved).encode() + reward.read_bytes()).hexdigest()[:12]
-        for number, seed in enumerate(secret[1:], 1):
-            run = f"{digest}-{seed}"
-            summary = _grpo(seconds, reward, "train", recipe, *changes, f"seed={seed}", "--runs", runs, "--run", run)
+        names = [f"{digest}-{one}" for one in secret[1:]]
+        tasks = [
+            (*changes, f"seed={one}", "--runs", runs, "--run", run) for one, run in zip(secret[1:], names, strict=True)
+        ]
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            summaries = list(pool.map(lambda task: _grpo(seconds, reward, "train", recipe, *task), tasks))
+        for number, (run, summary) in enumerate(zip(names, summaries, strict=True), 1):
             verdicts.append([record["strict"] for record in files.read_jsonl(runs / run / "evals" / "after.jsonl")])
             before, minutes = summary["before"]["accuracy"], minutes + summary["wall_seconds"] / 60
             log(f"  seed {number} of {seeds}: {before:.1%} -> {summary['after']['accuracy']:.1%}")
