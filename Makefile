@@ -41,7 +41,7 @@ test: setup ## run the tests except the long ones, two at a time
 
 # The longest files first: two workers end together then.
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
-	@.venv-tpu/bin/python -m pytest $(addprefix tests/tpu/stack/,test_vllm.py test_smoke_test.py .) -n 2 --dist loadfile --no-loadscope-reorder
+	@.venv-tpu/bin/python -m pytest $(addprefix tests/tpu/stack/,test_vllm.py test_smoke_test.py .) -n 2 --dist loadgroup --no-loadscope-reorder
 
 lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb

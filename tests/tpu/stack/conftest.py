@@ -12,3 +12,10 @@ sys.path.append(str(Path(__file__).parents[1]))  # parity; last, because its fil
 def pytest_configure() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise pytest.UsageError("tests/tpu/stack needs vllm-tpu, which is not in this environment; run make test-tpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """--dist loadgroup: the tests of a file share what they made, and those of test_smoke_test.py are minutes each."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name != "test_smoke_test.py":
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

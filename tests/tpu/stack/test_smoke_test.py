@@ -8,9 +8,9 @@ with --run-long.  A test's name has its engine.
 import os
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import pytest
 from helpers import result_of
 
@@ -71,6 +71,18 @@ each_shape = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> Path:
+    """The float32 model that the smoke tests share; converted once, also where several workers want it."""
+    from grpo_train.engines import conversion
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    model = smoke_test.scaled_recipe(load_recipe(RECIPES / "qwen3-1.7b-gsm8k-smoke.yaml")).model
+    with filelock.FileLock(folder / "smoke.lock"):
+        return conversion.convert_to_maxtext(model, folder / "smoke" / "base")
+
+
 def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess.CompletedProcess:
     command = [
         *(sys.executable, "-m", "grpo_tpu.cli", "smoke-test", str(RECIPES / name), "--runs", str(folder), "--json"),
@@ -82,28 +94,13 @@ def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=variables)
 
 
-@pytest.fixture(scope="module")
-def processes(request, tmp_path_factory) -> dict[str, Future]:
-    """One smoke test per selected recipe, two at a time (one, under pytest-xdist).  They share a float32 model."""
-    from grpo_train.engines import conversion
-
+@each_shape
+def test_it_passes(name, base, request, tmp_path):
     try:
         gsm8k = request.getfixturevalue("gsm8k_dir")
     except pytest.skip.Exception:  # without its files the command uses word problems
         gsm8k = None
-    folder = tmp_path_factory.mktemp("smoke")
-    selected = [item for item in request.session.items if item.function is test_it_passes]
-    names = [item.callspec.params["name"] for item in selected if not item.get_closest_marker("skip")]
-    model = smoke_test.scaled_recipe(load_recipe(RECIPES / "qwen3-1.7b-gsm8k-smoke.yaml")).model
-    base = conversion.convert_to_maxtext(model, folder / "base")
-    pool = ThreadPoolExecutor(max_workers=1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
-    yield {name: pool.submit(smoke, name, folder, base, gsm8k) for name in names}
-    pool.shutdown(cancel_futures=True)
-
-
-@each_shape
-def test_it_passes(name, processes):
-    result = result_of(processes[name].result())
+    result = result_of(smoke(name, tmp_path, base, gsm8k))
     recipe = load_recipe(RECIPES / name)
     assert result["passed"] and result["engine"] == ENGINES[name]
     assert result["weights"] > 0 and result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
