@@ -49,7 +49,7 @@ lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place
 
-zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, teaching/exercises/zh_TW/
+zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, the exercises in teaching/
 	@$(PY) tools/translations.py build
 
 translations: setup ## for translators: update translations/ after a change of the notebooks, and check it

@@ -39,7 +39,7 @@ def build(root: Path, output: Path) -> list[Path]:
             target = output / name.removeprefix("teaching/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)
-    paths = [path for pattern in ("*/*.ipynb", "exercises/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
+    paths = [path for pattern in ("*/*.ipynb", "*/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
     places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
     return [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from packaging.requirements import Requirement
 
 from grpo_lib.records import EvalRun, summarize
@@ -93,7 +94,7 @@ def test_lock_holds_what_is_asked_for(root: Path, lock: str, names: list[str]) -
 
 def commands(text: str) -> list[str]:
     """Return the commands of all shell blocks of a Markdown text, without their comments."""
-    blocks = re.findall(r"^```(?:bash|console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^ *```(?:bash|console|sh)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [line.partition(" # ")[0].strip() for line in "".join(blocks).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -117,14 +118,24 @@ def test_the_two_readmes_are_in_step(root: Path) -> None:
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
     from grpo_teach import cli
 
-    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    known = {one.name or one.callback.__name__.replace("_", "-") for one in cli.app.registered_commands}
-    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "teaching").glob("*.md")]:
-        text = path.read_text(encoding="utf-8")
-        assert [link for link in links(text) if not (path.parent / link).exists()] == [], path.name
-        named = [re.match(r"(?:\.venv\S*/bin/)?(make|grpo) ([a-z][a-z-]*)", line) for line in commands(text)]
-        assert {match[2] for match in named if match and match[1] == "make"} <= targets, path.name
-        assert {match[2] for match in named if match and match[1] == "grpo"} <= known, path.name
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    known = {("make", target): set() for target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)}
+    for name, one in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+        known["grpo", name] = {"--help", *(flag for each in one.params for flag in each.opts + each.secondary_opts)}
+    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "teaching").rglob("*.md")]:
+        place, text = path.relative_to(root), path.read_text(encoding="utf-8")
+        assert [link for link in links(text) if not (path.parent / link).exists()] == [], place
+        lines = "\n".join([*commands(text.replace("\\\n", " ")), *re.findall("`([^`\n]+)`", text)])
+        for tool, name, rest in re.findall(
+            r"(?m)(?:^|[\s/;'\"])(grpo|make) ([a-z][a-z-]*)(?![\w/-])([^;&|\n]*)", lines
+        ):
+            flags = set(re.findall(r"(?<!\S)--[a-z-]+", rest))
+            exists = (tool, name) in known and flags <= known[tool, name]
+            assert exists or path.name == "CHANGELOG.md", f"{place}: {tool} {name}{rest}"  # it names what is gone
+        for script, rest in re.findall(r"python (\S+\.py)([^;&|\n]*)", lines):
+            found = [one for one in (root / script, root / "teaching" / script) if one.exists()]  # a student's folder
+            assert found, f"{place}: {script}"
+            assert [flag for flag in re.findall("--[a-z-]+", rest) if flag not in found[0].read_text()] == [], place
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/results.md"])

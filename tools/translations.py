@@ -1,7 +1,7 @@
 """Chinese notebooks out of the English ones: `make zh` builds them, `make translations` updates their catalogues.
 
 One message per Markdown cell, its context the cell's id.  A notebook with a catalogue is built; an empty file is a new
-catalogue.  A cell without Chinese, or whose English has changed since, stays English.  The catalogues in exercises/ are
+catalogue.  A cell without Chinese, or whose English has changed since, stays English.  The catalogues in folders are
 those of the teacher's notebooks; `make student` cuts these in both languages, and a student build has none to build.
 """
 
@@ -46,7 +46,7 @@ COMMON = {
 
 def source(name: str, root: Path) -> Path:
     """Return the English notebook of a catalogue, such as 03_policy_update or exercises/03_policy_update."""
-    return root / ("teaching" if name.startswith("exercises/") else "notebooks") / f"{name}.ipynb"
+    return root / ("teaching" if "/" in name else "notebooks") / f"{name}.ipynb"
 
 
 def read_notebook(path: Path) -> dict:
@@ -114,19 +114,27 @@ def translated(cells: dict[str, str], catalogue: Catalog) -> dict[str, str]:
     return {key: one.string for key, one in found if one.string and not one.fuzzy and cells.get(key) == one.id}
 
 
+def differences(english: str, chinese: str) -> tuple[dict[str, tuple[list[str], list[str]]], str, str]:
+    """Return what → what is only in English and only in Chinese, and both texts without what was compared."""
+    found = {}
+    for what, pattern in COMMON.items():
+        here, there = (Counter(re.findall(pattern, text)) for text in (english, chinese))
+        found[what] = [*(here - there).elements()], [*(there - here).elements()]
+        english, chinese = (re.sub(pattern, " ", text) for text in (english, chinese))
+    return found, english, chinese
+
+
 def problems(name: str, cells: dict[str, str], catalogue: Catalog, glossary: list[dict]) -> list[str]:
     """Return what is wrong with a catalogue, a line each, with the names of notebook and cell."""
     known = {cell_id: message.id for cell_id, message in messages(catalogue).items()}
     changed = sorted(dict(cells.items() ^ known.items()))
     found = [f"{name} {cell_id}: a new, changed or removed cell; run `make translations`" for cell_id in changed]
     for cell_id, chinese in translated(cells, catalogue).items():
-        english = cells[cell_id]
-        for what, pattern in COMMON.items():
-            here, there = (Counter(re.findall(pattern, text)) for text in (english, chinese))
-            if here != there:
-                one, other = (", ".join(side.elements()) for side in (here - there, there - here))
-                found.append(f"{name} {cell_id}: {what}: only in English: [{one}]; only in Chinese: [{other}]")
-            english, chinese = (re.sub(pattern, " ", text) for text in (english, chinese))
+        compared, english, chinese = differences(cells[cell_id], chinese)
+        for what, (one, other) in compared.items():
+            if one or other:
+                sides = f"only in English: [{', '.join(one)}]; only in Chinese: [{', '.join(other)}]"
+                found.append(f"{name} {cell_id}: {what}: {sides}")
         for row in glossary:
             used = re.search(rf"(?<![\w-]){re.escape(row['english'])}(s|es)?(?![\w-])", english, re.IGNORECASE)
             if used and not any(form.lower() in chinese.lower() for form in row["chinese"].split("|")):
@@ -198,8 +206,9 @@ def run(command: str, root: Path) -> list[str]:
         for name, notebook in english.items():
             text = json.dumps(build(notebook, done[name], anchors_of), indent=1, ensure_ascii=False)
             path = source(name, root)
-            # `grpo check 3.2` reads the English notebook in exercises/.
-            text = re.sub(r"(`grpo check [\d.]+)`", rf"\1 exercises/{LOCALE}/{path.name}`", text)
+            # `grpo check 3.2` reads the English notebook in exercises/; a command that names it reads the Chinese one.
+            text = re.sub(r"(`grpo check [\d.]+)`", rf"\1 exercises/{path.name}`", text)
+            text = text.replace(f" exercises/{path.name}`", f" exercises/{LOCALE}/{path.name}`")
             write_text_atomic(path.parent / LOCALE / path.name, text + "\n")
         for path in (root / "notebooks").glob("*.py"):  # what cells import
             write_text_atomic(path.parent / LOCALE / path.name, path.read_text(encoding="utf-8"))

@@ -25,6 +25,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.problems.words import generate
 from grpo_lib.records import grade
 from grpo_teach.notebooks import read_exercises
+from grpo_teach.submissions import read_submissions
 
 HERE = Path(__file__).parent
 SOLUTION = HERE / "10_assignment_a.ipynb"
@@ -113,26 +114,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="that a student's training may take")
     options = parser.parse_args()
     lines = []
-    for entry in sorted(one for one in options.folder.iterdir() if one.is_dir() or one.suffix == ".ipynb"):
-        name = entry.stem if entry.is_file() else entry.name
-        try:
-            notebooks = sorted(entry.rglob("*.ipynb")) if entry.is_dir() else [entry]
-            code = {number: one.code for path in notebooks for number, one in read_exercises(path).items()}[EXERCISE]
+    for entry in read_submissions(options.folder):
+        if code := entry.code.get(EXERCISE):
             missed = wrong_values(code, options.seed, options.seconds)
             missed["learns"] = learns(code, options.seed, options.seconds)
-        except KeyError:
-            missed = {"all": f"no exercise {EXERCISE}"}
-        except ValueError as error:
-            missed = {"all": str(error)}
+        else:
+            missed = {"all": "; ".join(entry.remarks) or f"no exercise {EXERCISE}"}
         points = TEACHERS.points * list(missed.values()).count("") / 4
         reasons = {reason: [part for part in missed if missed[part] == reason] for reason in missed.values() if reason}
         remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in reasons.items())
-        lines.append({"submission": name, "points": points, "of": TEACHERS.points, "remarks": remarks})
-        print(f"{name}: {points:g}  {remarks}", flush=True)
+        lines.append({"submission": entry.name, "points": points, "of": TEACHERS.points, "remarks": remarks})
+        print(f"{entry.name}: {points:g}  {remarks}", flush=True)
     table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
     files.write_text_atomic(table, pd.DataFrame(lines).to_csv(index=False))
     print(f"grades: {table}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CourseError as error:
+        sys.exit(f"error: {error}")
