@@ -199,7 +199,7 @@ def run(command: str, root: Path) -> list[str]:
             text = json.dumps(build(notebook, done[name], anchors_of), indent=1, ensure_ascii=False)
             path = source(name, root)
             # `grpo check 3.2` reads the English notebook in exercises/.
-            text = re.sub(r"(`grpo check [\d.]+)`", rf"\1 exercises/{LOCALE}/{path.name}`", text)
+            text = re.sub(r"(grpo check [\d.]+)`", rf"\1 exercises/{LOCALE}/{path.name}`", text)
             write_text_atomic(path.parent / LOCALE / path.name, text + "\n")
         for path in (root / "notebooks").glob("*.py"):  # what cells import
             write_text_atomic(path.parent / LOCALE / path.name, path.read_text(encoding="utf-8"))
