@@ -47,13 +47,13 @@ lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
-	@$(PY) tools/run_notebooks.py --in-place
+	@$(PY) tools/run_notebooks.py --in-place && $(PY) tools/reading_minutes.py --write > /dev/null
 
 zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, the exercises in teaching/
 	@$(PY) tools/translations.py build
 
 translations: setup ## for translators: update translations/ after a change of the notebooks, and check it
-	@$(PY) tools/translations.py update
+	@$(PY) tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) tools/reading_minutes.py --write > /dev/null)
 
 lint: setup ## check style, import directions, sizes and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter

@@ -175,15 +175,17 @@ def publish(notebooks: dict[str, NotebookNode], notebooks_dir: Path) -> None:
         if problems := publication_problems(notebook):
             raise CourseError(f"notebooks/{name}.ipynb is not published: {problems[0]}")
     for name, notebook in notebooks.items():
+        took = {cell.id: round(cell.metadata.papermill.duration, 1) for cell in code_cells(notebook)}
         for cell in notebook.cells:  # without papermill's metadata
             cell.metadata = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
         notebook.metadata = {
             "kernelspec": {"display_name": "GRPO course", "language": "python", "name": environment.KERNEL_NAME},
             "language_info": {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"},
-            # The seconds are for tools/class_check.py.
+            # The seconds are for tools/class_check.py, and those of slow cells for tools/reading_minutes.py.
             "grpo": {
                 "source_sha256": source_sha256(notebook),
                 "seconds": round(notebook.metadata.papermill.duration, 1),
+                "cells": {cell: seconds for cell, seconds in took.items() if seconds >= 1},
             },
         }
         files.write_text_atomic(notebooks_dir / f"{name}.ipynb", nbformat.writes(notebook) + "\n")

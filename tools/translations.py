@@ -207,7 +207,7 @@ def run(command: str, root: Path) -> list[str]:
             text = json.dumps(build(notebook, done[name], anchors_of), indent=1, ensure_ascii=False)
             path = source(name, root)
             # `grpo check 3.2` reads the English notebook in exercises/; a command that names it reads the Chinese one.
-            text = re.sub(r"(`grpo check [\d.]+)`", rf"\1 exercises/{path.name}`", text)
+            text = re.sub(r"(grpo check [\d.]+)`", rf"\1 exercises/{path.name}`", text)
             text = text.replace(f" exercises/{path.name}`", f" exercises/{LOCALE}/{path.name}`")
             write_text_atomic(path.parent / LOCALE / path.name, text + "\n")
         for path in (root / "notebooks").glob("*.py"):  # what cells import

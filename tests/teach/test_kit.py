@@ -2,8 +2,9 @@
 
 import json
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 
+import reading_minutes
 import yaml
 
 import translations
@@ -77,3 +78,15 @@ def test_texts_in_both_languages() -> None:
             }
             right |= {f"zh_TW/{place}: no {what} {x!r}": False for what, x in missing}
     assert "\n".join(place for place, holds in right.items() if not holds) == ""
+
+
+def test_minutes_by_section() -> None:
+    """The tables of the notes are today's, and what a row of a plan shows is read within its minutes."""
+    names = sorted(name for name in CELLS if len(name) > 2)
+    tables = {path: reading_minutes.page(path[1], path[0]) for path in product(reading_minutes.PAGES, names)}
+    stale = [path for path, table in tables.items() if table not in (KIT / f"{'/'.join(path)}.md").read_text("utf-8")]
+    assert stale == []  # `python tools/reading_minutes.py --write` writes them again
+    minutes = {(name[:2], cell): each[0] for name in names for cell, (_, each) in reading_minutes.cells(name).items()}
+    plans = "\n".join(path.read_text("utf-8") for path in (KIT / "plans").glob("*.md"))
+    rows = [(row[0], int(row[2]) - int(row[1])) for row in re.finditer(r"(?m)^\| *(\d+)–(\d+) *\|.*", plans)]
+    assert [row for row, most in rows if sum(minutes[cell] for cell in CELL.findall(row)) > most] == []
