@@ -45,8 +45,13 @@ PROBLEMS = {"train": 256, "validation": 64, "test": 16}
 # Tokens of a KV cache block, sequences at once, and blocks for all of them at full length (512 tokens).
 VLLM = {"block_size": 16, "max_num_seqs": 16, "num_gpu_blocks_override": 512}
 PROCESSES = 2  # of a smoke test, where the recipe has more
-# How a line of the log begins that says what went wrong: ours, else the last line of a traceback.
-ERRORS = (re.compile(r"error: "), re.compile(r"[\w.]*(Error|Exception|Interrupt)\b"), re.compile(r"\S"))
+# How a line of the log begins that says what went wrong: ours, else XLA's last word, else the end of a traceback.
+ERRORS = (
+    re.compile("error: "),
+    re.compile(r"F\d{4} "),
+    re.compile(r"[\w.]*(Error|Exception|Interrupt)(:|$)"),
+    re.compile(r"\S"),
+)
 VARIABLES = {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "WANDB_MODE": "offline"}
 
 

@@ -195,6 +195,13 @@ def test_what_the_program_says_is_shown_and_upstreams_noise_is_kept(tmp_path, mo
     [
         ("import os; os.kill(os.getpid(), 9)", "", 128 + 9, None),
         ("", "1 / 0", 1, "ZeroDivisionError: division by zero"),
+        # As XLA ends a process, after what vLLM says at each start on a CPU.
+        (
+            "",
+            "import os; os.write(2, b'F1 stuck\\nF1127 01:11 stuck\\nError getting name'); os.abort()",
+            134,
+            "F1127 01:11 stuck",
+        ),
     ],
 )
 def test_how_it_ended_is_reported(tmp_path, monkeypatch, code, train, exit_code, error):
