@@ -36,8 +36,9 @@ course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all t
 check: lint ## make lint and the quick tests, in under two minutes
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long and not browser"
 
+# In the order of tests/conftest.py: pytest-xdist would put files with few tests last, however long they take.
 test: setup ## run the tests except the long ones, two at a time
-	@$(PY) -m pytest -n 2 --dist loadfile
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The longest files first: two workers end together then.
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
