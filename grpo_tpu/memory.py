@@ -7,6 +7,7 @@ transient lines in their own; the largest phase decides whether the recipe fits.
 from typing import Literal
 
 from grpo_tpu.compile_jobs import GIB, Compilation, SavedModel
+from grpo_train.engines.model_files import ITEMSIZE
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, LoRARecipe, ModelRecipe, RolloutRecipe
 
@@ -26,7 +27,6 @@ RESERVE = 0.02
 
 # tpu-inference 0.31 pads a head to a multiple of this many numbers.
 HEAD_MULTIPLE = 128
-ITEMSIZE = {"bfloat16": 2, "float32": 4}
 NEEDED = "from the compiler's out-of-memory message: needed in addition to the arguments"
 
 # Reported by the compiler; arithmetic on sizes that it reported or that the recipe sets; or an estimate, which errs on

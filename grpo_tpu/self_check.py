@@ -24,7 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,13 +32,12 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
 from grpo_tpu import compiler, preflight, random_model, smoke_test
-from grpo_tpu.memory import GIB, ITEMSIZE
+from grpo_tpu.memory import GIB
 from grpo_train import machine_checks
 from grpo_train.engines import model_files
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
 from grpo_train.machine_checks import Check, Skipped, failed
 from grpo_train.recipes import Recipe, dump_recipe, parse_recipe
-from grpo_train.runs import machine
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.preemption import EXIT_CODE
 
@@ -73,7 +71,11 @@ def run(
             log(line(check))
         return checks
 
-    own = {"weights": lambda: _weights(recipe), "disk": lambda: _disk(recipe, runs)}
+    directory = runs / recipe.name
+    own = {
+        "weights": lambda: _weights(recipe),
+        "disk": lambda: model_files.require_disk(recipe, directory / "checkpoints" / "base", directory),
+    }
     checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
     try:
         platform, found = _apart(
@@ -113,11 +115,21 @@ def line(check: Check) -> str:
 
 
 def page(recipe: Recipe, checks: list[Check]) -> str:
-    """What failed, and the verdict."""
+    """What failed, and the verdict; on a TPU also how long a start of the whole model will take."""
     if wrong := failed(checks):
         return "\n".join([f"{recipe.name}: {len(wrong)} of {len(checks)} checks failed:", *map(line, wrong)])
     skipped = sum(check.outcome == "skipped" for check in checks)
-    return f"{recipe.name}: {len(checks) - skipped} checks passed, {skipped} could not be made here"
+    verdict = f"{recipe.name}: {len(checks) - skipped} checks passed, {skipped} could not be made here"
+    if not environment.has_accelerator():  # elsewhere the model of the training is a small one
+        return verdict
+    layers = model_files.maxtext_sizes(recipe.model)["base_num_decoder_layers"]
+    [minutes] = [check.seconds / 60 for check in checks if check.name == "stopped"]
+    # Conversion, loading, and vLLM's programs grow with the layers, imports and MaxText's scanned programs do not.
+    return (
+        f"{verdict}\na start took {minutes:.1f} minutes with {LAYERS} layers, to the end of its first steps; with all "
+        f"{layers} it will take {minutes:.0f} to {minutes * layers / LAYERS:.0f}, and in addition the download of the "
+        "weights and the evaluation before the training"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- without JAX
@@ -129,10 +141,7 @@ def _weights(recipe: Recipe) -> str:
 
     if not random_model.family(recipe.model):
         raise Skipped(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
-    if folder := model_files.local_folder(recipe.model):
-        metadata = huggingface_hub.get_local_safetensors_metadata(folder)
-    else:
-        metadata = huggingface_hub.get_safetensors_metadata(recipe.model.path)
+    folder, metadata = model_files.local_folder(recipe.model), model_files.weight_files(recipe.model)
     shapes = {
         name: tuple(tensor.shape) for file in metadata.files_metadata.values() for name, tensor in file.tensors.items()
     }
@@ -147,36 +156,6 @@ def _weights(recipe: Recipe) -> str:
                     raise CourseError(f"weight {name} of {file.name} is not finite; fetch the model again")
     checked = "all finite" if folder else "on the hub; not read yet"
     return f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} arrays, {checked}"
-
-
-def _disk(recipe: Recipe, runs: Path) -> str:
-    """Free space against what a run writes: what the hub gives, the base, checkpoints while one more is written, and
-    the export, for which the weights are saved once more.  What lies on one disk is added up.
-    """
-    if not random_model.family(recipe.model):
-        raise Skipped(f"the size of {recipe.model.maxtext_name} is not known here")
-    shapes = random_model.weight_shapes(random_model.full_config(recipe.model))
-    number, weight = sum(map(math.prod, shapes.values())), ITEMSIZE[recipe.model.trainer_dtype]
-    checkpoint = (  # of adapters it is small
-        0 if recipe.lora.rank or recipe.training.checkpoints else weight + 2 * ITEMSIZE[recipe.training.optimizer_dtype]
-    )
-    sizes = {  # bytes a weight
-        runs: 2 * weight + ITEMSIZE[recipe.model.dtype] + checkpoint * (recipe.training.max_to_keep + 1),
-        Path(huggingface_hub.constants.HF_HUB_CACHE): 0 if model_files.local_folder(recipe.model) else 2,
-    }
-    disks: dict[int, tuple[Path, float]] = {}
-    for folder, size in sizes.items():
-        place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-        first, need = disks.get(place.stat().st_dev, (place, 0.0))
-        disks[place.stat().st_dev] = first, need + number * size / 1e9
-    found = {place: (shutil.disk_usage(place).free / 1e9, need) for place, need in disks.values() if need}
-    for place, (free, need) in found.items():
-        if free < need:
-            raise CourseError(
-                f"{place} has {free:.1f} GB free, and the run needs about {need:.1f}; take a larger disk, "
-                "training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
-            )
-    return "; ".join(f"{place}: {free:.1f} GB free, needs about {need:.1f}" for place, (free, need) in found.items())
 
 
 # ---------------------------------------------------------------------------------------------- on the chips, with JAX
@@ -287,7 +266,7 @@ def _to_the_end(training: Training) -> str:
     steps = [row["step"] for row in _rows(training)]
     if steps != list(range(1, STEPS + 1)):
         raise CourseError(f"the run has the steps {steps}, and not each of {STEPS} once")
-    machine.require_free_chips()
+    environment.require_free_chips()
     return f"the same command went on to step {STEPS}; evaluated, exported, reported"
 
 

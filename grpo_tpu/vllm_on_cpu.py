@@ -23,6 +23,10 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, as the weight sync needs
     "SKIP_JAX_PRECOMPILE": os.environ.get("SKIP_JAX_PRECOMPILE", "1"),  # 1: compile what is used, when it is used
+    # Of no slice.  On import tpu-inference 0.31.0 would ask Google's metadata server for them, without a timeout.
+    "TPU_ACCELERATOR_TYPE": "none",
+    "TPU_NAME": "none",
+    "TPU_WORKER_ID": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command
 }

@@ -24,7 +24,6 @@ import typer.exceptions
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import Recipe, dump_recipe, load_recipe, plan_table
-from grpo_train.runs import machine
 from grpo_train.runs.metric_glossary import TASK_METRIC
 from grpo_train.runs.preemption import EXIT_CODE, Interrupted, PreemptionHandler
 
@@ -139,10 +138,12 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Convert the recipe's Hugging Face model to a MaxText checkpoint."""
-    from grpo_train.engines import conversion
+    from grpo_train.engines import conversion, model_files
 
     resolved = load_recipe(recipe, overrides or ())
-    checkpoint = conversion.convert_to_maxtext(resolved.model, output or runs / resolved.name / "checkpoints" / "base")
+    base = output or runs / resolved.name / "checkpoints" / "base"
+    model_files.require_disk(resolved, base)
+    checkpoint = conversion.convert_to_maxtext(resolved.model, base)
     finish({"checkpoint": str(checkpoint)}, as_json, f"MaxText checkpoint: {checkpoint}")
 
 
@@ -182,7 +183,7 @@ def train(
             as_json,
             f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again",
         )
-    machine.require_free_chips()
+    environment.require_free_chips()
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:
         from grpo_train.runs import multihost
@@ -243,6 +244,7 @@ def _train(
     train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
     get_rewards(recipe.rewards, {problem.kind for problem in train})
     model_files.check_model(recipe.model)  # one of the hub is downloaded when nothing else can be wrong
+    model_files.require_disk(recipe, None if base else directory / "checkpoints" / "base", directory)
 
     from grpo_train import pipeline, report, training
     from grpo_train.engines import maxtext_model, prompt_lengths
@@ -466,7 +468,7 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     """Arguments of evaluation.evaluate for the recipe's own model."""
     from grpo_train.engines import model_files
 
-    machine.require_free_chips()
+    environment.require_free_chips()
     model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
     kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)

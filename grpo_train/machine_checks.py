@@ -62,8 +62,7 @@ def examine(checks: dict[str, Callable[..., str]], *arguments: Any) -> list[Chec
         except Skipped as reason:
             outcome, text = "skipped", str(reason)
         except Exception as error:  # whatever a machine may do on its first day
-            outcome = "FAIL"
-            text = str(error) if isinstance(error, CourseError) else f"{type(error).__name__}: {error}"
+            outcome, text = "FAIL", f"{type(error).__name__}: {error}".removeprefix("CourseError: ")
         done.append(Check(name, outcome, " ".join(text.split()), time.monotonic() - started))
     return done
 
@@ -120,7 +119,7 @@ def _packages(locks: Path) -> str:
 
 
 def _chips() -> str:
-    machine.require_free_chips()
+    environment.require_free_chips()
     if not environment.has_accelerator():
         raise Skipped("no TPU on this machine")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
@@ -190,6 +189,11 @@ def _devices(recipe: Recipe) -> str:
     needed = hardware.trainer_count() + (0 if hardware.colocated else hardware.sampler_count())
     if devices[0].platform == "tpu" and hardware.accelerator:
         needed = hardware.slice.devices
+        if devices[0].device_kind not in (kinds := hardware.slice.chip.kinds):
+            raise CourseError(
+                f"hardware.accelerator={hardware.accelerator} is {' or '.join(kinds)}, and here are {found}; set it to "
+                "this slice"
+            )
     if len(devices) < needed:
         raise CourseError(f"the recipe needs {needed} devices, and here are {found}; set hardware.accelerator")
     return found

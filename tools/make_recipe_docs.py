@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grpo_train.recipes import Recipe
+from grpo_tpu.preflight import saved_results
+from grpo_train.engines.model_files import disk_use
+from grpo_train.recipes import Recipe, load_recipe, profiles_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 
@@ -37,6 +39,20 @@ With tensor parallelism several devices form one data-parallel replica. A step h
 a size does not fit, the error lists the nearest values that do.
 """
 
+DISK = """\
+## Disk
+
+What a run writes, in GB (10^9 bytes), for the recipes whose weights `grpo preflight` has counted. *Downloaded* goes to
+`HF_HOME`; *base* is the converted model; *checkpoints* are those that are kept and one more, while it is written
+(`training.max_to_keep`, `training.checkpoint_every`); for the *export* the weights are saved once more. In a bucket
+(`training.checkpoints=gs://BUCKET/FOLDER`) the checkpoints take nothing here. `grpo train`, `grpo convert` and
+`grpo self-check` refuse a disk that has less free than what is still to be written. A Cloud TPU VM has 107 GB, and
+packages take some of it ([tpu-vm.md](tpu-vm.md)).
+
+| recipe | weights, billions | downloaded | base | checkpoints | export | in all |
+|---|--:|--:|--:|--:|--:|--:|
+"""
+
 
 def main() -> None:
     PAGE.write_text(page(), encoding="utf-8")
@@ -44,8 +60,28 @@ def main() -> None:
 
 def page() -> str:
     schema = Recipe.model_json_schema()
-    parts = [INTRO, "## Top level\n", _table(schema, schema["$defs"]), *_sections(schema, schema["$defs"])]
+    parts = [
+        INTRO,
+        DISK + _disk_rows(),
+        "## Top level\n",
+        _table(schema, schema["$defs"]),
+        *_sections(schema, schema["$defs"]),
+    ]
     return "\n".join(parts) + "\n"
+
+
+def _disk_rows() -> str:
+    """A row for each recipe, and for each profile with other numbers."""
+    weights = {result.name: result.parameters for result in saved_results()}
+    rows: dict[tuple[str, ...], str] = {}
+    for file in sorted((PAGE.parents[1] / "recipes").glob("*.yaml")):
+        for path in (str(file), *(f"{file}@{profile}" for profile in profiles_of(file))):
+            recipe = load_recipe(path)
+            if recipe.name in weights:
+                sizes = [size * weights[recipe.name] / 1e9 for size in disk_use(recipe).values()]
+                cells = [f"{weights[recipe.name] / 1e9:.2f}", *(f"{size:.1f}" for size in (*sizes, sum(sizes)))]
+                rows.setdefault((file.stem, *cells), f"| {recipe.name} | {' | '.join(cells)} |")
+    return "\n".join(rows.values()) + "\n"
 
 
 def _sections(schema: dict, definitions: dict, prefix: str = "") -> list[str]:

@@ -6,13 +6,17 @@
 Nothing here imports JAX, except `prepare` where JAX_PLATFORMS names Pathways.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
 import platform
 import re
+import sys
+import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 from grpo_lib.common.errors import CourseError
 
@@ -20,6 +24,8 @@ KERNEL_NAME = "grpo-course"
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+
+HANDOVER_SECONDS = 5.0  # in which a process that was killed lets the chips go
 
 # Modules that emit FutureWarnings about grpcio on import; the locks choose its version.
 NOISY_MODULES = ("google.auth.transport.grpc", "google.api_core._python_package_support")
@@ -76,7 +82,8 @@ def default_variables() -> dict[str, str]:
 def prepare() -> None:
     """Set the default variables that are not set yet, create the cache folder, and make Pathways known to JAX.
 
-    Raises CourseError where JAX_PLATFORMS names Pathways and its package is missing.
+    Raises CourseError where JAX_PLATFORMS names Pathways and its package is missing; and in a cell of a notebook, the
+    first time, where another process holds the TPU.
     """
     for name, value in default_variables().items():
         os.environ.setdefault(name, value)
@@ -86,11 +93,50 @@ def prepare() -> None:
     _keep_freed_memory()
     if uses_pathways():
         _start_pathways()
+    shell = notebook_shell()
+    # In a cell: earlier a kernel imports what tools/run_notebooks.py tells it to, while the last one still works.
+    if shell and len(shell.user_ns.get("In", ())) > 1 and os.environ.get("JAX_PLATFORMS") != "cpu":
+        _require_free_chips_once()
+
+
+def notebook_shell() -> Any:
+    """IPython's shell in a Jupyter kernel; None elsewhere, also in IPython's terminal, which cannot show a picture."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def has_accelerator() -> bool:
     """True where JAX may find chips: a TPU's devices are there, or those of a Pathways job.  Does not import JAX."""
     return any(Path("/dev").glob("accel*")) or Path("/dev/vfio").exists() or uses_pathways()
+
+
+def chip_holders(devices: Path = Path("/dev"), processes: Path = Path("/proc")) -> dict[int, str]:
+    """Number and command of each other process that has a TPU chip of this machine open.
+
+    A chip belongs to one process; a run that was killed can leave one behind, and the next says "device busy".
+    Processes of other users are not seen, but by root.
+    """
+    chips = {str(path) for path in [*devices.glob("accel[0-9]*"), *devices.glob("vfio/[0-9]*")]}
+    holders: dict[int, str] = {}
+    for opened in processes.glob("[0-9]*/fd/*") if chips else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            number = int(opened.parts[-3])
+            if os.readlink(opened) in chips and number != os.getpid():
+                words = (opened.parents[1] / "cmdline").read_text(errors="replace").split("\0")
+                holders[number] = " ".join(words).strip()[:120]
+    return holders
+
+
+def require_free_chips() -> None:
+    """Raise CourseError where another process holds a TPU chip of this machine, and does not let it go soon."""
+    deadline = time.monotonic() + HANDOVER_SECONDS
+    while (holders := chip_holders()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if holders:
+        who = "; ".join(f"{number} ({command})" for number, command in holders.items())
+        raise CourseError(
+            f"the TPU is held by process {who}; wait until it has ended, or end it: kill {' '.join(map(str, holders))}"
+        )
 
 
 def uses_pathways() -> bool:
@@ -109,6 +155,10 @@ def _start_pathways() -> None:
             "it, or set JAX_PLATFORMS to tpu,cpu"
         ) from None
     pathwaysutils.initialize()
+
+
+# Once in a process: later the chips are its own, and processes that it has forked hold them, too.
+_require_free_chips_once = functools.cache(require_free_chips)
 
 
 def _keep_freed_memory() -> None:

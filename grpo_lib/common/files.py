@@ -7,6 +7,7 @@ files are replaced atomically, and a log of JSON lines may lose at most the line
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,26 @@ def append_jsonl(path: str | os.PathLike, row: dict[str, Any]) -> None:
         file.write(_line(row).encode("utf-8", errors="replace"))
         file.flush()
         os.fsync(file.fileno())
+
+
+def require_space(needs: Iterable[tuple[Path, float]], remedy: str) -> str:
+    """Raise CourseError where a disk has less free than is going to be written there; else say what was found.
+
+    Args:
+      needs: folders, which may not exist yet, and bytes; those of one disk are added up.
+    """
+    disks: dict[int, tuple[Path, float]] = {}
+    for folder, size in needs:
+        place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+        first, before = disks.get(place.stat().st_dev, (place, 0.0))
+        disks[place.stat().st_dev] = first, before + size
+    text = "; ".join(
+        f"{place} has {shutil.disk_usage(place).free / 1e9:.1f} GB free, and about {need / 1e9:.1f} are needed"
+        for place, need in disks.values()
+    )
+    if any(shutil.disk_usage(place).free < need for place, need in disks.values()):
+        raise CourseError(f"{text}; {remedy}")
+    return text
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:

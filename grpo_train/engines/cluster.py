@@ -34,8 +34,7 @@ def assign_devices(
     Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
     processes and the recipe wants them to do different things.
     """
-    found = len(devices)
-    count = len({device.process_index for device in devices})
+    found, count = len(devices), len({device.process_index for device in devices})
     if count > 1:
         _require_same_roles(hardware, engine, found, count)
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)

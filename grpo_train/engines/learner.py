@@ -158,9 +158,8 @@ class Learner(GRPOLearner):
         Pass p samples what step `step + p · steps` would, the prompts and the noise.  A group that is not replaced
         keeps its place, with advantages of 0: every shape stays what it is.
         """
-        sampler, steps = self._sampler, self._steps
+        sampler, steps, parts = self._sampler, self._steps, [example]
         size, limit = self.algo_config.num_generations, self._grpo.dynamic_sampling or 1
-        parts = [example]
         spread = self._rewards_differ(training_input)
         chosen, missing = np.arange(len(spread)), list(np.flatnonzero(~spread))  # in units of groups
         step, part = divmod(call, self._calls_per_step)

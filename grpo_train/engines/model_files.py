@@ -12,7 +12,9 @@ from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_train.recipes import ModelRecipe
+from grpo_lib.common.files import require_space
+from grpo_train.recipes import ModelRecipe, Recipe
+from grpo_train.runs.run_directory import is_address, location
 
 # config.json key -> MaxText key, for the sizes that MaxText lets a config override.
 SIZES = {
@@ -25,6 +27,8 @@ SIZES = {
     "vocab_size": "vocab_size",
     "tie_word_embeddings": "logits_via_embedding",
 }
+
+ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
 # How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
 # are written into its LLaMARotaryEmbedding.
@@ -62,6 +66,59 @@ def local_folder(model: ModelRecipe) -> Path | None:
     """The model's folder, relative to here or to the repository; None for a hub name."""
     path = Path(model.path).expanduser()
     return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
+
+
+def weight_files(model: ModelRecipe) -> Any:
+    """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub."""
+    import huggingface_hub
+
+    if folder := local_folder(model):
+        return huggingface_hub.get_local_safetensors_metadata(folder)
+    return huggingface_hub.get_safetensors_metadata(model.path)
+
+
+def disk_use(recipe: Recipe) -> dict[str, int]:
+    """Bytes a weight of what a run writes: of the download, the base, checkpoints while one more is written, and the
+    export, for which the weights are saved once more."""
+    weight, moments = ITEMSIZE[recipe.model.trainer_dtype], 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    kept = min(recipe.training.max_to_keep + 1, -(-recipe.training.steps // recipe.training.checkpoint_every))
+    return {
+        "download": 2,
+        "base": weight,
+        "checkpoints": 0 if recipe.lora.rank else kept * (weight + moments),  # those of adapters are small
+        "export": weight + ITEMSIZE[recipe.model.dtype],
+    }
+
+
+def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str:
+    """Refuse what the disks have no space for, before anything is downloaded or written; else say what was found.
+
+    What is there already does not count again, nor do buckets.  Args: the folder of the base, if one is to be made, and
+    of the run.
+    """
+    from huggingface_hub import constants, file_download
+
+    own = recipe.training.checkpoints
+    places = {
+        "download": None
+        if local_folder(recipe.model)
+        else f"{constants.HF_HUB_CACHE}/{file_download.repo_folder_name(repo_id=recipe.model.path, repo_type='model')}",
+        "base": base,
+        "checkpoints": run and (f"{own}/{run.name}" if own else run / "checkpoints" / "actor"),
+        "export": run and run / "export",
+    }
+    try:
+        weights = sum(weight_files(recipe.model).parameter_count.values())
+    except Exception as error:  # of the hub, or of damaged files: what reads them next says what to do
+        return f"the number of weights is not known ({first_line(error)})"
+    needs = [
+        (folder, max(0, weights * bytes_each - sum(file.lstat().st_size for file in folder.rglob("*"))))
+        for name, bytes_each in disk_use(recipe).items()
+        if (place := places[name]) and not is_address(place) and (folder := location(place))
+    ]
+    return require_space(
+        needs, "take a larger disk, training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
+    )
 
 
 def _download(name: str, weights: bool) -> Path:

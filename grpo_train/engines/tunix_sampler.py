@@ -147,8 +147,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         In a multi-process run all processes call it together; each scores its slice.
         """
         graphdef, state = self._sampler.model_def_and_state()
-        prompt_ids = self.last.left_padded_prompt_tokens[:rows]
-        tokens = self.last.tokens[:rows]
+        prompt_ids, tokens = self.last.left_padded_prompt_tokens[:rows], self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
         own, logps = multihost.process_slice(len(tokens)), []  # [C] each
         with NO_MESH:

@@ -186,9 +186,8 @@ def _start_engine(
 ) -> LLM:
     # The engine in JAX, and in this process, as it is in a training.
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    devices = jax.local_devices()
+    devices, directory = jax.local_devices(), model_directory(model)
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
-    directory = model_directory(model)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])
     if tensor > len(devices):

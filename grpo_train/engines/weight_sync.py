@@ -123,8 +123,7 @@ def copy_weights(
     for name, value in _translated(actor, repeats, dtype).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
-            arrived = value if one_cpu else multihost.reshard_locally(value, sharding)
-            variable.set_value(jax.block_until_ready(arrived))
+            variable.set_value(jax.block_until_ready(value if one_cpu else multihost.reshard_locally(value, sharding)))
     for variable, sharding in places.values():
         old = variable.get_value()
         if isinstance(old, jax.ShapeDtypeStruct):

@@ -26,13 +26,18 @@ class Chip:
     bandwidth: float  # bytes per second between the chip and its memory
     usable_gib: float  # chip memory that a program may use: above it libtpu 0.0.44 reports out of memory
     source: str
+    kinds: tuple[str, ...]  # JAX's names of it (jax/_src/pallas/mosaic/tpu_info.py of 0.11.0)
 
 
 CHIPS = {
-    "v4": Chip("v4", 2, 4, 4, 275e12, 1200e9, 30.75, "https://cloud.google.com/tpu/docs/v4"),
-    "v5e": Chip("v5e", 1, 4, 8, 197e12, 819e9, 15.75, "https://cloud.google.com/tpu/docs/v5e"),
-    "v5p": Chip("v5p", 2, 4, 4, 459e12, 2765e9, 95.73, "https://cloud.google.com/tpu/docs/v5p"),
-    "v6e": Chip("v6e", 1, 4, 8, 918e12, 1640e9, 31.24, "https://cloud.google.com/tpu/docs/v6e"),
+    "v4": Chip("v4", 2, 4, 4, 275e12, 1200e9, 30.75, "https://cloud.google.com/tpu/docs/v4", ("TPU v4",)),
+    "v5e": Chip(
+        "v5e", 1, 4, 8, 197e12, 819e9, 15.75, "https://cloud.google.com/tpu/docs/v5e", ("TPU v5 lite", "TPU v5e")
+    ),
+    "v5p": Chip("v5p", 2, 4, 4, 459e12, 2765e9, 95.73, "https://cloud.google.com/tpu/docs/v5p", ("TPU v5", "TPU v5p")),
+    "v6e": Chip(
+        "v6e", 1, 4, 8, 918e12, 1640e9, 31.24, "https://cloud.google.com/tpu/docs/v6e", ("TPU v6 lite", "TPU v6e")
+    ),
 }
 
 # Slices that exist, in devices, up to 64 chips.

@@ -1,9 +1,9 @@
 """The training curves, redrawn in a notebook while training runs."""
 
-import sys
 import time
 from typing import Any
 
+from grpo_lib.common import environment
 from grpo_train.report.figures import training_curves
 from grpo_train.runs.health_checks import find_alerts
 from grpo_train.runs.metric_glossary import Row
@@ -29,7 +29,7 @@ class LivePlot:
     def __call__(self, row: Row) -> None:
         self.rows.append(row)  # maybe the last row again, with its validation: of two for one step the later one counts
         last = self.total_steps is not None and row["step"] >= self.total_steps
-        if (last or time.monotonic() >= self._next) and _in_notebook():
+        if (last or time.monotonic() >= self._next) and environment.notebook_shell():
             self._draw()
 
     def _draw(self) -> None:
@@ -42,9 +42,3 @@ class LivePlot:
             handle.update(content)
         self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]
         self._next = started + 10 * (time.monotonic() - started)
-
-
-def _in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel; a plain IPython terminal cannot show a picture."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

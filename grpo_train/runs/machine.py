@@ -3,7 +3,6 @@
 machine.describe()             # environment.json of a run
 """
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
 
 # The packages whose versions determine what a run computes.
 PACKAGES = (
@@ -46,32 +44,6 @@ def describe(devices: bool = True) -> dict[str, Any]:
         description["devices"] = [f"{device.platform}: {device.device_kind}" for device in jax.devices()]
         description["processes"] = jax.process_count()
     return description
-
-
-def chip_holders(devices: Path = Path("/dev"), processes: Path = Path("/proc")) -> dict[int, str]:
-    """Number and command of each other process that has a TPU chip of this machine open.  It does not import JAX.
-
-    A chip belongs to one process; a run that was killed can leave one behind, and the next says "device busy".
-    Processes of other users are not seen, but by root.
-    """
-    chips = {str(path) for path in [*devices.glob("accel[0-9]*"), *devices.glob("vfio/[0-9]*")]}
-    holders: dict[int, str] = {}
-    for opened in processes.glob("[0-9]*/fd/*") if chips else ():
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            number = int(opened.parts[-3])
-            if os.readlink(opened) in chips and number != os.getpid():
-                words = (opened.parents[1] / "cmdline").read_text(errors="replace").split("\0")
-                holders[number] = " ".join(words).strip()[:120]
-    return holders
-
-
-def require_free_chips() -> None:
-    """Raise CourseError where another process holds a TPU chip of this machine."""
-    if holders := chip_holders():
-        who = "; ".join(f"{number} ({command})" for number, command in holders.items())
-        raise CourseError(
-            f"the TPU is held by process {who}; wait until it has ended, or end it: kill {' '.join(map(str, holders))}"
-        )
 
 
 def usable_cores() -> int:

@@ -118,8 +118,7 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     Raises:
       CourseError: neither; or a run of another recipe.
     """
-    directory = Path(directory).resolve()
-    evaluated = Path("evals") / "after.jsonl"
+    directory, evaluated = Path(directory).resolve(), Path("evals") / "after.jsonl"
     if check_run(directory, recipe) and (directory / evaluated).exists():
         return directory
     same = [

@@ -1,24 +1,28 @@
 """`grpo self-check` on virtual devices: it passes where nothing is wrong, and names each planted fault."""
 
+import contextlib
 import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import append_jsonl
 from grpo_tpu import self_check
 from grpo_train import machine_checks
-from grpo_train.engines import maxtext_model
+from grpo_train.engines import maxtext_model, model_files
 from grpo_train.recipes import load_recipe
-from grpo_train.runs import machine
 
 SMOKE = [
     *("recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"),
@@ -102,28 +106,53 @@ def test_who_holds_a_chip_is_named(tmp_path, monkeypatch):
     holder = subprocess.Popen([sys.executable, "-c", hold, chip], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        (number, command), *others = machine.chip_holders(tmp_path).items()
+        (number, command), *others = environment.chip_holders(tmp_path).items()
         # Of a long command line its beginning; how much of that is the path of Python differs from machine to machine.
         assert number == holder.pid and command and " ".join(map(str, holder.args)).startswith(command)
         assert not others
-        monkeypatch.setattr(machine, "chip_holders", functools.partial(machine.chip_holders, tmp_path))
-        with pytest.raises(CourseError, match=f"held by process {number} .* kill {number}$"):
-            machine.require_free_chips()
+        monkeypatch.setattr(environment, "chip_holders", functools.partial(environment.chip_holders, tmp_path))
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(CourseError, match=f"held by process {number} .* {number}$"),
+        ):
+            patched.setattr(environment, "HANDOVER_SECONDS", 0)
+            environment.require_free_chips()
     finally:
-        holder.kill()
-        holder.wait()
-    machine.require_free_chips()
+        threading.Timer(0.5, holder.kill).start()
+    environment.require_free_chips()  # it waits until the one that is killed has ended
+    assert holder.wait() < 0
 
 
 def test_a_full_disk_and_a_folder_that_cannot_rename_are_named(root, tmp_path, monkeypatch):
     recipe = load_recipe(root / SMOKE[0], SMOKE[1:])
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(CourseError, match=r"0.0 GB free.*training.checkpoints=gs://"):
-        self_check._disk(recipe, tmp_path / "runs")
+        model_files.require_disk(recipe, None, tmp_path / "runs" / "a")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(CourseError, match="--rename-dir-limit"):
         machine_checks._folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "needed"),
+    [  # the tiny model has 820,864 weights
+        ([], (), 4 + 12 * 3 + 8),  # the base, three checkpoints with two moments, the export and what it is made from
+        (["lora.rank=4", "model.dtype=bfloat16", "model.weight_dtype=float32"], (), 4 + 6),
+        (["training.checkpoints=gs://bucket/all"], (), 4 + 8),
+        (["training.steps=20"], ("checkpoints/base/0/items", "export"), 12),
+    ],
+)
+def test_disk_is_counted_for_what_is_still_to_be_written(root, tmp_path, monkeypatch, changes, there, needed):
+    recipe = load_recipe(root / "recipes/tiny-cpu.yaml", ["training.checkpoint_every=20", *changes])
+    for folder in there:
+        (tmp_path / folder).mkdir(parents=True)
+        with open(tmp_path / folder / "weights", "wb") as file:
+            file.truncate(8 * 820_864)
+    for spare in (1, -10_000):  # bytes: folders have some, too
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=needed * 820_864 + spare: SimpleNamespace(free=free))
+        with pytest.raises(CourseError) if spare < 0 else contextlib.nullcontext():
+            model_files.require_disk(recipe, tmp_path / "checkpoints" / "base", tmp_path)
 
 
 def changed_model(root, tmp_path, config=(), **weights):
@@ -175,3 +204,39 @@ def test_fewer_hosts_or_devices_than_the_recipe_has_are_named(root):
         machine_checks._devices(recipe)
     with pytest.raises(CourseError, match="needs 8 devices"):
         machine_checks._devices(load_recipe(root / SMOKE[0]))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kind", "wrong"),
+    [
+        ("v6e-8", "TPU v6 lite", None),
+        ("v6e-8", "TPU v5 lite", "v6e-8 is TPU v6 lite or TPU v6e, and here are 8 of TPU v5 lite"),
+        ("v5e-8", "TPU v5 lite", None),
+        ("v5p-16", "TPU v4", "v5p-16 is TPU v5 or TPU v5p, and here are 8 of TPU v4"),
+    ],
+)
+def test_another_kind_of_chip_than_the_recipes_is_named(root, monkeypatch, accelerator, kind, wrong):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(platform="tpu", device_kind=kind)] * 8)
+    recipe = load_recipe(root / SMOKE[0], [f"hardware.accelerator={accelerator}", "hardware.processes=1"])
+    with pytest.raises(CourseError, match=wrong) if wrong else contextlib.nullcontext():
+        machine_checks._devices(recipe)
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.01])
+def test_the_recipes_own_limit_of_the_gap_decides(root, tmp_path, limit):
+    recipe = load_recipe(root / SMOKE[0], [*SMOKE[1:], f"rollout.max_mean_gap={limit}"])
+    (tmp_path / "sync.json").write_text(json.dumps({"weights": 13, "mean_gap": 0.3}))
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "sampler_trainer_gap": 0.3})
+    with pytest.raises(CourseError, match=r"limit 0\.01") if limit < 0.3 else contextlib.nullcontext():
+        self_check._sampler(self_check.Training(recipe, [], tmp_path, tmp_path / "log", {}))
+
+
+def test_the_page_says_how_long_a_start_will_take(root, monkeypatch):
+    recipe = load_recipe(root / SMOKE[0], SMOKE[1:])  # of four layers
+    checks = [self_check.Check("stopped", "pass", "", 180.0), self_check.Check("memory", "skipped", "", 0.0)]
+    assert "minutes" not in self_check.page(recipe, checks)
+    monkeypatch.setattr(environment, "has_accelerator", lambda: True)
+    assert (
+        "3.0 minutes with 2 layers" in (shown := self_check.page(recipe, checks))
+        and "all 4 it will take 3 to 6" in shown
+    )

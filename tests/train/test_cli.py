@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from helpers import Program, result_of, wait_for
@@ -15,7 +16,7 @@ from helpers import Program, result_of, wait_for
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
 from grpo_train import cli
-from grpo_train.recipes import load_recipe
+from grpo_train.recipes import load_recipe, plan_table
 from grpo_train.runs.run_directory import one_at_a_time, open_run
 
 TRAIN = ["train", "recipes/tiny-cpu.yaml"]
@@ -45,6 +46,7 @@ def assert_one_line_error(done, *words):
             ["problems.path", "/none"],
         ),
         ([*TRAIN, "--base", "/none"], ["--base /none"]),
+        (["convert", "recipes/tiny-cpu.yaml", "--output", "/etc/hostname/x"], ["/etc/hostname/x", "name another"]),
         (["evaluate", "recipes/tiny-cpu.yaml", "problems.source=gsm8k", "problems.path=/none"], ["problems.path"]),
         (["report", "recipes"], ["not a run"]),
         ([*TRAIN, "--processes", "3"], ["finds by itself", "give --coordinator HOST:PORT and --process 0 to 2"]),
@@ -84,6 +86,13 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_said_before_anything_is_written(grpo, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    for command in (TRAIN, ["convert", "recipes/tiny-cpu.yaml"]):
+        assert_one_line_error(grpo(*command, "--runs", tmp_path / "runs"), "0.0 GB free", "=gs://BUCKET/FOLDER")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
     assert grpo("train", "-h").stdout == grpo("train", "--help").stdout != ""
     assert grpo("--version").stdout.strip() == importlib.metadata.version("grpo-hands-on")
@@ -118,7 +127,10 @@ def test_a_step_on_the_terminal(root):
 
 
 def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
-    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml")
+    run = open_run(tmp_path / "run", recipe)
+    derived = [f"# {line}".rstrip() for line in plan_table(recipe).splitlines()]
+    assert (run / "recipe.yaml").read_text().splitlines()[-len(derived) :] == derived
     (run / "export").mkdir()
     for file in ("export/config.json", "report.html"):
         (run / file).write_text("{}")
@@ -210,6 +222,8 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
     write_jsonl_atomic(path, rows)
     graded = result_of(grpo(*WORDS, "--completions", path, "--output", output, "--json"))
     assert (graded["n"], graded["failures"], graded["accuracy"]) == (30, 2, pytest.approx(2 / 3))  # two are missing
+    said = grpo(*WORDS, "--completions", path).stdout
+    assert all(text in said for text in ("66.7% of all 30", f"within 10 % {graded['partial_accuracy']:.1%}, format "))
     assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 

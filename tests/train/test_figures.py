@@ -176,10 +176,23 @@ def test_nothing_is_told_by_colour_alone_and_no_description_is_long(root):
 @pytest.fixture(scope="module")
 def executed():
     """A notebook: a table, a live plot, and a cell after it."""
-    cells = [nbformat.v4.new_code_cell(source) for source in (TABLE, PLOT, "1")]
+    cells = [nbformat.v4.new_code_cell(source) for source in (TABLE, PLOT, "1", HELD)]
     return nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120, kernel_name="python3").execute()
 
 
+HELD = """
+import os
+from grpo_lib.common import environment
+environment.chip_holders, environment.HANDOVER_SECONDS = (lambda: {7: "grpo train"}), 0
+environment._require_free_chips_once.cache_clear()  # there were no chips in the first cell
+environment.prepare()  # with JAX_PLATFORMS=cpu nothing is asked
+print("on the CPU")
+del os.environ["JAX_PLATFORMS"]
+try:
+    environment.prepare()
+except environment.CourseError as error:
+    print(error)
+"""
 TABLE = "from grpo_train.report import display; display.table([{'a|' 'b': 'c\\n*' 'd*', 'e': 1}])"
 PLOT = """
 import warnings; warnings.simplefilter("error", ResourceWarning)
@@ -199,6 +212,11 @@ def test_an_exported_notebook_keeps_its_tables(executed):
     assert all("a|b" in text.replace("\\", "") and "*d*" in text.replace("\\", "") for text in texts)
 
 
+def test_a_notebook_says_who_holds_the_chips(executed):
+    [output] = executed.cells[-1].outputs
+    assert re.fullmatch(r"on the CPU\nthe TPU is held by process 7 \(grpo train\); .* kill 7\n", output.text)
+
+
 # --- the slider ---
 
 
@@ -216,7 +234,7 @@ def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
 
 
 def test_in_a_notebook_the_cell_keeps_one_picture_and_the_warnings(executed):
-    _, plotted, after = executed.cells
+    _, plotted, after, _ = executed.cells
     picture, warnings = plotted.outputs
     assert "image/png" in picture["data"] and "step 6: " in warnings["data"]["text/markdown"]
     assert len(after.outputs) == 1  # no picture is flushed late

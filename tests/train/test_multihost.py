@@ -218,6 +218,8 @@ def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
     port, train = free_port(), [TRAIN, "train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
     members = [Program(*train, tmp_path / str(n), output=tmp_path / f"{n}.txt", **slurm(n, port)) for n in (0, 1)]
     assert "is not shared" in said_by(members)
+    for number, member in enumerate(members):
+        assert f"process {number} of 2: 1 of 2 devices are its own, cpu" in member.said()
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 

@@ -102,6 +102,8 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
             ["=ratio needs ", "rollout.temperature=0.9"],
         ),
         (["lora.rank=0"], ["lora.rank=0: "]),
+        (["rewards=correct_answer"], ["it is a list", "such as rewards=[correct_answer]"]),
+        (["training=5"], ["training=5: it is a section"]),
     ],
 )
 def test_a_bad_override_is_one_line_that_names_the_field(overrides, words):
@@ -137,6 +139,8 @@ def test_differences_name_the_fields():
     sized = load_recipe(TINY, ["model.sizes={head_dim: 64}"])
     assert differences(sized, one) == ["model.sizes.head_dim: 64 != None"]
     assert differences(one, sized) == ["model.sizes.head_dim: None != 64"]
+    jax, pallas = (load_recipe(TINY.parent / f"qwen2.5-3b-gsm8k-{way}.yaml") for way in ("jax", "pallas"))
+    assert differences(jax, pallas) == [f"name: {jax.name} != {pallas.name}", "loss.implementation: jax != pallas"]
 
 
 @settings(max_examples=40)

@@ -57,5 +57,6 @@ def test_samples_have_rows_of_their_own():
 
 @pytest.mark.parametrize(("options", "names"), [([], ["report"]), (["--tables"], ["report", "csv"])])
 def test_the_command_writes_them_when_asked(run_dir, grpo, options, names):
-    written = result_of(grpo("report", run_dir, "--json", *options))
-    assert list(written) == names and all(Path(path).is_file() for path in written.values())
+    for run in ([run_dir], [run_dir.name, "--runs", run_dir.parent]):
+        written = result_of(grpo("report", *run, "--json", *options))
+        assert list(written) == names and all(Path(path).is_file() for path in written.values())

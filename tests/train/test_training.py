@@ -1,5 +1,6 @@
 """Training: whole rows, restored runs, refusals."""
 
+import dataclasses
 import importlib.util
 import shutil
 import sys
@@ -13,12 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
+from grpo_lib.records import EvalRun
 from grpo_train import pipeline, training
 from grpo_train.engines import prompt_lengths
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
-from grpo_train.recipes import load_recipe
-from grpo_train.runs import checkpoints, tracking
+from grpo_train.recipes import batch_plan, load_recipe
+from grpo_train.runs import checkpoints, run_directory, tracking
 from grpo_train.runs.metric_glossary import METRICS, glossary, metric
 from grpo_train.runs.metrics_logger import REQUIRED_METRICS, TUNIX_METRICS, Recorder, TimedReward, batch_metrics
 
@@ -138,6 +140,28 @@ def test_a_finished_run_is_left_alone(whole_run, build):
     session, _, rows, _ = whole_run
     again = build(session.directory)
     assert again.step == 4 and training.train(again) == rows
+
+
+def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothing(
+    whole_run, recipe, converted_base, tmp_path
+):
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    run_directory.link_base(tmp_path, converted_base)
+    said = []
+    pipeline.run(recipe, tmp_path, log=said.append, progress=False)
+    text = "\n".join(said)
+    assert batch_plan.table(recipe.plan, recipe.batch_given) in text and "converting" not in text
+    assert "warning: training.warmup_steps=5 is not less than the steps" in text
+    for phase in ("before", "after"):
+        found = EvalRun.load(tmp_path / "evals" / f"{phase}.jsonl").summary()
+        [line] = [line for line in said if line.startswith(f"{phase}: {found['accuracy']:.1%} of 12 ")]
+        assert f"within 10 % {found['partial_accuracy']:.1%}, format {found['format_accuracy']:.1%}" in line
+
+
+def test_the_recipes_own_limit_decides_whether_a_run_starts(whole_run, recipe):
+    strict = change(recipe, rollout={"max_mean_gap": 1e-9})
+    with pytest.raises(CourseError, match="limit 1e-09"):
+        training.check_first_sync(dataclasses.replace(whole_run[0], recipe=strict), prompts=8)
 
 
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
