@@ -40,9 +40,8 @@ check: lint ## make lint and the quick tests, in under two minutes
 test: setup ## run the tests except the long ones, two at a time
 	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The longest first: two workers end together then.
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
-	@.venv-tpu/bin/python -m pytest $(addprefix tests/tpu/stack/test_,vllm.py preflight.py maxtext_rl.py smoke_test.py) tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
+	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
 lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+LONGEST = ("test_vllm.py", "test_preflight.py", "test_maxtext_rl.py", "test_smoke_test.py")
+
 sys.path.append(str(Path(__file__).parents[1]))  # parity; last, because its files and those here have the same names
 
 
@@ -15,7 +17,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """--dist loadgroup: the tests of a file share what they made, and those of test_smoke_test.py are minutes each."""
+    """The longest first, so that two workers end together.
+
+    --dist loadgroup: the tests of a file share what they made, but those of test_smoke_test.py are minutes each.
+    """
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name != "test_smoke_test.py":
+        if item.path.name != "test_smoke_test.py":
             item.add_marker(pytest.mark.xdist_group(item.path.name))
