@@ -72,6 +72,10 @@ def default_variables() -> dict[str, str]:
         "DP_SCHED_ROUTING": "round_robin",
         "TOKENIZERS_PARALLELISM": "false",  # it warns when a process forks after using its threads
     }
+    # JAX 0.11 works for all virtual devices of a process, and on the parts of each one's operations, with one pool of
+    # threads.  With a thread a device all may wait in a collective for a device that waits for a thread, for ever.
+    if found := re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")):
+        variables["NPROC"] = str(max(2 * int(found[1]), os.cpu_count() or 1))  # the size of the pool
     # `hf auth login` saves its token outside the repository; moving HF_HOME must not hide it.
     token = Path.home() / ".cache" / "huggingface" / "token"
     if token.is_file():

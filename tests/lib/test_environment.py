@@ -21,6 +21,21 @@ def initialize():
     print("initialize:", "too late" if xla_bridge.backends_are_initialized() else "first")
 """
 
+# Programs in which devices wait for one another, with operations large enough to be divided.
+COLLECTIVES = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from grpo_lib.common import environment
+environment.prepare()
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+mesh = jax.make_mesh((4,), ("x",))
+rows, columns, whole = (NamedSharding(mesh, P(*spec)) for spec in (("x",), (None, "x"), ()))
+move = jax.jit(lambda array: array, out_shardings=columns)
+gather = jax.jit(lambda array: jnp.tanh(array.astype(jnp.bfloat16)).T, out_shardings=whole)
+array = jax.device_put(jnp.ones((2048, 2048)), rows)
+print([gather(array) is move(array) for _ in range(100)][-1])
+"""
+
 
 def test_caches_are_in_the_ignored_folder_of_the_repo(root: Path) -> None:
     variables = environment.default_variables()
@@ -94,3 +109,12 @@ def test_what_does_not_go_with_pathways_is_one_line(grpo, monkeypatch, tmp_path,
     assert done.returncode == 2 and not (tmp_path / "runs").exists()
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ") and named in line
+
+
+def test_virtual_devices_do_not_wait_for_ever() -> None:
+    """With as many threads as devices this ends within the first few rounds, on a machine with two cores."""
+    seconds = (
+        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=5 --xla_cpu_collective_call_terminate_timeout_seconds=9"
+    )
+    variables = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {seconds}"}
+    assert subprocess.check_output([sys.executable, "-c", COLLECTIVES], env=variables, text=True) == "False\n"
