@@ -16,6 +16,7 @@ def pytest_configure() -> None:
         raise pytest.UsageError("tests/tpu/stack needs vllm-tpu, which is not in this environment; run make test-tpu")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that two workers end together.
 
