@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import translations
+from grpo_lib.common.files import write_text_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 # The pace is chosen, not measured.  Plain prose is read at 230 words a minute and more; here many terms are new.
@@ -76,7 +77,7 @@ def main() -> None:
             path = ROOT / "teaching" / folder / f"{name}.md"
             before, _, after = path.read_text("utf-8").partition(f"\n{form.splitlines()[0]}\n")
             rest = "".join(re.findall(r"(?s)\n## .*", after))
-            path.write_text(f"{before.rstrip()}\n\n{page(name, folder)}{rest}", "utf-8")
+            write_text_atomic(path, f"{before.rstrip()}\n\n{page(name, folder)}{rest}")
         print(f"# {name}\n\n{page(name, 'notes')}")
 
 
