@@ -55,9 +55,8 @@ zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, 
 translations: setup ## for translators: update translations/ after a change of the notebooks, and check it
 	@$(PY) tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) tools/reading_minutes.py --write > /dev/null)
 
-lint: setup ## check style, import directions, sizes and types
+lint: setup ## check style, import directions and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter
-	@$(PY) tools/count_statements.py
 	@$(VENV)/bin/pyright
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
