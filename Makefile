@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
+.PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -33,15 +33,26 @@ real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from th
 course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py
 
-check: lint ## make lint and the quick tests, in under two minutes
-	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long and not browser"
+# Two at a time, a file to a worker: its tests share fixtures. In the order of tests/conftest.py: pytest-xdist would put
+# files with few tests last, however long they take.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-# In the order of tests/conftest.py: pytest-xdist would put files with few tests last, however long they take.
-test: setup ## run the tests except the long ones, two at a time
-	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+check: lint ## make lint and the quick tests, in under two minutes
+	@$(PY) -m pytest $(TWO) -m "not slow and not long and not nightly and not browser"
+
+test: setup ## run the tests except the long ones, two at a time, in random order
+	@$(PY) -m pytest $(TWO)
+
+test-long: setup ## run the tests that take minutes: killed runs, two processes, a full disk, all of GSM8K
+	@$(PY) -m pytest $(TWO) --run-long -m "long and not nightly"
 
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
+
+nightly: setup setup-tpu ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
+	@tools/each_file_alone.sh
+	@$(PY) -m pytest $(TWO) --run-nightly -m nightly
+	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder --run-long --run-nightly -m "long or nightly"
 
 lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
