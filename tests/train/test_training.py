@@ -136,6 +136,14 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
         board.close()
 
 
+def test_tensorboard_shows_the_last_of_many_starts_within_a_second(recipe, tmp_path):
+    for reward in range(12):
+        [board] = tracking.start(recipe.tracking, tmp_path, finished=0, config={})
+        board.log({"step": 1, "reward": reward})
+        board.close()
+    assert events(tmp_path) == {"train/reward": [(1, 11)]}
+
+
 def test_a_finished_run_is_left_alone(whole_run, build):
     session, _, rows, _ = whole_run
     again = build(session.directory)
