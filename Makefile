@@ -67,8 +67,8 @@ lock: setup ## for maintainers: compile requirements/*.in to the locks
 student: ## for teachers: the student's course into build/student, without solutions (OUT=)
 	@tools/check-environment.sh $(VENV) .venv-teach
 	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && PYTHONPATH=. "$$python" -m grpo_teach.student --check "$$OUT"
-	@$(MAKE) --no-print-directory zh
-	@$(MAKE) --no-print-directory .venv-teach/.complete
+	@$(MAKE) --silent zh
+	@$(MAKE) --silent .venv-teach/.complete
 	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.

@@ -28,8 +28,12 @@ from grpo_lib.common.files import write_json_atomic
 # Of the teacher's part, what students get: what `grpo check` and `grpo leaderboard` need, and the assignment.
 STUDENTS_KEEP = [
     *(f"grpo_teach/{name}.py" for name in ("__init__", "cli", "check", "notebooks", "leaderboard", "train_process")),
-    *("grpo_teach/limited.py", "grpo_teach/worker.py", "teaching/zh_TW/assignment-a/README.md"),
-    *("teaching/assignment-a/README.md", "teaching/assignment-a/train_loop.py"),
+    *("grpo_teach/limited.py", "grpo_teach/worker.py", "grpo_teach/hand_ins.py"),
+    *(
+        "teaching/assignment-a/README.md",
+        "teaching/assignment-a/train_loop.py",
+        "teaching/zh_TW/assignment-a/README.md",
+    ),
 ]
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
 STAMP = ".student-build.json"  # {"files": {name: [sha256, …]}}, of what the build wrote

@@ -1,4 +1,4 @@
-"""What makes an environment clears its folder first: a link, a file or somebody's folder is refused, and stays whole."""
+"""Making an environment clears its folder: a link, a file or somebody's folder is refused first, and stays whole."""
 
 import os
 import shutil

@@ -80,7 +80,7 @@ def test_a_folder_that_it_did_not_make_is_refused_and_stays(course, tmp_path, mo
         made(tmp_path / "class")
     before = contents(tmp_path)
     monkeypatch.chdir(course)
-    with pytest.raises(CourseError, match="another folder|a folder outside"):
+    with pytest.raises(CourseError, match=r"another folder|a folder outside"):
         student.build(course, Path(out))
     assert contents(tmp_path) == before
 
