@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 # RECIPE= and RUN= reach the notebooks as these two; empty means the notebooks' own recipe and run.
 export GRPO_RECIPE := $(or $(RECIPE),$(GRPO_RECIPE))
 export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
+export OUT
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
@@ -73,11 +74,17 @@ lint: setup ## check style, import directions and types
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
 
-student: zh .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
-	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student $(OUT)
+# What is wrong with OUT or with an environment is said before anything is made, also by make -j.
+student: ## for teachers: the student's course into build/student, without solutions (OUT=)
+	@tools/check-environment.sh $(VENV) .venv-teach
+	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && PYTHONPATH=. "$$python" -m grpo_teach.student --check "$$OUT"
+	@$(MAKE) --silent zh
+	@$(MAKE) --silent .venv-teach/.complete
+	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.
 .venv-teach/.complete: requirements/teach.lock
+	@tools/check-environment.sh .venv-teach
 	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) .venv-teach
 	@$(VENV)/bin/uv pip install --quiet --python .venv-teach --require-hashes -r requirements/teach.lock && touch $@
 
@@ -88,5 +95,6 @@ bench: setup ## time a GRPO step against plain JAX and TRL, grading against math
 	@$(PY) benchmarks/grading.py
 	@$(PY) benchmarks/step_time.py --json
 
+# Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays
-	@rm -rf .venv .venv-* .cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-sky .cache .pytest_cache .ruff_cache .hypothesis

@@ -336,3 +336,11 @@ def test_without_a_network_it_ends_in_one_line_and_leaves_nothing(root, tmp_path
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run make real-model again" in done.stderr
     assert not list((tmp_path / ".cache").glob("*/*"))
+
+
+def test_a_folder_with_other_files_is_no_place_for_a_conversion(tiny_recipe, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years")
+    with pytest.raises(CourseError, match="thesis has other files"):
+        conversion.convert_to_maxtext(tiny_recipe.model, tmp_path / "thesis")
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter.tex"]
