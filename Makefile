@@ -44,7 +44,7 @@ test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on th
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
 lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place && $(PY) tools/reading_minutes.py --write > /dev/null
