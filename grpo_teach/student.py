@@ -35,6 +35,8 @@ STUDENTS_KEEP = [
         "teaching/zh_TW/assignment-a/README.md",
     ),
 ]
+# In the student's folder these stand in for the teacher's.
+STUDENTS_README = {"README.md": "teaching/student/README.md", "README.zh.md": "teaching/zh_TW/student/README.md"}
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
 STAMP = ".student-build.json"  # {"files": {name: [sha256, …]}}, of what the build wrote
 ELSEWHERE = "move it away, or name another folder: make student OUT=../class"
@@ -91,6 +93,8 @@ def write_build(root: Path, output: Path) -> list[Path]:
             target = output / name.removeprefix("teaching/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)
+    for name, source in STUDENTS_README.items():
+        shutil.copyfile(root / source, output / name)
     paths = [path for pattern in ("*/*.ipynb", "*/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
     places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
     return [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
