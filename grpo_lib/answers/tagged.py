@@ -19,9 +19,7 @@ from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONI
 
 _BLOCKS = re.compile(rf"\s*{REASONING_OPEN}(.*){REASONING_CLOSE}\s*{ANSWER_OPEN}(.*){ANSWER_CLOSE}\s*", re.S)
 _INSIDE = r"\n?(\S(?:.*\S)?)\n?"
-_EXACT = re.compile(
-    rf"\n?{REASONING_OPEN}{_INSIDE}{REASONING_CLOSE}\n?{ANSWER_OPEN}{_INSIDE}{ANSWER_CLOSE}\n?", re.S
-)
+_EXACT = re.compile(rf"\n?{REASONING_OPEN}{_INSIDE}{REASONING_CLOSE}\n?{ANSWER_OPEN}{_INSIDE}{ANSWER_CLOSE}\n?", re.S)
 
 WINDOW = 100  # characters that the lenient grader looks at, before the last digit
 _LAST_DIGIT = re.compile(r"(?s).*[\d¼½¾⅐-⅞]")

@@ -216,6 +216,7 @@ def test_nothing_but_a_line_break_may_stand_outside_the_blocks(text: str, in_fro
     completion = text + block if in_front else block + text
     assert answers.format_is_exact(completion) is (text == "\n")
 
+
 ANY_TEXT = st.text(st.characters())  # st.characters() alone includes lone surrogates and NUL
 FRAGMENTS = st.lists(
     st.sampled_from(["<answer>", "</answer>", "<reasoning>", "</reasoning>", "\\boxed{", "\\frac{1}{2}", "}"])
