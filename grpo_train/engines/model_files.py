@@ -198,6 +198,19 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
     return model.sizes | sizes
 
 
+def require_heads(kv_heads: int | None, tensor: int) -> None:
+    """Refuse tensor parallelism that does not divide a model's key-value heads; None: their number is not known yet.
+
+    MaxText gives each device whole heads.
+    """
+    if kv_heads and kv_heads % tensor:
+        fitting = [str(number) for number in range(1, kv_heads + 1) if kv_heads % number == 0]
+        raise CourseError(
+            f"hardware.trainer_tensor={tensor} does not divide the model's {kv_heads} key-value heads; take "
+            f"{' or '.join(fitting)}"
+        )
+
+
 def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Its kind (`default`: not scaled) and settings, rope_theta among them, from config.json of Transformers 4 or 5."""
     rope: dict[str, Any] = (
