@@ -235,8 +235,10 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         data["training"] |= recipe.training.model_dump(include={"prompts_per_step", "micro_batch_size", "layout"})
     else:
         data["hardware"]["processes"] = None
-    random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
     small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
+    random_model.write_random_model(
+        recipe.model, model, recipe.seed, LAYERS if on_tpu else None, small.hardware.trainer_tensor
+    )
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)

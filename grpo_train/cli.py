@@ -252,7 +252,8 @@ def _train(
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    model_files.maxtext_sizes(recipe.model)
+    sizes = model_files.maxtext_sizes(recipe.model)
+    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
     model_files.model_directory(recipe.model)
     _, asked = take_different(train, recipe.training.cold_start)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
