@@ -5,6 +5,7 @@ tried (or told elsewhere, for what no test can try), and tests/published_rows.tx
 and out of this file stays in that list, with a line in CHANGELOG.md that says "Removed" and names it.
 """
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -135,6 +136,7 @@ def key_paths(data: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from key_paths(value, f"{prefix}{key}.")
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """What a link can point to behind `#`: headings of a Markdown file as GitHub names them, cells of a notebook."""
     text = path.read_text(encoding="utf-8")
@@ -168,6 +170,7 @@ SENTENCES = {
 }
 
 
+@functools.cache
 def options_of_grpo() -> set[str]:
     commands = typer.main.get_command(whole_cli.app).commands.values()  # type: ignore[attr-defined]
     return {flag for command in commands for parameter in command.params for flag in parameter.opts}
