@@ -274,9 +274,9 @@ def _train(
         )
 
     with one_at_a_time(directory):
-        directory = open_run(directory, recipe, overwrite=overwrite)
         if continued:
             log(f"continuing {directory}")
+        directory = open_run(directory, recipe, overwrite=overwrite, log=log)
         if base:
             link_base(directory, base)
         summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
@@ -285,9 +285,11 @@ def _train(
 
 def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
     """summary.json of a run of this recipe that has done everything, its export, too; of another nothing."""
-    from grpo_train.runs.run_directory import check_run
+    from grpo_train.runs.run_directory import changed_keys, check_run
 
     done = check_run(directory, recipe) and all((directory / file).exists() for file in DONE)
+    if "training.steps" in changed_keys(directory, recipe):
+        return {}  # it has done everything for another last step
     return json.loads((directory / "summary.json").read_text(encoding="utf-8")) if done else {}
 
 
@@ -364,6 +366,38 @@ def evaluate(
         return finish(seen, as_json, _seen(seen))
     summary = result.summary() | {"failures": len(failures)}
     finish(summary, as_json, _verdict(summary, result.records, failures))
+
+
+@app.command()
+def export(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/, or its name.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Of this step; default: the newest checkpoint that can be read.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: RUN/export-STEP.")] = None,
+    overwrite: Overwrite = False,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face directory with tokenizer.
+
+    `grpo train` does so after its last evaluation.  This needs no evaluation and none of the run's devices: it works
+    on the CPU, also while the run goes on.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # chips may be another process's
+    from grpo_train.report.compare_runs import find_run
+    from grpo_train.runs.run_directory import load_run
+
+    if str(output).startswith("gs:"):
+        raise CourseError(f"--output {output} is a bucket; export into a folder, and copy that")
+    directory, recipe = load_run(find_run(run_directory, runs))
+
+    from grpo_train import pipeline
+
+    folder, exported = pipeline.export_step(
+        recipe, directory, step, output, overwrite=overwrite, log=lambda text: print(text, file=sys.stderr)
+    )
+    finish({"export": str(folder), "step": exported}, as_json, f"step {exported}, exported to {folder}")
 
 
 @app.command()

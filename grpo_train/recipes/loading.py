@@ -83,8 +83,13 @@ def plan_table(recipe: Recipe) -> str:
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Fields in which two recipes differ, as `section.key: a != b`."""
+    return [f"{key}: {a} != {b}" for key, (a, b) in changed_values(one, other).items()]
+
+
+def changed_values(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two recipes differ: section.key -> (value of one, value of the other); None: it has no such."""
     a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
-    return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
+    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
 def plain_settings(recipe: Recipe) -> Any:
