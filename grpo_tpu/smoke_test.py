@@ -127,11 +127,17 @@ def scaled_recipe(
     several = plan.accumulation_steps > 1 or (processes > 1 and plan.num_rollout_micro_batches > 1)
     prompts = 2 * unit if several else unit * math.ceil(min(2, plan.prompts_per_step) / unit)
     rollout["micro_batch_size"] = max(1, prompts // 2) if plan.num_rollout_micro_batches > 1 else None
+    rollout["micro_batch_size_per_device"] = None  # sizes are those of all devices here
+    training = recipe.training
     data["training"] |= {
         "prompts_per_step": prompts,
+        "prompts_per_step_per_device": None,
         "micro_batch_size": (
-            prompts * group_size // min(2, plan.accumulation_steps) if recipe.training.micro_batch_size else None
+            prompts * group_size // min(2, plan.accumulation_steps)
+            if training.micro_batch_size or training.micro_batch_size_per_device
+            else None
         ),
+        "micro_batch_size_per_device": None,
         "steps": steps,
         "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
         "checkpoint_every": 1,

@@ -109,6 +109,7 @@ def plain_settings(recipe: Recipe) -> Any:
         raise CourseError(f"plain_grpo does not have {missing[0]}; leave it at its default, or use grpo train")
     values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
     values |= {"rewards": tuple(recipe.rewards), "system": recipe.prompts.system, "seed": recipe.seed}
+    values["prompts_per_step"] = recipe.plan.prompts_per_step  # also where the recipe gives it per device
     return Settings(**{name: values[name] for name in names})
 
 
