@@ -302,7 +302,7 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "format": ("format", ".1%"),
         "length": ("completions/mean_length", ".1f"),
         "loss": ("loss", ".2g"),
-        **({"kl": ("kl", ".2g")} if recipe.grpo.beta else {}),
+        "kl": ("kl", ".2g"),
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
         "sync": ("seconds_sync", ".2f"),

@@ -11,6 +11,7 @@ from grpo_lib.records import EvalRun
 from grpo_train.recipes import dump_recipe, load_recipe
 from grpo_train.report import compare_runs
 from grpo_train.report.compare_runs import compare
+from grpo_train.runs.metric_glossary import read_metrics
 
 
 @pytest.fixture
@@ -52,13 +53,28 @@ def test_the_difference_of_two_evaluations_is_paired(make_run):
 
 def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
     a = make_run("a", [100.0] * 5 + [1.0, 2.0] * 5, metrics={"entropy": 0.5, "mine": 1.0, "loss": None})
-    b = make_run("b", [2.0, 4.0], metrics={"entropy": 0.25, "kl": 0.0, "loss": 1.0, "format": 0.5})
+    b = make_run("b", [2.0, 4.0], "grpo.beta=0.1", metrics={"entropy": 0.25, "kl": 0.0, "loss": 1.0, "format": 0.5})
     append_jsonl(b / "metrics.jsonl", {"step": 2, "reward": 6.0, "entropy": 0.25, "kl": 0.0})  # done again: it counts
     append_jsonl(a / "metrics.jsonl", {"step": 3, "reward": 1.0, "format": 0.75})  # measured seldom: the last value
     assert list(compare(a, b).metrics.items()) == [  # in the order of the glossary; what is not in it comes last
         ("reward", (1.5, 4.0)), ("format", (0.75, 0.5)), ("entropy", (0.5, 0.25)), ("loss", (None, 1.0)),
         ("kl", (None, 0.0)), ("mine", (1.0, None)),
     ]  # fmt: skip
+
+
+def test_a_kl_that_nothing_measured_is_a_dash(make_run):
+    """Earlier versions wrote a 0 into every row of a run without a penalty."""
+    a, b = make_run("a", [1.0], metrics={"kl": 0.0}), make_run("b", [1.0], "grpo.beta=0.1", metrics={"kl": 0.0})
+    compared = compare(a, b)
+    assert compared.metrics["kl"] == (None, 0.0)
+    (line,) = (line for line in compare_runs.text(compared).splitlines() if line.startswith("kl "))
+    assert line.split()[1:4] == ["–", "0", "–"]
+    assert "kl" not in compare(a, make_run("c", [2.0], metrics={"kl": 0.0})).metrics
+
+
+def test_the_shipped_runs_have_no_kl(root):
+    for file in (root / "assets" / "reference").glob("*/metrics.jsonl"):
+        assert "kl" not in {name for row in read_metrics(file) for name in row}, file
 
 
 @pytest.mark.parametrize(

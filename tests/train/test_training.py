@@ -77,7 +77,7 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
     for row in rows:
         assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
         assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
-        assert row["clip_ratio"] == 0  # on-policy
+        assert row["clip_ratio"] == 0 and "kl" not in row  # on-policy; without a reference
         assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
         assert row["seconds"] >= row["seconds_update"] > 0
         assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
