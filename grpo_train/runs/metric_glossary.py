@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from grpo_lib.common.files import read_jsonl
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import ends_torn, read_jsonl
 
 Row = dict[str, Any]  # numbers, or None where a value was not finite
 
@@ -59,8 +60,25 @@ def name_in(key: str, form: str) -> str | None:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file."""
-    return read_jsonl(path) if path.exists() else []
+    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file.
+
+    A last row that is not whole, as a kill or a full disk can leave it, is left out (`last_row_is_torn`).  Raises CourseError
+    for such a row before the last.
+    """
+    rows = read_jsonl(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            if number == len(rows):
+                return rows[:-1]
+            raise CourseError(f"{path}: row {number} has no step; remove the row")
+    return rows
+
+
+def last_row_is_torn(path: Path) -> bool:
+    """Whether `read_metrics` leaves out the last row of this file."""
+    if not path.exists():
+        return False
+    return ends_torn(path) or len(read_jsonl(path)) > len(read_metrics(path))
 
 
 def _entry(name: str) -> str:
