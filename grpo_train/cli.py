@@ -177,7 +177,7 @@ def train(
         )
     directory = runs / (run or resolved.name)
     if count == 1 and not overwrite and (summary := _finished(directory, resolved)):
-        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
+        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in PHASES)
         return finish(
             summary,
             as_json,
@@ -284,13 +284,23 @@ def _train(
 
 
 def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
-    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing."""
+    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing.
+
+    A damaged one counts as none: the run goes on, finds all steps done, and writes it again.
+    """
+    from grpo_train.report.comparison import read_json
     from grpo_train.runs.run_directory import changed_keys, check_run
 
-    done = check_run(directory, recipe) and all((directory / file).exists() for file in DONE)
+    if not check_run(directory, recipe) or not all((directory / file).exists() for file in DONE):
+        return {}
     if "training.steps" in changed_keys(directory, recipe):
         return {}  # it has done everything for another last step
-    return json.loads((directory / "summary.json").read_text(encoding="utf-8")) if done else {}
+    try:
+        summary = read_json(directory / "summary.json")
+        rates = [summary[phase]["accuracy"] for phase in PHASES]
+    except (CourseError, LookupError, TypeError):
+        return {}
+    return summary if all(isinstance(rate, float) for rate in rates) else {}
 
 
 def _step(row: dict[str, Any], recipe: Recipe) -> str:
@@ -444,6 +454,7 @@ REMOVED = {
     "preflight --refresh": "to compile again, remove .cache/preflight",
     "preflight --largest-micro-batch": "give sizes to try: grpo preflight RECIPE training.micro_batch_size=N",
 }
+PHASES = ("before", "after")
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 

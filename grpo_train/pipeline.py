@@ -315,7 +315,7 @@ def run(
 
     Returns the content of summary.json; None in all processes but the first.
     """
-    started, spent = time.perf_counter(), read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    started, spent = time.perf_counter(), _seconds_before(directory, log)
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
@@ -387,6 +387,18 @@ def run(
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
     return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
+
+
+def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:
+    """Seconds that earlier sessions of the run took; a damaged file costs the sum, and not the run."""
+    try:
+        seconds = read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    except CourseError:
+        seconds = None
+    if isinstance(seconds, int | float):
+        return seconds
+    log(f"warning: {directory / 'seconds.json'} cannot be read; the seconds of the run are counted from now")
+    return 0.0
 
 
 def _rates(run: evaluation.EvalRun) -> str:

@@ -193,7 +193,7 @@ def build_session(
     )
     saved = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
     if multihost.is_main_process():
-        checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
+        checkpoints.drop_unlogged_checkpoints(saved, recorder.last_step, recipe.grpo.iterations, recorder.torn)
 
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint.

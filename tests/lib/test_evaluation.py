@@ -424,6 +424,13 @@ def test_a_partial_file_that_is_cut_anywhere_leads_to_the_same_records(tmp_path_
 # --- the summary ---
 
 
+def test_a_finished_file_whose_last_line_is_torn_says_so(path):
+    evaluate(double, PROBLEMS, path=path, progress=False)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CourseError, match=r"before\.jsonl: the last line is not whole"):
+        evaluate(refuse, PROBLEMS, path=path, progress=False)
+
+
 def test_summarize_has_exactly_the_keys_of_summary_json():
     def worse(prompts):
         return [Generation("no idea", 3, True) if int(p.split()[2]) < 12 else double([p])[0] for p in prompts]

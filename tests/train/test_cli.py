@@ -165,6 +165,19 @@ def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"before": 1, "after": 2}'])
+def test_a_run_with_a_damaged_summary_is_not_finished_and_goes_on(grpo, tmp_path, root, monkeypatch, content):
+    """It writes its summary again; what `train` does then is not done here."""
+    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    (run / "export").mkdir()
+    for file, text in {"export/config.json": "{}", "report.html": "", "summary.json": content}.items():
+        (run / file).write_text(text)
+    went_on = []
+    monkeypatch.setattr(cli, "_train", lambda *arguments: went_on.append(arguments[1]))
+    done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
+    assert (done.returncode, done.stderr, went_on) == (0, "", [tmp_path / "run"])
+
+
 HOLD = """
 import sys, time
 from pathlib import Path

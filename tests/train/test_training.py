@@ -185,6 +185,33 @@ def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole
     assert sorted(path.name for path in (folder / "damaged").iterdir()) == ["actor-2", "actor-4"]
 
 
+@pytest.mark.parametrize("ending", ['{"step": 3, "los', "{}\n", "{}"])
+def test_a_torn_last_row_is_taken_again_from_the_checkpoint_before_it(whole_run, build, tmp_path, ending):
+    """As a kill leaves it: the row of step 3 is not whole, and the checkpoint of step 4 is there."""
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    metrics = tmp_path / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:2]) + ending)
+    session = build(tmp_path)
+    assert session.step == 2
+    again = training.train(session)
+    assert without_clocks(again) == without_clocks(whole_run[2]) == without_clocks(read_jsonl(metrics))
+
+
+def test_a_damaged_row_before_the_last_names_its_number(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{}\n{"step": 3}\n')
+    with pytest.raises(CourseError, match="row 2 has no step"):
+        Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+
+
+@pytest.mark.parametrize("content", ["", "[", "[1]", '{"wall_seconds": "many"}', "null"])
+def test_damaged_seconds_cost_the_sum_and_not_the_run(tmp_path, content):
+    (tmp_path / "seconds.json").write_text(content)
+    said = []
+    assert pipeline._seconds_before(tmp_path, said.append) == 0
+    assert len(said) == 1 and "seconds.json cannot be read" in said[0]
+
+
 def change(recipe, **sections):
     """The recipe with some keys of some sections changed."""
     return recipe.model_copy(
