@@ -11,7 +11,7 @@ export OUT
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
 export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
 export IPYTHONDIR := $(CURDIR)/.cache/ipython
-export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
+export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
 .PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench clean
