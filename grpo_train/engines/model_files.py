@@ -94,6 +94,15 @@ def local_folder(model: ModelRecipe) -> Path | None:
     return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
 
 
+def is_tiny(model: ModelRecipe) -> bool:
+    """Whether a folder has the course's tiny model, or one that was trained from it: its config.json has the sizes."""
+    folder, tiny = local_folder(model), environment.repo_root() / "assets" / "tiny-base"
+    if not folder or not all((place / "config.json").is_file() for place in (folder, tiny)):
+        return False
+    own, known = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, tiny))
+    return all(own.get(key) == known[key] for key in SIZES)
+
+
 def weight_files(model: ModelRecipe) -> Any:
     """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub.
 
