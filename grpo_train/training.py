@@ -357,11 +357,38 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
-    meshes = ", ".join(
-        f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
-        for verb, mesh in (("train", session.actor.mesh), ("sample", session.sampler.mesh))
+    return devices_line(
+        len(found),
+        found[0].device_kind,
+        jax.process_count(),
+        dict(session.actor.mesh.shape),
+        dict(session.sampler.mesh.shape),
     )
-    return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
+
+
+def devices_line(found: int, kind: str, processes: int, trainer: dict[str, int], sampler: dict[str, int]) -> str:
+    """What `describe_devices` says.
+
+    Args:
+      found: devices, of all processes.
+      trainer, sampler: axis -> size of their meshes.  In a multi-process run the trainer's has the devices of all
+        processes, and the sampler's those of one.
+    """
+    if found == 1:
+        return f"1 x {kind}: trains and samples"
+    train, sample = math.prod(trainer.values()), math.prod(sampler.values())
+    if processes == 1:
+        return f"{found} x {kind}: trainer {_devices(train, trainer)}, sampler {_devices(sample, sampler)}"
+    return (
+        f"{found} x {kind} in {processes} processes: trainer {_devices(train, trainer)}, sampler {sample * processes}, "
+        f"each process {_devices(sample, sampler)}"
+    )
+
+
+def _devices(count: int, mesh: dict[str, int]) -> str:
+    """So many, and the axes of their mesh that split something: 8 (fsdp 4 x tensor 2)."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return f"{count} ({axes})" if axes else str(count)
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:

@@ -94,13 +94,34 @@ def local_folder(model: ModelRecipe) -> Path | None:
     return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
 
 
+def is_tiny(model: ModelRecipe) -> bool:
+    """Whether a folder has the course's tiny model, or one that was trained from it: its config.json has the sizes."""
+    folder, tiny = local_folder(model), environment.repo_root() / "assets" / "tiny-base"
+    if not folder or not all((place / "config.json").is_file() for place in (folder, tiny)):
+        return False
+    own, known = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, tiny))
+    return all(own.get(key) == known[key] for key in SIZES)
+
+
 def weight_files(model: ModelRecipe) -> Any:
-    """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub."""
+    """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub.
+
+    Raises CourseError where they cannot be read.
+    """
     import huggingface_hub
 
-    if folder := local_folder(model):
-        return huggingface_hub.get_local_safetensors_metadata(folder)
-    return huggingface_hub.get_safetensors_metadata(model.path)
+    folder = local_folder(model)
+    try:
+        if folder:
+            return huggingface_hub.get_local_safetensors_metadata(folder)
+        return huggingface_hub.get_safetensors_metadata(model.path)
+    except Exception as error:  # of the hub's client, of the network, or of damaged files
+        fix = "fetch the model again"
+        if not folder:
+            fix = "check the network, and HF_TOKEN for a model that asks for it; or give a folder that has the model"
+        raise CourseError(
+            f"the weights of model.path={model.path} cannot be read ({first_line(error)}); {fix}"
+        ) from None
 
 
 def disk_use(recipe: Recipe) -> dict[str, int]:
@@ -116,8 +137,10 @@ def disk_use(recipe: Recipe) -> dict[str, int]:
     }
 
 
-def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str:
+def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str | None:
     """Refuse what the disks have no space for, before anything is downloaded or written; else say what was found.
+
+    None where the number of weights is not known: then nothing was compared, and what reads the weights next says why.
 
     What is there already does not count again, nor do buckets.  Args: the folder of the base, if one is to be made, and
     of the run.
@@ -132,8 +155,8 @@ def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = Non
     }
     try:
         weights = sum(weight_files(recipe.model).parameter_count.values())
-    except Exception as error:  # of the hub, or of damaged files: what reads them next says what to do
-        return f"the number of weights is not known ({first_line(error)})"
+    except CourseError:
+        return None
     needs = [
         (folder, max(0, weights * bytes_each - sum(file.lstat().st_size for file in folder.rglob("*"))))
         for name, bytes_each in disk_use(recipe).items()

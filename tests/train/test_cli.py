@@ -263,10 +263,25 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
     assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 
+    assert said.startswith("2 of 30 completions failed")  # before the number that they make smaller
+    write_jsonl_atomic(path, rows[:14])
+    done = grpo(*WORDS, "--completions", path, "--output", tmp_path / "few.jsonl")
+    assert_one_line_error(done, "completions of 14 of the 30 problems", "problems.test")
+    assert not (tmp_path / "few.jsonl").exists()
+
     write_jsonl_atomic(path, [row for row in rows for _ in range(3)])
     assert_one_line_error(grpo(*WORDS, "--completions", path), path, "--samples 3")
     graded = result_of(grpo(*WORDS, "--completions", path, "--samples", "3", "--json"))
     assert graded["maj_at_k"] == graded["pass_at_k"]["3"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_the_tiny_model_on_other_problems_says_why_it_solves_none(grpo, root):
+    gsm8k = ["evaluate", "recipes/tiny-cpu.yaml", "problems.source=gsm8k", "problems.test=3"]
+    gsm8k += [f"problems.path={root / 'tests/lib/gsm8k_fixture'}", "rollout.max_completion_length=8"]
+    assert "tiny model" in grpo(*gsm8k).stdout.splitlines()[-1]
+    assert set(result_of(grpo(*gsm8k, "--json"))) >= {"accuracy", "n"}
+    assert "tiny model" not in grpo("evaluate", "recipes/tiny-cpu.yaml", "problems.test=12").stdout
 
 
 # What a shell runs in the background ignores SIGINT, and so would its children: a Python child listens again.

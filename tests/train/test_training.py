@@ -360,6 +360,8 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
     before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
     samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
     after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples, **rewards})
+    tracking.log_evaluation(offline.tracking, tmp_path, {"before": before}, {"name": "tiny-cpu"})
+    assert summary == {"before/accuracy": 0.25, "before/reward": 0.5}  # a published name is for the result alone
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None, "seconds": 2.0})
     tracking.log_evaluation(offline.tracking, tmp_path, {"before": before, "after": after}, {"name": "tiny-cpu"})
     assert summary == {
@@ -369,6 +371,22 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
         "eval_full/accuracy": 0.5, "eval/reward/total/mean": 0.5, "eval/reward/func/tags/mean": 0.5,
         "time/train/step_avg_last10_s": 2.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "processes", "trainer", "sampler", "line"),
+    [
+        (1, 1, {"fsdp": 1}, {"fsdp": 1}, "1 x cpu: trains and samples"),
+        (2, 1, {"fsdp": 1}, {"fsdp": 1}, "2 x cpu: trainer 1, sampler 1"),
+        (4, 1, {"fsdp": 2, "tensor": 2}, {"tp": 4}, "4 x cpu: trainer 4 (fsdp 2 x tensor 2), sampler 4 (tp 4)"),
+        (
+            *(8, 2, {"fsdp": 8}, {"fsdp": 4}),
+            "8 x cpu in 2 processes: trainer 8 (fsdp 8), sampler 8, each process 4 (fsdp 4)",
+        ),
+    ],
+)
+def test_the_line_about_devices_has_all_and_the_share_of_a_process(found, processes, trainer, sampler, line):
+    assert training.devices_line(found, "cpu", processes, trainer, sampler) == line
 
 
 def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
