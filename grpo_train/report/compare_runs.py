@@ -20,7 +20,7 @@ from grpo_train.report.comparison import flip_counts
 from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent
 from grpo_train.runs.health_checks import by_step, finite
 from grpo_train.runs.metric_glossary import METRICS, Row, read_metrics, reading_order
-from grpo_train.runs.run_directory import load_run
+from grpo_train.runs.run_directory import describe_change, load_run, read_changes
 
 WINDOW = 10  # steps whose mean is compared
 
@@ -36,6 +36,7 @@ class RunComparison:
     # `after`, and `flips`, comparison.flip_counts (None where a problem was answered several times).
     paired: dict[str, Any] | None
     unpaired: str | None  # why there is no paired comparison
+    changes: tuple[list[str], list[str]]  # of A and B: with what other values it went on, and when
 
 
 def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison:
@@ -51,7 +52,9 @@ def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison
     rows_a, rows_b = (by_step(read_metrics(folder / "metrics.jsonl")) for folder in (a, b))
     known = {name for row in (*rows_a, *rows_b) for name in row if finite(row[name]) is not None} - {"step"}
     metrics = {name: (_last_mean(rows_a, name), _last_mean(rows_b, name)) for name in reading_order(known)}
-    return RunComparison(names, differences(recipe_a, recipe_b), metrics, *_pair((a, b), names))
+    paired, unpaired = _pair((a, b), names)
+    changes = tuple([describe_change(row) for row in read_changes(folder)] for folder in (a, b))
+    return RunComparison(names, differences(recipe_a, recipe_b), metrics, paired, unpaired, changes)
 
 
 def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:
@@ -106,6 +109,9 @@ def text(compared: RunComparison) -> str:
         if compared.recipe
         else "The recipes are the same."
     )
+    for run, changes in zip("AB", compared.changes, strict=True):
+        if changes:
+            blocks.append("\n".join([f"{run} was changed while it ran:", *(f"  {line}" for line in changes)]))
     rows = []
     for name, (a, b) in compared.metrics.items():
         shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]
