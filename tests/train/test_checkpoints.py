@@ -82,6 +82,8 @@ def test_a_checkpoint_without_its_row_is_taken_again_but_not_for_rows_that_were_
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_run_stops_when_its_time_is_over(deferred):
-    with pytest.raises(Interrupted, match="stop_after"), PreemptionHandler("1s") as preemption:  # noqa: SIM117
+    said = "training.stop_after after step 7" if deferred else "training.stop_after$"
+    with pytest.raises(Interrupted, match=said), PreemptionHandler("1s") as preemption:  # noqa: SIM117
         with preemption.defer() if deferred else contextlib.nullcontext():
             assert wait_for(lambda: preemption.requested) == deferred
+            preemption.progress = "after step 7"
