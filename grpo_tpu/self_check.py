@@ -232,11 +232,15 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         for section in ("hardware", "rollout", "grpo", "loss", "lora"):
             data[section] = getattr(recipe, section).model_dump(mode="json")
         data["grpo"]["dynamic_sampling"] = None
-        data["training"] |= recipe.training.model_dump(include={"prompts_per_step", "micro_batch_size", "layout"})
+        sizes = {"prompts_per_step", "micro_batch_size"}
+        per_device = {f"{size}_per_device" for size in sizes}
+        data["training"] |= recipe.training.model_dump(include=sizes | per_device | {"layout"})
     else:
         data["hardware"]["processes"] = None
-    random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
     small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
+    random_model.write_random_model(
+        recipe.model, model, recipe.seed, LAYERS if on_tpu else None, small.hardware.trainer_tensor
+    )
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)

@@ -252,7 +252,8 @@ def _train(
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    model_files.maxtext_sizes(recipe.model)
+    sizes = model_files.maxtext_sizes(recipe.model)
+    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
     model_files.model_directory(recipe.model)
     _, asked = take_different(train, recipe.training.cold_start)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
@@ -301,7 +302,7 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "format": ("format", ".1%"),
         "length": ("completions/mean_length", ".1f"),
         "loss": ("loss", ".2g"),
-        **({"kl": ("kl", ".2g")} if recipe.grpo.beta else {}),
+        "kl": ("kl", ".2g"),
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
         "sync": ("seconds_sync", ".2f"),
@@ -436,6 +437,13 @@ def compare(
     finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
 
 
+# What is gone from the command line, and what to do instead: the error of such a command line ends with it.
+REMOVED = {
+    "evaluate --endpoint": "save what the server answers, and grade the file with --completions FILE",
+    "config --as plan": "grpo config RECIPE has the plan in its comments",
+    "preflight --refresh": "to compile again, remove .cache/preflight",
+    "preflight --largest-micro-batch": "give sizes to try: grpo preflight RECIPE training.micro_batch_size=N",
+}
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
@@ -454,7 +462,7 @@ def main() -> None:
     except typer.exceptions.TyperException as error:  # of the command line; without a message it has shown the help
         if message := error.format_message():
             command = context.command_path if (context := getattr(error, "ctx", None)) else "grpo"
-            print(f"error: {message} See {command} --help.", file=sys.stderr)
+            print(f"error: {message} {_removed(sys.argv[1:]) or f'See {command} --help.'}", file=sys.stderr)
         _exit(2)
     except Interrupted as reason:
         print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
@@ -467,6 +475,15 @@ def main() -> None:
             _exit(2)
         traceback.print_exc()
         _exit(1)
+
+
+def _removed(arguments: list[str]) -> str | None:
+    """What to do instead, where the arguments have an option, or a value of one, that was removed."""
+    words = {part for argument in arguments for part in argument.split("=")}
+    for command_line, instead in REMOVED.items():
+        if words.issuperset(command_line.split()):
+            return f"It was removed: {instead}."
+    return None
 
 
 def _exit(code: Any) -> NoReturn:

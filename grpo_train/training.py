@@ -336,7 +336,12 @@ def _make_learner(
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
-    logged = ["kl", "pg_clipfrac", *["importance_ratio"] * (grpo.correction == "tis"), "entropy"]  # the last ends a row
+    logged = ["pg_clipfrac"]
+    if grpo.beta:  # without a reference there is no KL to log
+        logged.append("kl")
+    if grpo.correction == "tis":
+        logged.append("importance_ratio")
+    logged.append("entropy")  # the last, since it completes a row (metrics_logger.REQUIRED_METRICS)
     cluster.actor_trainer.with_rl_metrics_to_log(dict.fromkeys(logged, np.mean))
     return learner
 

@@ -39,6 +39,8 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
     A finished conversion is kept: calling again returns it.  The folder appears only when it is complete; in a bucket
     (gs://BUCKET/FOLDER, to which Orbax writes directly) it is complete when Orbax's mark of success is there.
     In a multi-process run process 0 converts, and the others wait.
+
+    Raises CourseError, in process 0, when the folder holds something else, or MaxText cannot convert the model.
     """
     base = location(output)
     if multihost.is_main_process() and not has_base(base):
@@ -55,12 +57,15 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
                 "0/items",
             )
         else:
+            if base.exists() and (not base.is_dir() or any(base.iterdir())):
+                raise CourseError(
+                    f"{base} has other files, and no MaxText checkpoint (0/items); give another folder, or remove it"
+                )
             partial = base.with_name(base.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _run_converter(_to_maxtext, partial / "conversion.log", model, source, partial, "0/items")
-            shutil.rmtree(base, ignore_errors=True)  # a folder without a checkpoint in it
-            partial.rename(base)
+            partial.rename(base)  # an empty folder gives way
     multihost.barrier("conversion")
     return base / "0" / "items"
 

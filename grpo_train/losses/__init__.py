@@ -207,9 +207,9 @@ def policy_loss(
         token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling).
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
-    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`), `entropy`
-    (aggregated like the loss), and with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler
-    before the cap.
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, and `entropy` (aggregated like the loss).  With
+    `ref_per_token_logps` also `kl` (mean of k3 over tokens) and `kl_loss` (what is penalised, aggregated like the
+    loss); with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler before the cap.
 
     Raises ValueError for another name of a kl, ratio or aggregation.
     """
@@ -259,8 +259,6 @@ def policy_loss(
         "ppo_kl": mean(old - logps),
         "is_ratio/max": jnp.max(jnp.where(mask > 0, r, 0.0)),
         "is_ratio/min": jnp.min(jnp.where(mask > 0, r, jnp.inf)),
-        "kl": jnp.float32(0),
-        "kl_loss": jnp.float32(0),
     }
 
     # 4. The KL penalty.

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import batch_plan
+from grpo_train.recipes.removed import REMOVED
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
 
 TINY = "recipes/tiny-cpu.yaml"
@@ -108,6 +109,7 @@ def plain_settings(recipe: Recipe) -> Any:
         raise CourseError(f"plain_grpo does not have {missing[0]}; leave it at its default, or use grpo train")
     values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
     values |= {"rewards": tuple(recipe.rewards), "system": recipe.prompts.system, "seed": recipe.seed}
+    values["prompts_per_step"] = recipe.plan.prompts_per_step  # also where the recipe gives it per device
     return Settings(**{name: values[name] for name in names})
 
 
@@ -208,6 +210,8 @@ def _explain(error: dict) -> str:
     loc = [part for part in error["loc"] if part not in KINDS and not PYDANTICS.match(str(part))]
     where = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
+        if where in REMOVED:
+            return f"{where} was removed: {REMOVED[where]}"
         known = _known_keys(error["loc"][:-1])
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"

@@ -59,8 +59,23 @@ def name_in(key: str, form: str) -> str | None:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file."""
-    return read_jsonl(path) if path.exists() else []
+    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file.
+
+    Rows of earlier versions have a `kl` of 0 where nothing measured it.  It is left out where the run's recipe, next to
+    the file, says so.
+    """
+    rows = read_jsonl(path) if path.exists() else []
+    if any(row.get("kl") == 0 for row in rows) and not _measures_kl(path.with_name("recipe.yaml")):
+        return [{name: value for name, value in row.items() if name != "kl"} for row in rows]
+    return rows
+
+
+def _measures_kl(recipe: Path) -> bool:
+    """Whether a run of this recipe measures the KL; without the file it is taken to."""
+    if not recipe.exists():
+        return True
+    grpo = (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("grpo") or {}
+    return bool(grpo.get("beta") or grpo.get("watch_kl"))
 
 
 def _entry(name: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import socket
 import statistics
 import time
 from pathlib import Path
@@ -82,11 +83,16 @@ class TensorBoard:
 
     def __init__(self, folder: Path, finished: int | None):
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.events: Any = event_pb2  # protobuf makes the classes when the module is imported: no checker sees them
         self.summaries: Any = summary_pb2
-        self.writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names. Its EventFileWriter names them by the second, the
+        # process and a counter, as text: of one second, the tenth file would come before the ninth.
+        self.file = (folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}").open("xb")
+        self.records = RecordWriter(self.file)
+        self._write(file_version="brain.Event:2")  # what every file of TensorBoard begins with
         if finished is not None:
             self._write(step=finished + 1, session_log=self.events.SessionLog(status=self.events.SessionLog.START))
 
@@ -106,11 +112,12 @@ class TensorBoard:
         self.log(row, "eval")
 
     def close(self) -> None:
-        self.writer.close()
+        self.file.close()
 
     def _write(self, **what: Any) -> None:
-        self.writer.add_event(self.events.Event(wall_time=time.time(), **what))
-        self.writer.flush()
+        event = self.events.Event(wall_time=time.time(), **what)
+        self.records.write(event.SerializeToString())
+        self.records.flush()
 
 
 class WeightsAndBiases:

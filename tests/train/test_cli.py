@@ -15,7 +15,9 @@ from helpers import Program, result_of, wait_for
 
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
+from grpo_tpu import cli as _more_commands  # noqa: F401  (self-check and preflight)
 from grpo_train import cli
+from grpo_train.engines import model_files
 from grpo_train.recipes import load_recipe, plan_table
 from grpo_train.runs.run_directory import one_at_a_time, open_run
 
@@ -84,6 +86,27 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     runs = ["--runs", tmp_path / "runs"] if command == "train" else []
     assert_one_line_error(grpo(command, *runs, *rest), *words)
     assert list(tmp_path.iterdir()) == []
+
+
+COMMANDS_WITH_A_MODEL = ["train", "convert", "evaluate", "config", "self-check", "preflight"]
+
+
+@pytest.mark.parametrize("path", ["./nope", "/tmp/nope", "~/nope", "runs/nowhere/export", ".cache/models/nope", "a//b"])
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
+def test_a_folder_that_is_not_there_is_never_called_a_name_on_the_hub(grpo, tmp_path, command, path):
+    runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
+    done = grpo(command, "recipes/tiny-cpu.yaml", f"model.path={path}", *runs)
+    assert_one_line_error(done, f"model.path={path} is not a folder here", "give a Hugging Face model directory")
+    assert "fetched" not in done.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
+def test_before_make_real_model_its_recipe_names_it(grpo, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(model_files, "local_folder", lambda _: None)  # on this machine it may have been run
+    runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
+    done = grpo(command, "recipes/smollm2-135m-cpu.yaml@two-steps", *runs)
+    assert_one_line_error(done, "model.path=.cache/models/smollm2-135m-instruct is not a folder here")
+    assert done.stderr.endswith("make real-model brings it\n") and list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_said_before_anything_is_written(grpo, tmp_path, monkeypatch):

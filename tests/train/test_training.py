@@ -78,7 +78,7 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
     for row in rows:
         assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
         assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
-        assert row["clip_ratio"] == 0  # on-policy
+        assert row["clip_ratio"] == 0 and "kl" not in row  # on-policy; without a reference
         assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
         assert row["seconds"] >= row["seconds_update"] > 0
         assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
@@ -135,6 +135,14 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
     }
     for board in boards:
         board.close()
+
+
+def test_tensorboard_shows_the_last_of_many_starts_within_a_second(recipe, tmp_path):
+    for reward in range(12):
+        [board] = tracking.start(recipe.tracking, tmp_path, finished=0, config={})
+        board.log({"step": 1, "reward": reward})
+        board.close()
+    assert events(tmp_path) == {"train/reward": [(1, 11)]}
 
 
 def test_a_finished_run_is_left_alone(whole_run, build):
