@@ -133,8 +133,8 @@ def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, rende
 
 
 def _plan(tasks: list[Task], batch_size: int) -> list[list[Task]]:
-    """The batches, greedy ones first.  Without those that are finished it gives the others, unless `batch_size` changed:
-    it is the same at every start of an evaluation."""
+    """The batches, greedy ones first.  Without the tasks of the first batches they are the other batches, so that an
+    evaluation that goes on has those of one that was never interrupted, unless `batch_size` changed."""
     batches = []
     for greedy in (True, False):
         # The sort is stable: samples of one problem stay together.

@@ -6,6 +6,7 @@ Every step keeps what is there already, so a run that was interrupted goes on wh
 all processes take every step together, and process 0 gets what a step returns.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from grpo_train.engines.model_files import ITEMSIZE, require_engine
 from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import Recipe, batch_plan
+from grpo_train.recipes.continuing import memory_remedies
 from grpo_train.report.comparison import read_json
 from grpo_train.runs import checkpoints, health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
@@ -138,10 +140,19 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
             model=f"step {0 if which == 'before' else steps}",
         )
 
-    run = session.run_on_main(work)
+    with _explain_full_memory(recipe):
+        run = session.run_on_main(work)
     if run is not None:
         _log_once(recipe, session.directory, which, run)
     return run
+
+
+def _explain_full_memory(recipe: Recipe) -> contextlib.AbstractContextManager[None]:
+    """Of an evaluation or a validation."""
+    smaller = recipe.evaluation.batch_size // 2
+    return training.explain_full_memory(
+        "a batch of an evaluation", [f"evaluation.batch_size={smaller}"] if smaller else []
+    )
 
 
 def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
@@ -176,10 +187,11 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
     problems = load_problems(session.recipe.problems, "validation")
 
     def validate() -> dict[str, float]:
-        run = evaluation.evaluate(
-            session.generate, problems, render=session.render, progress=False,
-            batch_size=session.recipe.evaluation.batch_size,
-        )  # fmt: skip
+        with _explain_full_memory(session.recipe):
+            run = evaluation.evaluate(
+                session.generate, problems, render=session.render, progress=False,
+                batch_size=session.recipe.evaluation.batch_size,
+            )  # fmt: skip
         summary = run.summary()
         return {
             "validation_accuracy": summary["accuracy"],
@@ -353,7 +365,8 @@ def run(
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
-    check = training.check_first_sync(session)
+    with training.explain_full_memory("the check of the first sync", memory_remedies(recipe, session.plan)):
+        check = training.check_first_sync(session)
     log(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"

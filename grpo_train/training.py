@@ -21,12 +21,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
@@ -47,7 +47,7 @@ from grpo_train.engines import learner as learners
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes import PromptsRecipe, Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
@@ -56,6 +56,8 @@ from grpo_train.runs.run_directory import one_at_a_time
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
+# How JAX reports that the memory of a device is full.
+MEMORY_FULL = ("RESOURCE_EXHAUSTED", "out of memory")
 COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
@@ -470,7 +472,8 @@ def train(
                         recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
                     )
                 session.timer.start()
-                with maxtext_model.quiet():
+                remedies = continuing.memory_remedies(recipe, session.plan)
+                with maxtext_model.quiet(), explain_full_memory("a training step", remedies):
                     # The seven stages of a step: see engines/learner.py, Learner.
                     session.learner.train(_batches(session, validate_after, stop))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
@@ -487,6 +490,26 @@ def train(
         finally:
             recorder.finish()
     return rows
+
+
+@contextlib.contextmanager
+def explain_full_memory(what: str, remedies: Sequence[str]) -> Iterator[None]:
+    """Say in one line what to do when the memory of a device does not hold what is computed inside.
+
+    Args:
+      what: is computed.
+      remedies: changes, `section.key=value`, with which the same command continues the run.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(sign in str(error) for sign in MEMORY_FULL) or _disk_full(error):
+            raise
+        changes = f"run the same command with {' or '.join(remedies)}: it continues the run; " if remedies else ""
+        raise CourseError(
+            f"{what} does not fit the memory of a device ({first_line(error)}); {changes}"
+            "grpo preflight RECIPE shows what fills the memory of a TPU"
+        ) from error
 
 
 def _disk_full(error: BaseException | None) -> str | None:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from grpo_train.recipes.loading import changed_values
+from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import batch_plan
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.loading import changed_values, parse_recipe
 from grpo_train.recipes.schema import Recipe
 
 
@@ -75,7 +78,7 @@ MAY_CHANGE = (
         ),
         "data, seeds and groups do not depend on devices and processes; sums are rounded in another order. vLLM draws "
         "other completions from the same distribution",
-    ),  # fmt: skip
+    ),
     Rule(
         ("rollout.vllm.memory_fraction", *(f"rollout.vllm.options.{name}" for name in VLLM_OPTIONS)),
         "how vLLM divides memory and work; with another number of sequences at a time it draws other completions from "
@@ -98,7 +101,7 @@ MAY_CHANGE = (
             "tracking.wandb",
         ),
         "what is kept, checked and logged, and when; no step looks at it",
-    ),  # fmt: skip
+    ),
     Rule(
         ("training.steps",),
         "with `schedule: constant` the rate of a step does not depend on it. Not below the steps that are done, nor "
@@ -139,6 +142,43 @@ def describe_changes(old: Recipe, new: Recipe) -> list[str]:
 
 def describe_change(key: str, before: object, after: object) -> str:
     return f"{key}: {json.dumps(before)} -> {json.dumps(after)}"
+
+
+def memory_remedies(recipe: Recipe, plan: BatchPlan) -> list[str]:
+    """Changes with which a step needs less memory and has the same results, as `section.key=value`.
+
+    The next smaller micro-batches that the recipe accepts; after them, what recomputes.
+    """
+    sizes = {
+        "training": [size for size in batch_plan.micro_batch_sizes(plan) if size < plan.micro_batch_size],
+        "rollout": [
+            size for size in batch_plan.rollout_micro_batch_sizes(plan) if size < plan.rollout_micro_batch_size
+        ],
+    }
+    found = []
+    for section, smaller in sizes.items():
+        name = "micro_batch_size"
+        per_device = getattr(getattr(recipe, section), "micro_batch_size_per_device", None)
+        if per_device:
+            name = "micro_batch_size_per_device"
+            smaller = batch_plan.divisors(per_device)[:-1]
+        accepted = [size for size in smaller if _accepts(recipe, section, name, size)]
+        found += [f"{section}.{name}={size}" for size in accepted[-1:]]
+    if recipe.loss.implementation == "jax":
+        found.append("loss.implementation=chunked")
+    if recipe.model.remat != "full":
+        found.append("model.remat=full")
+    return found
+
+
+def _accepts(recipe: Recipe, section: str, name: str, value: int) -> bool:
+    data = recipe.model_dump(mode="json")
+    data[section][name] = value
+    try:
+        parse_recipe(data)
+    except CourseError:
+        return False
+    return True
 
 
 def known_keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:

@@ -21,7 +21,7 @@ from grpo_train.report.comparison import flip_counts
 from grpo_train.report.formatting import CHANCE, MINUS, NBSP, evidence, is_clear, percent
 from grpo_train.runs.health_checks import by_step, finite
 from grpo_train.runs.metric_glossary import METRICS, Row, read_metrics, reading_order
-from grpo_train.runs.run_directory import load_run
+from grpo_train.runs.run_directory import describe_change, load_run, read_changes
 
 WINDOW = 10  # steps whose mean is compared, at most
 CLOCKS = ("seconds", "tokens_per_second")  # how the names of metrics begin that a step's compilation changes
@@ -40,6 +40,7 @@ class RunComparison:
     paired: dict[str, Any] | None
     unpaired: str | None  # why there is no paired comparison
     left_out: tuple[int, int]  # problems of A, and of B, that only one of them was evaluated on; the others are paired
+    changes: tuple[list[str], list[str]]  # of A and B: with what other values it went on, and when
 
 
 def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison:
@@ -57,7 +58,12 @@ def compare(run_a: str | os.PathLike, run_b: str | os.PathLike) -> RunComparison
     metrics = {name: (_last_mean(rows_a, name), _last_mean(rows_b, name)) for name in reading_order(known)}
     steps = min(WINDOW, len(rows_a)), min(WINDOW, len(rows_b))
     paired, unpaired, left_out = _pair((a, b), names)
-    return RunComparison(names, differences(recipe_a, recipe_b), metrics, steps, paired, unpaired, left_out)
+    changes = _changes(a), _changes(b)
+    return RunComparison(names, differences(recipe_a, recipe_b), metrics, steps, paired, unpaired, left_out, changes)
+
+
+def _changes(run: Path) -> list[str]:
+    return [describe_change(row) for row in read_changes(run)]
 
 
 def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:
@@ -138,6 +144,9 @@ def text(compared: RunComparison) -> str:
         if compared.recipe
         else "The recipes are the same."
     )
+    for run, changes in zip("AB", compared.changes, strict=True):
+        if changes:
+            blocks.append("\n".join([f"{run} was changed while it ran:", *(f"  {line}" for line in changes)]))
     rows = []
     for name, (a, b) in compared.metrics.items():
         shown = ["–" if value is None else f"{value:.4g}" for value in (a, b)]

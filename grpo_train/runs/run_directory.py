@@ -94,9 +94,18 @@ def _take_changes(directory: Path, recipe: Recipe, log: Callable[[str], None]) -
 
 
 def read_changes(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's changes.jsonl: `step` after which it went on, `changes`, key -> before and after, `time`."""
+    """The rows of a run's changes.jsonl: `step` after which it went on, `changes`, key -> before and after, `time`.
+
+    Raises CourseError for a row that is something else.
+    """
     path = directory / "changes.jsonl"
-    return read_jsonl(path) if path.exists() else []
+    rows = read_jsonl(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        changes = row.get("changes")
+        pairs = changes.values() if isinstance(changes, dict) else [None]
+        if "step" not in row or not all(isinstance(pair, dict) and {"before", "after"} <= set(pair) for pair in pairs):
+            raise CourseError(f"{path}: line {number} is not a change of a run; remove the line")
+    return rows
 
 
 def describe_change(row: dict[str, Any]) -> str:

@@ -92,6 +92,8 @@ def test_behind_a_torn_row_two_steps_are_taken_again_from_a_checkpoint_before_th
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_run_stops_when_its_time_is_over(deferred):
-    with pytest.raises(Interrupted, match="stop_after"), PreemptionHandler("1s") as preemption:  # noqa: SIM117
+    said = "training.stop_after after step 7" if deferred else "training.stop_after$"
+    with pytest.raises(Interrupted, match=said), PreemptionHandler("1s") as preemption:  # noqa: SIM117
         with preemption.defer() if deferred else contextlib.nullcontext():
             assert wait_for(lambda: preemption.requested) == deferred
+            preemption.progress = "after step 7"

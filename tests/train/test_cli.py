@@ -219,7 +219,7 @@ def test_a_shared_disk_without_locks_can_be_trained_on(tmp_path, monkeypatch, nu
 def test_a_run_of_another_recipe_is_not_continued_and_what_differs_is_listed(grpo, tmp_path, root):
     open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
     done = grpo(*TRAIN, "grpo.beta=0.5", "--runs", tmp_path, "--run", "run")
-    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run NAME")
+    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run run-2")
 
 
 @pytest.mark.slow

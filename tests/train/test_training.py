@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,6 +165,29 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
         found = EvalRun.load(tmp_path / "evals" / f"{phase}.jsonl").summary()
         [line] = [line for line in said if line.startswith(f"{phase}: {found['accuracy']:.1%} of 12 ")]
         assert f"within 10 % {found['partial_accuracy']:.1%}, format {found['format_accuracy']:.1%}" in line
+
+
+def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
+    session = whole_run[0]
+    exported = pipeline.export(session)
+    folder, step = pipeline.export_step(recipe, session.directory, output=tmp_path / "newest")
+    assert step == 4 and files(folder) == files(exported)
+    with pytest.raises(CourseError, match="--overwrite"):
+        pipeline.export_step(recipe, session.directory, output=folder)
+
+    copy = Path(shutil.copytree(session.directory, tmp_path / "copy"))
+    newest = copy / "checkpoints" / "actor" / "4" / "model_params"
+    for path in newest.rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:300])
+    said = []
+    folder, step = pipeline.export_step(recipe, copy, output=folder, overwrite=True, log=said.append)
+    assert step == 2 and "step 4 cannot be read" in said[0] and newest.exists()  # nothing is moved
+    assert files(folder)["model.safetensors"] != files(exported)["model.safetensors"]
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_recipes_own_limit_decides_whether_a_run_starts(whole_run, recipe):
