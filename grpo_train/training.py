@@ -44,6 +44,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 from grpo_train.engines import cluster as clusters
 from grpo_train.engines import compat, maxtext_model, weight_sync
 from grpo_train.engines import learner as learners
+from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
@@ -237,6 +238,7 @@ def build_session(
                 actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
                 tokenizer,
                 rollout_config,
+                adapts_beta=recipe.grpo.target_kl is not None,
                 sampler=sampler,
                 sampler_devices=None if shares_devices else sampler_devices,
                 checkpoints=saved.parent,
@@ -322,6 +324,12 @@ def _make_learner(
     )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if grpo.target_kl:
+        adaptive = AdaptiveBeta(
+            cluster.actor_trainer, actor.mesh, start=grpo.beta, target=grpo.target_kl, updates=grpo.iterations
+        )
+        metrics.append(adaptive.metrics)
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -329,7 +337,7 @@ def _make_learner(
         rl_cluster=cluster,
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation),
         reward_fns=rewards,
-        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
+        metric_fns=metrics,
         batch_of_step=batches,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices

@@ -36,7 +36,8 @@ RECIPE = [
     "rollout.max_completion_length=16",
 ]
 # All that changes from step to step, or adds weights; each follows from the step.
-SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05"]
+SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3"]
+SWITCHED += ["grpo.beta=0.05", "grpo.target_kl=0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,7 @@ def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     start(directory, *SWITCHED).lines()
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
+    assert len({row["beta"] for row in rows(whole)}) > 1
 
 
 # --- stopped, without room, damaged ---

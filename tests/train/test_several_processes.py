@@ -19,7 +19,8 @@ pytestmark = pytest.mark.long(minutes=8)
 
 STEPS = 8
 # Everything is in it: several rollout micro-batches, accumulation, two updates a batch, the correction of the sampler's
-# log-probabilities, a reference model, validation, checkpoints, and two devices to hold a sampler's model together.
+# log-probabilities, a reference model, an adapted beta, validation, checkpoints, and two devices to hold a sampler's
+# model together.
 RECIPE = [
     "hardware.sampler_tensor=2",
     f"training.steps={STEPS}",
@@ -31,6 +32,7 @@ RECIPE = [
     "rollout.max_completion_length=16",
     "grpo.group_size=4",
     "grpo.beta=0.04",
+    "grpo.target_kl=0.01",
     "grpo.iterations=2",
     "grpo.correction=tis",
     "problems.train=200",
@@ -47,6 +49,7 @@ EQUAL = (
     "completions/mean_length",
     "completions/clipped_ratio",
     "validation_accuracy",
+    "beta",
 )
 
 
@@ -122,6 +125,7 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert "continuing after step" in "\n".join(run.lines())
 
     same_rows(alone, together, STEPS)
+    assert len({row["beta"] for row in rows(together)}) > 1
     for which in ("before", "after"):
         assert read_jsonl(alone / "evals" / f"{which}.jsonl") == read_jsonl(together / "evals" / f"{which}.jsonl")
     assert json.loads((together / "environment.json").read_text())["processes"] == 2
