@@ -239,7 +239,7 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
         "problems, or rewards that give partial credit",
     ),
     "left out": _left_out,
-    # Far from the reference, in the rows that have a KL: all where grpo.beta is above 0.
+    # Far from the reference, in the rows that have a KL: all with grpo.beta above 0, some with grpo.watch_kl.
     "kl": functools.partial(
         _streaks,
         name="kl",

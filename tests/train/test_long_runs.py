@@ -34,6 +34,7 @@ RECIPE = [
     " {name: hard, difficulty: hard, weight: 3, train: 50, validation: 10, test: 20, prompts: {system: ''}}]",
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
+    "grpo.watch_kl=3",
 ]
 # All that changes from step to step, or adds weights; each follows from the step.
 SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3"]
@@ -154,6 +155,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undist
     start(directory).lines()
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
+    assert [row["step"] for row in rows(directory) if "kl" in row] == [1, 3, 6]
 
 
 def test_killed_with_adapters_and_spare_prompts(start, tmp_path):

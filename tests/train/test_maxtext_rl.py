@@ -53,7 +53,8 @@ OTHER = {
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
-    "grpo.target_kl": 0.02, "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
+    "grpo.target_kl": 0.02, "grpo.watch_kl": 5,
+    "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
 NEEDED = {

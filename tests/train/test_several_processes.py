@@ -53,9 +53,9 @@ EQUAL = (
 )
 
 
-def start(directory: Path, base: Path, processes: int) -> list[Program]:
+def start(directory: Path, base: Path, processes: int, *changes: str) -> list[Program]:
     """A run on four devices."""
-    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE]
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE, *changes]
     train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
     together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
     return [
@@ -131,3 +131,15 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert json.loads((together / "environment.json").read_text())["processes"] == 2
     for name in ("summary.json", "report.html", "sync.json", "export/config.json"):
         assert (together / name).is_file()
+
+
+def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
+    """Each process has its part of the base in its own memory."""
+    watched = ["grpo.beta=0", "grpo.target_kl=null", "grpo.watch_kl=2", "training.steps=2", "training.validate_every=0"]
+    directories = {processes: tmp_path / f"of {processes}" for processes in (1, 2)}
+    for processes, directory in directories.items():
+        for member in start(directory, converted_base, processes, *watched):
+            member.lines()
+    same_rows(directories[1], directories[2], 2)
+    first, second = (row["kl"] for row in rows(directories[2]))
+    assert abs(first) < 1e-6 < second
