@@ -315,6 +315,7 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "length": ("completions/mean_length", ".1f"),
         "loss": ("loss", ".2g"),
         "kl": ("kl", ".2g"),
+        "beta": ("beta", ".2g"),
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
         "sync": ("seconds_sync", ".2f"),

@@ -96,6 +96,11 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
             f"(update_applied), and {moved:.1%} of them move; set training.rounding=stochastic or "
             "model.weight_dtype=float32"
         )
+    if recipe.grpo.watch_kl and recipe.grpo.beta:
+        log(
+            f"grpo.watch_kl={recipe.grpo.watch_kl} changes nothing: with grpo.beta={recipe.grpo.beta:g} the KL is "
+            "measured in every step"
+        )
     if filtered := len(problems) - len(session.problems):
         log(
             f"filtered out of training: {filtered} of {len(problems)} problems, with prompts longer than "

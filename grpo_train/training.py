@@ -42,8 +42,9 @@ from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import compat, maxtext_model, weight_sync
+from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
+from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
@@ -198,7 +199,8 @@ def build_session(
         checkpoints.drop_unlogged_checkpoints(saved, recorder.last_step, recipe.grpo.iterations, recorder.torn)
 
     with maxtext_model.quiet():
-        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint.
+        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
+        #    `watched`, from which the KL is measured where no penalty does it.
         trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
@@ -220,11 +222,13 @@ def build_session(
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        reference = (
-            load(recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})).module
-            if recipe.grpo.beta and not recipe.lora.rank
-            else None
-        )
+        # The base: not trained, so in the dtype of computations.  With adapters it is in the actor.
+        load_base = functools.partial(load, recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype}))
+        reference, watched = None, None
+        if recipe.grpo.beta and not recipe.lora.rank:
+            reference = load_base().module
+        if recipe.grpo.kl_is_watched and not recipe.lora.rank:
+            watched = watched_kl.in_host_memory(load_base())
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
@@ -239,6 +243,7 @@ def build_session(
                 actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
                 tokenizer,
                 rollout_config,
+                adapts_beta=recipe.grpo.target_kl is not None,
                 sampler=sampler,
                 sampler_devices=None if shares_devices else sampler_devices,
                 checkpoints=saved.parent,
@@ -248,6 +253,8 @@ def build_session(
             )
 
         actor, cluster = checkpoints.restore(build, saved, log)
+        if recipe.grpo.kl_is_watched and recipe.lora.rank:
+            watched = watched_kl.without_adapters(actor)
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
@@ -258,7 +265,7 @@ def build_session(
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},
         )
-        learner = _make_learner(recipe, plan, actor, cluster, batches)
+        learner = _make_learner(recipe, plan, actor, cluster, watched, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -312,8 +319,10 @@ def _make_learner(
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     cluster: rl.RLCluster,
+    watched: Callable[[], maxtext_model.Actor] | None,
     batches: Callable[[int], dict[str, np.ndarray]],
 ) -> learners.Learner:
+    """`watched`: gives the base, for grpo.watch_kl."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -324,6 +333,22 @@ def _make_learner(
     )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if grpo.target_kl:
+        adaptive = AdaptiveBeta(
+            cluster.actor_trainer, actor.mesh, start=grpo.beta, target=grpo.target_kl, updates=grpo.iterations
+        )
+        metrics.append(adaptive.metrics)
+    if grpo.watch_kl and watched:
+
+        def measure() -> float:
+            # No more rows than an update has, so that there is memory for them.
+            at_once = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
+            rows = min(at_once, math.lcm(watched_kl.ROWS, actor.mesh.size))
+            width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
+            return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature)
+
+        metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -331,7 +356,7 @@ def _make_learner(
         rl_cluster=cluster,
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation),
         reward_fns=rewards,
-        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
+        metric_fns=metrics,
         batch_of_step=batches,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices

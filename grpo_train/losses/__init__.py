@@ -154,7 +154,7 @@ def policy_loss(
     completion_mask: jax.Array,
     epsilon_low: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
+    beta: float | jax.Array = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
@@ -197,6 +197,7 @@ def policy_loss(
       advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
       epsilon_high: None: as epsilon_low.
+      beta: a number, or an array [] that may be another one in the next call of a compiled loss.
       aggregation: of Tunix's aggregate_loss; sequence-mean-token-scale divides by a constant.
       entropy: [B, T], for aux alone.
       weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
@@ -267,8 +268,7 @@ def policy_loss(
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
-        if beta:
-            loss = loss + beta * aux["kl_loss"]
+        loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
     return loss, aux
@@ -431,6 +431,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
         algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,
     )  # fmt: skip
+    beta = getattr(train_example, "beta", None)
     return policy_loss(
         logps,
         train_example.old_per_token_logps,
@@ -439,7 +440,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.completion_mask,
         epsilon_low=algo_config.epsilon,
         epsilon_high=getattr(algo_config, "epsilon_high", None),
-        beta=algo_config.beta,
+        beta=algo_config.beta if beta is None else beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),

@@ -62,6 +62,7 @@ PANELS = (
     Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
+    Panel("β, adapted", "weight of the KL penalty", (("beta", "beta"),), from_zero=True),
     Panel(
         "Seconds of a step",
         "seconds",

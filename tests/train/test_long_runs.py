@@ -35,9 +35,11 @@ RECIPE = [
     " {name: hard, difficulty: hard, weight: 3, train: 50, validation: 10, test: 20, prompts: {system: ''}}]",
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
+    "grpo.watch_kl=3",
 ]
 # All that changes from step to step, or adds weights; each follows from the step.
-SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05"]
+SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3"]
+SWITCHED += ["grpo.beta=0.05", "grpo.target_kl=0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undist
     start(directory).lines()
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
+    assert [row["step"] for row in rows(directory) if "kl" in row] == [1, 3, 6]
 
 
 def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
@@ -165,6 +168,7 @@ def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     start(directory, *SWITCHED).lines()
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
+    assert len({row["beta"] for row in rows(whole)}) > 1
 
 
 # --- stopped, without room, damaged ---

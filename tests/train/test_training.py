@@ -88,9 +88,12 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
     changes = [
         *("grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"),
-        *("rollout.temperature=0.8", "training.learning_rate=1e-3"),
+        *("rollout.temperature=0.8", "training.learning_rate=1e-3", "grpo.watch_kl=3"),
     ]
-    for row in training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes]))):
+    rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
+    assert [row["step"] for row in rows if "kl" in row] == [1, 3]
+    assert abs(rows[0]["kl"]) < 1e-6 < rows[2]["kl"]
+    for row in rows:
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
         assert 1 <= row["dynamic_sampling/passes"] <= 3 and row["dynamic_sampling/uniform_groups"] >= 0
@@ -451,7 +454,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "peak_memory_gib",  # of a chip
         *("validation_accuracy", "validation_lenient"),
         # From learner and optimizer, where a recipe asks for them.
-        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"),
+        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta"),
     }
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
