@@ -96,7 +96,7 @@ def serve(root: Path, folder: Path, settings: Path) -> Iterator[Lab]:
         )
         try:
             address = f"http://localhost:{port}/lab/tree/notebooks/00_setup.ipynb"
-            ready = wait_for(lambda: address in output.read_text() or server.poll() is not None, seconds=400, pause=0.5)
+            ready = wait_for(lambda: address in output.read_text() or server.poll() is not None, seconds=200, pause=0.5)
             assert ready and server.poll() is None, output.read_text()[-3000:]
             yield Lab(folder, f"http://localhost:{port}", workspaces)
         finally:
@@ -116,6 +116,7 @@ def student(root, settings, tmp_path_factory) -> Iterator[Lab]:
     """A student's folder, with an environment of its own."""
     folder = tmp_path_factory.mktemp("class") / "student"
     subprocess.run(["make", "student", f"OUT={folder}"], cwd=root, env=environment(root), check=True)
+    subprocess.run(["make", "setup"], cwd=folder, env=environment(root), check=True)
     yield from serve(root, folder, settings)
     shutil.rmtree(folder)  # 2 GB
 

@@ -39,7 +39,10 @@ def test_two_runs_are_compared_digit_for_digit_but_for_their_clocks(capsys, tmp_
     assert capsys.readouterr().out.count("2 rows, equal digit for digit") == 3
     write_jsonl_atomic(tmp_path / "newest" / "metrics.jsonl", [{"loss": 0.25}, {"loss": 0.1 + 2e-17}])
     next_versions.print_differences(tmp_path / "locked", tmp_path / "newest")
-    assert "metrics.jsonl: row 2, loss: locked 0.1, newest 0.10000000000000002" in capsys.readouterr().out
+    assert (
+        "1 values differ (loss), the first in row 2, loss: locked 0.1, newest 0.10000000000000002"
+        in capsys.readouterr().out
+    )
     write_jsonl_atomic(tmp_path / "newest" / "metrics.jsonl", [{"loss": 0.25}])
     next_versions.print_differences(tmp_path / "locked", tmp_path / "newest")
-    assert "metrics.jsonl: row 2, loss: locked 0.1, newest None" in capsys.readouterr().out
+    assert "the first in row 2, loss: locked 0.1, newest None" in capsys.readouterr().out

@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -214,20 +215,27 @@ def succeeds(name: str, *command: str | Path) -> bool:
 
 
 def print_differences(locked: Path, newest: Path) -> None:
-    """Print whether two runs have the same metrics and records, digit for digit, and where they first differ."""
+    """Print whether two runs have the same metrics and records, digit for digit, or what differs."""
     for name in ("metrics.jsonl", "evals/before.jsonl", "evals/after.jsonl"):
-        rows = [[without_clocks(row) for row in read_jsonl(run / name)] for run in (locked, newest)]
-        difference = first_difference(*rows)
-        print(f"{name}: {difference or f'{len(rows[0])} rows, equal digit for digit'}", flush=True)
+        rows, others = ([without_clocks(row) for row in read_jsonl(run / name)] for run in (locked, newest))
+        differing = differences(rows, others)
+        if not differing:
+            print(f"{name}: {len(rows)} rows, equal digit for digit", flush=True)
+            continue
+        keys = sorted({key for _, key, _, _ in differing})
+        row, key, one, other = differing[0]
+        first = f"the first in row {row}, {key}: locked {one}, newest {other}"
+        print(f"{name}: {len(differing)} values differ ({', '.join(keys)}), {first}", flush=True)
 
 
-def first_difference(locked: list[dict], newest: list[dict]) -> str:
-    """Where two lists of rows first differ, in words; "" where they are equal."""
-    for number, (one, other) in enumerate(zip_longest(locked, newest, fillvalue={}), start=1):
-        for key in sorted(one | other):
-            if one.get(key) != other.get(key):
-                return f"row {number}, {key}: locked {one.get(key)}, newest {other.get(key)}"
-    return ""
+def differences(locked: list[dict], newest: list[dict]) -> list[tuple[int, str, Any, Any]]:
+    """(row, counted from 1, key, value in `locked`, value in `newest`) where two lists of rows differ."""
+    return [
+        (number, key, one.get(key), other.get(key))
+        for number, (one, other) in enumerate(zip_longest(locked, newest, fillvalue={}), start=1)
+        for key in sorted(one | other)
+        if one.get(key) != other.get(key)
+    ]
 
 
 def without_clocks(row: dict) -> dict:
