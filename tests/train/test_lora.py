@@ -75,6 +75,7 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
     assert np.abs(np.asarray(theirs) - logps(actor)).mean() < weight_sync.MAX_MEAN_GAP["float32"]
 
 
+@pytest.mark.long
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
     changes = [
         *("training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"),
