@@ -50,7 +50,7 @@ test-long: setup ## run the tests that take minutes: killed runs, two processes,
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
-nightly: setup setup-tpu ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
+nightly: setup setup-tpu real-model ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
 	@tools/each_file_alone.sh
 	@$(PY) -m pytest $(TWO) --run-nightly -m nightly
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder --run-long --run-nightly -m "long or nightly"
