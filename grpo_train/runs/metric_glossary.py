@@ -62,8 +62,8 @@ def name_in(key: str, form: str) -> str | None:
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl, in the order of the file; empty where there is no file.
 
-    A last row that is not whole, as a kill or a full disk can leave it, is left out (`last_row_is_torn`).  Raises CourseError
-    for such a row before the last.
+    A last row that is not whole, as a kill or a full disk can leave it, is left out (`last_row_is_torn`).  Raises
+    CourseError for such a row before the last.
     """
     rows = read_jsonl(path) if path.exists() else []
     for number, row in enumerate(rows, start=1):
