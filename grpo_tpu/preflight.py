@@ -103,7 +103,11 @@ def preflight(
             bounds["lower_bound_at_mean"] = bound(facts, work(at_mean), logps)
         return result.model_copy(update=bounds)
     return result.model_copy(
-        update={"hints": tuple(hints(recipe.plan, recipe.model, recipe.rollout, recipe.hardware.trainer_tensor))}
+        update={
+            "hints": tuple(
+                hints(recipe.plan, recipe.batch_given, recipe.model, recipe.rollout, recipe.hardware.trainer_tensor)
+            )
+        }
     )
 
 

@@ -21,12 +21,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
@@ -48,7 +48,7 @@ from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes import PromptsRecipe, Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
@@ -57,6 +57,8 @@ from grpo_train.runs.run_directory import one_at_a_time
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
+# How JAX reports that the memory of a device is full.
+MEMORY_FULL = ("RESOURCE_EXHAUSTED", "out of memory")
 COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
@@ -194,7 +196,7 @@ def build_session(
     )
     saved = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
     if multihost.is_main_process():
-        checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
+        checkpoints.drop_unlogged_checkpoints(saved, recorder.last_step, recipe.grpo.iterations, recorder.torn)
 
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
@@ -382,11 +384,38 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
-    meshes = ", ".join(
-        f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
-        for verb, mesh in (("train", session.actor.mesh), ("sample", session.sampler.mesh))
+    return devices_line(
+        len(found),
+        found[0].device_kind,
+        jax.process_count(),
+        dict(session.actor.mesh.shape),
+        dict(session.sampler.mesh.shape),
     )
-    return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
+
+
+def devices_line(found: int, kind: str, processes: int, trainer: dict[str, int], sampler: dict[str, int]) -> str:
+    """What `describe_devices` says.
+
+    Args:
+      found: devices, of all processes.
+      trainer, sampler: axis -> size of their meshes.  In a multi-process run the trainer's has the devices of all
+        processes, and the sampler's those of one.
+    """
+    if found == 1:
+        return f"1 x {kind}: trains and samples"
+    train, sample = math.prod(trainer.values()), math.prod(sampler.values())
+    if processes == 1:
+        return f"{found} x {kind}: trainer {_devices(train, trainer)}, sampler {_devices(sample, sampler)}"
+    return (
+        f"{found} x {kind} in {processes} processes: trainer {_devices(train, trainer)}, sampler {sample * processes}, "
+        f"each process {_devices(sample, sampler)}"
+    )
+
+
+def _devices(count: int, mesh: dict[str, int]) -> str:
+    """So many, and the axes of their mesh that split something: 8 (fsdp 4 x tensor 2)."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return f"{count} ({axes})" if axes else str(count)
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -468,7 +497,8 @@ def train(
                         recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
                     )
                 session.timer.start()
-                with maxtext_model.quiet():
+                remedies = continuing.memory_remedies(recipe, session.plan)
+                with maxtext_model.quiet(), explain_full_memory("a training step", remedies):
                     # The seven stages of a step: see engines/learner.py, Learner.
                     session.learner.train(_batches(session, validate_after, stop))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
@@ -485,6 +515,26 @@ def train(
         finally:
             recorder.finish()
     return rows
+
+
+@contextlib.contextmanager
+def explain_full_memory(what: str, remedies: Sequence[str]) -> Iterator[None]:
+    """Say in one line what to do when the memory of a device does not hold what is computed inside.
+
+    Args:
+      what: is computed.
+      remedies: changes, `section.key=value`, with which the same command continues the run.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(sign in str(error) for sign in MEMORY_FULL) or _disk_full(error):
+            raise
+        changes = f"run the same command with {' or '.join(remedies)}: it continues the run; " if remedies else ""
+        raise CourseError(
+            f"{what} does not fit the memory of a device ({first_line(error)}); {changes}"
+            "grpo preflight RECIPE shows what fills the memory of a TPU"
+        ) from error
 
 
 def _disk_full(error: BaseException | None) -> str | None:

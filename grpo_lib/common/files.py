@@ -125,5 +125,17 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     return rows
 
 
+def ends_torn(path: str | os.PathLike) -> bool:
+    """Whether `read_jsonl` leaves out the last line of a file."""
+    last = Path(path).read_bytes().rpartition(b"\n")[2]
+    if not last.strip():
+        return False
+    try:
+        json.loads(last.decode("utf-8", errors="replace"))
+    except json.JSONDecodeError:
+        return True
+    return False
+
+
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"

@@ -17,7 +17,7 @@ from flax.linen import partitioning as nn_partitioning
 
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
-from grpo_train.engines.model_files import maxtext_sizes, model_directory
+from grpo_train.engines.model_files import maxtext_sizes, model_directory, require_heads
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
 from grpo_train.runs import multihost
@@ -192,16 +192,14 @@ def load_actor(
                 **adapters.maxtext_settings(lora),
             )
         )
+        require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
         try:
             module = model_creation_utils.from_pretrained(
                 config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
             )
         except (ValueError, KeyError, OSError) as error:
-            raise CourseError(
-                f"checkpoint {weights} cannot be read ({first_line(error)}); remove the folder and convert the model "
-                "again"
-            ) from error
+            raise _loading_error(weights, config, mesh, error) from error
     modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
         with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
@@ -214,6 +212,25 @@ def load_actor(
             cpu_speed.unroll_layers(module)
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
+
+
+def _loading_error(checkpoint: Any, config: Any, mesh: Any, error: Exception) -> CourseError:
+    """What to do about a model that was not loaded: the checkpoint is at fault where the model can be built without it.
+
+    Nobody should remove a conversion, which may have taken an hour, because of another mistake.
+    """
+    from maxtext.utils import model_creation_utils
+
+    try:
+        model_creation_utils.create_nnx_abstract_model(config, mesh)  # shapes and places, no weights
+    except Exception as reason:
+        return CourseError(
+            f"the model cannot be placed on {mesh.size} devices ({first_line(reason)}); change "
+            "hardware.trainer_tensor or hardware.trainer_devices"
+        )
+    return CourseError(
+        f"checkpoint {checkpoint} cannot be read ({first_line(error)}); remove the folder and convert the model again"
+    )
 
 
 def per_token_logps(

@@ -363,6 +363,21 @@ def test_a_kill_just_before_or_after_the_file_is_written(path, partial, monkeypa
     assert not partial.exists() and path.read_bytes() == finished
 
 
+@pytest.mark.parametrize("size", [2, 5, 50])
+def test_it_goes_on_with_batches_of_another_size(path, tmp_path, size):
+    """As after an evaluation that ran out of memory: what is answered is kept, each problem has one record."""
+    asked = []
+
+    def rest(prompts):
+        asked.append(len(prompts))
+        return double(prompts)
+
+    interrupt(path, 2, batch_size=6)
+    run = quiet(rest, path=path, batch_size=size)
+    assert sum(asked) == 20 - 12 and max(asked) == min(size, 8)
+    assert run == quiet(double, path=tmp_path / "whole.jsonl", batch_size=6)
+
+
 def test_the_seconds_of_an_interrupted_evaluation_add_up(path, partial):
     """A second run has those of the batches that the first one finished."""
     interrupt(path, 2, batch_size=6)
@@ -407,6 +422,13 @@ def test_a_partial_file_that_is_cut_anywhere_leads_to_the_same_records(tmp_path_
 
 
 # --- the summary ---
+
+
+def test_a_finished_file_whose_last_line_is_torn_says_so(path):
+    evaluate(double, PROBLEMS, path=path, progress=False)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CourseError, match=r"before\.jsonl: the last line is not whole"):
+        evaluate(refuse, PROBLEMS, path=path, progress=False)
 
 
 def test_summarize_has_exactly_the_keys_of_summary_json():

@@ -217,6 +217,20 @@ def test_a_missing_or_damaged_checkpoint_is_refused(tiny_recipe, converted_base,
             maxtext_model.load_actor(tiny_recipe.model, base, 64)
 
 
+def test_too_few_heads_for_the_devices_are_named_and_the_checkpoint_is_not_blamed(tiny_recipe, converted_base):
+    with pytest.raises(CourseError, match="trainer_tensor=2 does not divide the model's 1 key-value heads; take 1"):
+        maxtext_model.load_actor(tiny_recipe.model, converted_base, 64, devices=jax.devices()[:1] * 2, tensor=2)
+
+
+def test_a_mesh_that_does_not_fit_the_model_is_not_blamed_on_the_checkpoint(tiny_recipe, converted_base, monkeypatch):
+    monkeypatch.setattr(maxtext_model, "require_heads", lambda *_: None)
+    with pytest.raises(
+        CourseError, match=r"cannot be placed on 2 devices \(num_kv_heads \(1\).*trainer_tensor"
+    ) as refused:
+        maxtext_model.load_actor(tiny_recipe.model, converted_base, 64, devices=jax.devices()[:1] * 2, tensor=2)
+    assert "remove" not in str(refused.value)
+
+
 @pytest.fixture
 def bucket(tmp_path):
     """A folder that epath takes for gs://bucket.  Orbax reads and writes weights without epath, so not here."""
@@ -336,3 +350,11 @@ def test_without_a_network_it_ends_in_one_line_and_leaves_nothing(root, tmp_path
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run make real-model again" in done.stderr
     assert not list((tmp_path / ".cache").glob("*/*"))
+
+
+def test_a_folder_with_other_files_is_no_place_for_a_conversion(tiny_recipe, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years")
+    with pytest.raises(CourseError, match="thesis has other files"):
+        conversion.convert_to_maxtext(tiny_recipe.model, tmp_path / "thesis")
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter.tex"]
