@@ -53,6 +53,7 @@ from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
 from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics
 from grpo_train.runs.run_directory import one_at_a_time
+from grpo_train.runs.step_profile import StepProfile
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
@@ -440,7 +441,7 @@ def train(
                 session.timer.start()
                 with maxtext_model.quiet():
                     # The seven stages of a step: see engines/learner.py, Learner.
-                    session.learner.train(_batches(session, validate_after, stop))
+                    session.learner.train(_batches(session, validate_after, stop, profile))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
                 validate_after(session.step)
         except Exception as error:
@@ -454,6 +455,7 @@ def train(
             raise
         finally:
             recorder.finish()
+    profile = StepProfile(recipe.training.profile_steps, session.directory / "tensorboard")
     return rows
 
 
@@ -467,7 +469,7 @@ def _disk_full(error: BaseException | None) -> str | None:
 
 
 def _batches(
-    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool]
+    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool], profile: StepProfile
 ) -> Iterator[dict[str, np.ndarray]]:
     """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
@@ -479,8 +481,10 @@ def _batches(
             return  # Tunix saves a checkpoint when it closes
         if done >= restored:
             # LoRA's B starts at 0: before step 1 merged weights equal the base, so a sync that did nothing would pass.
+            profile.close()
             if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
         for _ in range(recipe.grpo.iterations if done < restored else 1):
             yield session.batches(done)
+            profile.begin_step(done + 1)

@@ -29,6 +29,7 @@ LOST = {
         "rounding": "upstream rounds to the nearest",
         "optimizer_dtype": "upstream keeps both in the weights' dtype",
         "stop_after": "upstream has no option for it",
+        "profile_steps": "upstream's profiler counts micro-batches, from the middle of a step",
     },
     "rollout": {"max_mean_gap": "upstream does not compare sampler and trainer"},
     "evaluation": {

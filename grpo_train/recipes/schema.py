@@ -384,6 +384,11 @@ class TrainingRecipe(_Section):
         return self
 
 
+    profile_steps: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="first and last step that jax.profiler records, such as [3, 5]; the first step of a session "
+        "compiles; null: none",
+    )
 # Of Tunix's examples of GRPO on GSM8K, where they are called so.
 PRESETS: dict[str | None, dict[str, float]] = {
     "greedy": {"temperature": 1e-4, "top_k": 1, "top_p": 1.0},
@@ -398,6 +403,18 @@ class EvaluationRecipe(_Section):
     batch_size: Positive = Field(default=250, description="problems per batch")
     samples: NonNegative = Field(
         default=0, description="sampled completions per test problem, in addition to the greedy one"
+    @model_validator(mode="after")
+    def _profile_is_of_the_run(self) -> Self:
+        if self.profile_steps is None:
+            return self
+        first, last = self.profile_steps
+        if not first <= last or first > self.steps:
+            raise ValueError(
+                f"profile_steps=[{first}, {last}] must be a first and a last step of the {self.steps} of the run, such "
+                f"as [{min(3, self.steps)}, {min(5, self.steps)}]"
+            )
+        return self
+
     )
     preset: Literal["greedy", "standard", "liberal"] | None = Field(
         default=None, description="temperature, top-k and top-p of these samples together; what is set beside it wins"

@@ -178,6 +178,7 @@ def test_the_schedule_and_the_batches_follow_the_steps():
         (["hardware.accelerator=v4-16"], "several hosts:"),
         (["grpo.iterations=2"], "grpo.iterations above 1:"),
         (["problems.test=999"], "problems.test:"),
+        (["training.profile_steps=[3,5]"], "training.profile_steps:"),
     ],
 )
 def test_differences_are_named_where_they_arise(overrides, words):
