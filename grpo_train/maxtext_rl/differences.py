@@ -72,6 +72,7 @@ def differing(
         ),
         "training.validate_every: see problems.validation": training.validate_every > 0,
         "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
+        "rollout.temperature: upstream samples at one temperature, here the schedule's first": rollout.has_schedule,
         f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
         "training.layout: upstream computes padded rows; loss and gradient are the same": training.layout != "padded",
         "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (

@@ -50,9 +50,9 @@ EQUAL = (
 )
 
 
-def start(directory: Path, base: Path, processes: int) -> list[Program]:
+def start(directory: Path, base: Path, processes: int, *changes: str) -> list[Program]:
     """A run on four devices."""
-    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE]
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE, *changes]
     train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
     together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
     return [
@@ -127,3 +127,20 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert json.loads((together / "environment.json").read_text())["processes"] == 2
     for name in ("summary.json", "report.html", "sync.json", "export/config.json"):
         assert (together / name).is_file()
+
+
+def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):
+    """With a size of a micro-batch per device: 2 of each of the four, 1 of each of the sampler's two replicas."""
+    changes = [
+        *("rollout.temperature={from: 1.0, to: 0.6}", "rollout.top_k=20", "grpo.correction=none", "training.steps=3"),
+        *("training.micro_batch_size=null", "training.micro_batch_size_per_device=2", "training.validate_every=0"),
+        *("rollout.micro_batch_size=null", "rollout.micro_batch_size_per_device=1", "problems.test=8"),
+    ]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    start(alone, converted_base, 1, *changes)[0].lines()
+    both = start(together, converted_base, 2, *changes)
+    lines, _ = (member.lines() for member in both)
+    assert any("warning: rollout.top_k=20 and top_p=1 leave out " in line for line in lines)
+    same_rows(alone, together, steps=3)
+    assert [row["temperature"] for row in rows(together)] == pytest.approx([1.0, 0.8, 0.6])
+    assert read_jsonl(alone / "evals" / "after.jsonl") == read_jsonl(together / "evals" / "after.jsonl")
