@@ -1,4 +1,6 @@
-"""Write docs/recipes.md from the recipe schema: python tools/make_recipe_docs.py"""
+"""Write docs/recipes.md from the recipe schema, and the table in docs/long-runs.md of the keys that may change when a
+run continues: python tools/make_recipe_docs.py
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,13 @@ from pathlib import Path
 
 from grpo_tpu.preflight import saved_results
 from grpo_train.engines.model_files import disk_use
-from grpo_train.recipes import Recipe, load_recipe, profiles_of
+from grpo_train.recipes import Recipe, continuing, load_recipe, profiles_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+LONG_RUNS = PAGE.with_name("long-runs.md")
+# Of the table there.
+BEGIN = "<!-- Made from grpo_train/recipes/continuing.py by tools/make_recipe_docs.py. -->\n"
+END = "<!-- The end of the table. -->\n"
 
 INTRO = """\
 # Recipe keys
@@ -25,18 +31,25 @@ wrong types are refused. This page is generated from the schema (`grpo_train/rec
 
 ## Batch sizes
 
-Three sizes define a step, each over all processes and devices.
+Three sizes define a step, each over all processes and devices, or in place of that per device.
 
-| size | key |
-|---|---|
-| prompts of a step | `training.prompts_per_step` |
-| prompts sampled at once | `rollout.micro_batch_size` |
-| completions per gradient computation | `training.micro_batch_size` |
+| size | key | or per device |
+|---|---|---|
+| prompts of a step | `training.prompts_per_step` | `training.prompts_per_step_per_device` |
+| prompts sampled at once | `rollout.micro_batch_size` | `rollout.micro_batch_size_per_device` |
+| completions per gradient computation | `training.micro_batch_size` | `training.micro_batch_size_per_device` |
 
-With tensor parallelism several devices form one data-parallel replica. A step has
-`prompts_per_step × grpo.group_size` completions. `rollout.micro_batch_size` must divide the prompts of a step, and
-`training.micro_batch_size` its completions, in whole groups and in equal parts for all replicas and processes. If
-a size does not fit, the error lists the nearest values that do.
+With tensor parallelism several devices form one data-parallel replica, and "per device" is per replica: of the
+sampler for `rollout`, of the trainer for `training`. A size is given in one of the two ways; that of a shipped recipe
+is set to null first: `training.micro_batch_size=null training.micro_batch_size_per_device=1`.
+
+A recipe whose micro-batches are given per device moves to a larger slice by one key, `hardware.accelerator`: its
+step has the same prompts, in fewer and larger micro-batches. With prompts per device the step grows with the slice,
+which is another training.
+
+A step has `prompts_per_step × grpo.group_size` completions. `rollout.micro_batch_size` must divide the prompts of a
+step, and `training.micro_batch_size` its completions, in whole groups and in equal parts for all replicas and
+processes. If a size does not fit, the error lists the nearest values that do.
 """
 
 DISK = """\
@@ -55,7 +68,15 @@ packages take some of it ([tpu-vm.md](tpu-vm.md)).
 
 
 def main() -> None:
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[Path, str]:
+    """The pages that this program writes, with their texts."""
+    before, _, rest = LONG_RUNS.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return {PAGE: page(), LONG_RUNS: f"{before}{BEGIN}\n{continuing.table()}\n{END}{after}"}
 
 
 def page() -> str:

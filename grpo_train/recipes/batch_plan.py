@@ -1,6 +1,6 @@
 """The batch plan: every size of a training step, derived from the few that the recipe gives.
 
-    plan = make_plan({"training.prompts_per_step": 16, "training.micro_batch_size": 8},
+    plan = make_plan({"training.prompts_per_step": 16, "training.micro_batch_size_per_device": 1},
                      group_size=2, processes=2, trainer_replicas=8, sampler_replicas=8)
     plan.micro_batch_size, plan.accumulation_steps       # 8, 4
 
@@ -9,7 +9,8 @@ gradient from them in one or more micro-batches.  The two are independent: a sam
 backward pass few.
 
 A replica (data-parallel) is the group of devices that works on one part of a batch: one device, or with tensor
-parallelism several.
+parallelism several.  A size "per device" is that of one replica: of the sampler for `rollout`, of the trainer for
+`training`.  A recipe that gives its sizes so keeps them when it moves to another slice.
 """
 
 import math
@@ -80,6 +81,23 @@ class BatchPlan:
         )
 
 
+@dataclass(frozen=True)
+class _Size:
+    """A size as the recipe gives it."""
+
+    key: str
+    value: int
+    replicas: int = 1  # over which a size per device is multiplied
+
+    @property
+    def total(self) -> int:
+        return self.value * self.replicas
+
+    def __str__(self) -> str:
+        times = f" x {self.replicas} replicas = {self.total}" if self.replicas > 1 else ""
+        return f"{self.key}={self.value}{times}"
+
+
 def make_plan(
     given: Mapping[str, int],
     *,
@@ -96,7 +114,7 @@ def make_plan(
 
     Args:
       given: the recipe's sizes, `training.prompts_per_step`, `rollout.micro_batch_size` (default: the whole step) and
-        `training.micro_batch_size` (default: the whole step).
+        `training.micro_batch_size` (default: the whole step); each of them, or the same with `_per_device`.
       devices: of all processes; None: not known.
       longest: tokens of the longest prompt, and of the longest completion.
       layout: training.layout; what `auto` means depends on whether the recipe names an `accelerator`.
@@ -107,10 +125,14 @@ def make_plan(
         raise ValueError(
             f"hardware.processes={processes} must divide the {devices} devices: use {listed(divisors(devices))}"
         )
-    prompts = given.get("training.prompts_per_step", PROMPTS_PER_STEP)
+    default = _Size("training.prompts_per_step", PROMPTS_PER_STEP)
+    prompts_given = _given_size(given, "training.prompts_per_step", trainer_replicas) or default
+    rollout_given = _given_size(given, "rollout.micro_batch_size", sampler_replicas)
+    micro_given = _given_size(given, "training.micro_batch_size", trainer_replicas)
+    prompts = prompts_given.total
     completions = prompts * group_size
-    rollout = given.get("rollout.micro_batch_size", prompts)
-    micro = given.get("training.micro_batch_size", completions)
+    rollout = rollout_given.total if rollout_given else prompts
+    micro = micro_given.total if micro_given else completions
 
     # Each process gets the same number of prompts, and each trainer replica the same number of completions.  A
     # micro-batch has whole groups, the same number in each replica and process.
@@ -120,14 +142,15 @@ def make_plan(
     by_replica = [f"{trainer_replicas} trainer replicas"] if trainer_replicas > 1 else []
     reason = ", ".join([*by_process, *by_replica, f"grpo.group_size={group_size}"])
     if prompts % prompts_unit:
-        below = prompts // prompts_unit * prompts_unit
+        unit = prompts_unit // math.gcd(prompts_unit, prompts_given.replicas)  # of the number that the recipe gives
+        below = prompts_given.value // unit * unit
         raise ValueError(
-            f"training.prompts_per_step={prompts} must be a multiple of {prompts_unit} ({reason}): use "
-            f"{listed([value for value in (below, below + prompts_unit) if value])}"
+            f"{prompts_given} must be a multiple of {prompts_unit} ({reason}): use "
+            f"{listed([value for value in (below, below + unit) if value])}"
         )
     errors = [
-        _error_text("rollout.micro_batch_size", rollout, prompts, "prompts", processes, ", ".join(by_process)),
-        _error_text("training.micro_batch_size", micro, completions, "completions", micro_unit, reason),
+        _error_text(rollout_given, prompts, "prompts", processes, ", ".join(by_process)),
+        _error_text(micro_given, completions, "completions", micro_unit, reason),
     ]
     if any(errors):
         raise ValueError("; ".join(filter(None, errors)))
@@ -156,6 +179,11 @@ def micro_batch_sizes(plan: BatchPlan) -> list[int]:
     return _multiples(math.lcm(plan.group_size, plan.trainer_replicas, plan.processes), plan.completions_per_step)
 
 
+def rollout_micro_batch_sizes(plan: BatchPlan) -> list[int]:
+    """All possible values of rollout.micro_batch_size for the plan's step, smallest first."""
+    return _multiples(plan.processes, plan.prompts_per_step)
+
+
 def divisors(number: int) -> list[int]:
     """Smallest first, without those between LARGEST_TRIED and number / LARGEST_TRIED."""
     small = [n for n in range(1, min(math.isqrt(number), LARGEST_TRIED) + 1) if number % n == 0]
@@ -174,11 +202,13 @@ ROWS = (
     ("sampler_replicas", None, "sampler devices / sampler_tensor"),
     ("group_size", "grpo.group_size", "completions per prompt"),
     ("prompts_per_step", "training.prompts_per_step", "all processes"),
+    ("prompts_per_step_per_device", "training.prompts_per_step_per_device", "per trainer replica"),
     ("rollout_micro_batch_size", "rollout.micro_batch_size", "prompts sampled at once, all processes"),
+    ("rollout_micro_batch_size_per_device", "rollout.micro_batch_size_per_device", "prompts per sampler replica"),
     ("num_rollout_micro_batches", None, "per step"),
     ("completions_per_step", None, "all processes"),
     ("micro_batch_size", "training.micro_batch_size", "completions per gradient, all processes"),
-    ("micro_batch_size_per_device", None, "completions per gradient and replica"),
+    ("micro_batch_size_per_device", "training.micro_batch_size_per_device", "completions per gradient and replica"),
     ("accumulation_steps", None, "gradients per update"),
     ("updates_per_step", "grpo.iterations", "from the same completions"),
     ("tokens_per_step", None, "at full length"),
@@ -202,15 +232,33 @@ def table(plan: BatchPlan, given: Mapping[str, int]) -> str:
     return text_table(("batch plan", "given", "derived", ""), rows, right=2)
 
 
-def _error_text(key: str, size: int, step: int, what: str, unit: int, reason: str) -> str | None:
+def _given_size(given: Mapping[str, int], key: str, replicas: int) -> _Size | None:
+    """The size of a key, or of the same key per device; None where the recipe gives neither."""
+    per_device = f"{key}_per_device"
+    if key in given:
+        return _Size(key, given[key])
+    return _Size(per_device, given[per_device], replicas) if per_device in given else None
+
+
+def _error_text(size: _Size | None, step: int, what: str, unit: int, reason: str) -> str | None:
     """Why the step cannot be split into parts of this size, with the possible values; None where it can."""
-    if size % unit == 0 and step % size == 0:
+    if size is None or (size.total % unit == 0 and step % size.total == 0):
         return None
+    possible = _multiples(unit, step)
+    of_key = [total // size.replicas for total in possible if total % size.replicas == 0]
+    if of_key:
+        proposed = listed(_nearest(of_key, size.value))
+    else:  # the replicas do not divide the step, so no number per device does
+        proposed = f"{size.key.removesuffix('_per_device')}={listed(_nearest(possible, size.total))} instead"
     multiple = f" and be a multiple of {unit} ({reason})" if unit > 1 else ""
-    nearest = sorted(_multiples(unit, step), key=lambda n: abs(math.log(n) - math.log(size)))[:PROPOSED]
-    return f"{key}={size} must divide the {step} {what} of a step{multiple}: use {listed(sorted(nearest))}"
+    return f"{size} must divide the {step} {what} of a step{multiple}: use {proposed}"
 
 
 def _multiples(unit: int, number: int) -> list[int]:
     """The divisors of `number` that are multiples of `unit`."""
     return [unit * n for n in divisors(number // unit)]
+
+
+def _nearest(values: list[int], value: int) -> list[int]:
+    """The PROPOSED values that are nearest to this one, smallest first."""
+    return sorted(sorted(values, key=lambda n: abs(math.log(n) - math.log(value)))[:PROPOSED])

@@ -32,6 +32,17 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+def _refuse_both_sizes(section: BaseModel, *names: str) -> None:
+    """Raise ValueError where a section gives one of these sizes twice: of all devices, and per device."""
+    for name in names:
+        whole, per_device = getattr(section, name), getattr(section, f"{name}_per_device")
+        if whole is not None and per_device is not None:
+            raise ValueError(
+                f"{name}={whole} and {name}_per_device={per_device} set the same size: give one, and set the other to "
+                "null"
+            )
+
+
 class ModelRecipe(_Section):
     """The model's weights and its MaxText architecture."""
 
@@ -216,12 +227,22 @@ class RolloutRecipe(_Section):
     micro_batch_size: Positive | None = Field(
         default=None, description="prompts sampled at once, over all processes; null: the whole step"
     )
+    micro_batch_size_per_device: Positive | None = Field(
+        default=None,
+        description="in place of micro_batch_size: prompts sampled at once by each replica of the sampler (sampler "
+        "devices / sampler_tensor)",
+    )
     max_prompt_length: Positive | Literal["auto"] = Field(default="auto", description="auto: the longest of the run")
     overlong_prompts: Literal["error", "filter"] = Field(
         default="error", description="training problems with a longer prompt: stop with an error, or filter them out"
     )
     max_completion_length: Positive = Field(default=512, description="longest completion; longer ones are truncated")
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
+
+    @model_validator(mode="after")
+    def _one_key_per_size(self) -> Self:
+        _refuse_both_sizes(self, "micro_batch_size")
+        return self
 
 
 class GRPORecipe(_Section):
@@ -233,6 +254,17 @@ class GRPORecipe(_Section):
     kl: Literal["k1", "k2", "k3"] = Field(
         default="k3",
         description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
+    )
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="KL from the reference, in nats per token, that beta is adapted to: times 1.5 after a step above "
+        "it, divided by 1.5 after one below half of it, within a hundredth and 100 times the beta given; null: beta "
+        "stays",
+    )
+    watch_kl: Positive | None = Field(
+        default=None,
+        description="where beta is 0: every how many steps, and in the first, the KL from the model that GRPO starts "
+        "from is measured, on up to 32 completions; null: never; a beta above 0 has it in every step",
     )
     advantage: Literal["std", "mean", "leave-one-out", "maxrl"] = Field(
         default="std",
@@ -268,6 +300,25 @@ class GRPORecipe(_Section):
         "token's loss times π_old / π_sampler, at most 2; ratio: π_sampler takes the place of π_old",
     )
 
+    @property
+    def kl_is_watched(self) -> bool:
+        """Whether the KL is measured now and then, because no penalty has it in every step."""
+        return self.watch_kl is not None and self.beta == 0
+
+    @model_validator(mode="after")
+    def _target_kl_has_a_penalty(self) -> Self:
+        if self.target_kl and not self.beta:
+            raise ValueError(
+                f"target_kl={self.target_kl} adapts beta, and from 0 it never rises: set beta above 0, like 0.04, or "
+                "target_kl to null"
+            )
+        if self.target_kl and self.kl == "k1":
+            raise ValueError(
+                f"target_kl={self.target_kl} needs a penalty that lowers the KL, and as a loss k1 has no reference in "
+                "its gradient: set kl to k2 or k3"
+            )
+        return self
+
     @model_validator(mode="after")
     def _clip_range(self) -> Self:
         if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
@@ -294,9 +345,21 @@ class TrainingRecipe(_Section):
         default=0,
         description="problems whose worked solutions the base is fine-tuned on before step 1; 0: none",
     )
-    prompts_per_step: Positive = Field(default=16, description="prompts of a step, over all processes")
+    prompts_per_step: Positive | None = Field(
+        default=batch_plan.PROMPTS_PER_STEP,
+        description="prompts of a step, over all processes; null: prompts_per_step_per_device",
+    )
+    prompts_per_step_per_device: Positive | None = Field(
+        default=None,
+        description="in place of prompts_per_step: prompts of a step for each replica of the trainer (trainer devices "
+        "/ trainer_tensor)",
+    )
     micro_batch_size: Positive | None = Field(
         default=None, description="completions per gradient computation, over all processes, in whole groups; null: all"
+    )
+    micro_batch_size_per_device: Positive | None = Field(
+        default=None,
+        description="in place of micro_batch_size: completions per gradient computation for each replica of the trainer",
     )
     layout: Literal["auto", "padded", "packed", "groups"] = Field(
         default="auto",
@@ -336,6 +399,19 @@ class TrainingRecipe(_Section):
         description="folder or gs:// address for checkpoints; the run's name is added; null: the run directory",
     )
     validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_default_beside_a_size_per_device(cls, data: Any) -> Any:
+        per_device = isinstance(data, dict) and data.get("prompts_per_step_per_device") is not None
+        return {"prompts_per_step": None} | data if per_device else data
+
+    @model_validator(mode="after")
+    def _one_key_per_size(self) -> Self:
+        _refuse_both_sizes(self, "prompts_per_step", "micro_batch_size")
+        if self.prompts_per_step is None and self.prompts_per_step_per_device is None:
+            raise ValueError("prompts_per_step=null needs prompts_per_step_per_device: give one of them")
+        return self
 
 
 # Of Tunix's examples of GRPO on GSM8K, where they are called so.
@@ -467,8 +543,11 @@ class Recipe(_Section):
             "grpo.group_size": self.grpo.group_size,
             "grpo.iterations": self.grpo.iterations,
             "training.prompts_per_step": self.training.prompts_per_step,
+            "training.prompts_per_step_per_device": self.training.prompts_per_step_per_device,
             "training.micro_batch_size": self.training.micro_batch_size,
+            "training.micro_batch_size_per_device": self.training.micro_batch_size_per_device,
             "rollout.micro_batch_size": self.rollout.micro_batch_size,
+            "rollout.micro_batch_size_per_device": self.rollout.micro_batch_size_per_device,
         }
         return {key: value for key, value in values.items() if value is not None}
 

@@ -7,11 +7,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flax import nnx
 from parity import LENGTH, changed_config, mean_gap, published
 from safetensors.numpy import load_file
 
+from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
 from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
@@ -87,6 +89,26 @@ def test_a_local_config_json_wins(tmp_path):
     folder = changed_config(folder, tmp_path / "changed", {"rope_theta": 77.0, "tie_word_embeddings": True})
     local = random_model.small_config(ModelRecipe(path=str(folder), maxtext_name="qwen2.5-7b"))
     assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen3-1.7b"])
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_devices_that_share_a_small_model_find_a_head_each(name, tensor):
+    assert random_model.small_config(published(name), tensor)["num_key_value_heads"] % tensor == 0
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8])
+def test_the_tiny_model_with_more_heads_computes_the_same(tmp_path, heads):
+    tiny = plain_grpo.load_policy(ROOT / "assets" / "tiny-base")
+    wider = plain_grpo.load_policy(random_model.write_tiny_model(tmp_path, heads))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_key_value_heads"] == heads and config["num_attention_heads"] % heads == 0
+    tokens = plain_grpo.encode(tiny, PROMPTS)
+
+    def log_probabilities(policy):
+        return plain_grpo.per_token_logps(policy.weights, policy.config, tokens[:, :-8], tokens[:, -8:], 1.0)
+
+    np.testing.assert_allclose(log_probabilities(wider)[0], log_probabilities(tiny)[0], atol=1e-4)
 
 
 # --- faults ---------------------------------------------------------------------------------------------------

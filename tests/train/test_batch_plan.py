@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.recipes import load_recipe, parse_recipe
+from grpo_train.recipes import dump_recipe, load_recipe, parse_recipe, plan_table
 from grpo_train.recipes.batch_plan import BatchPlan, make_plan, micro_batch_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "recipes" / "tiny-cpu.yaml"
 TWO_HOSTS = ROOT / "recipes" / "qwen2.5-7b-gsm8k-2hosts.yaml"
 PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size", "training.micro_batch_size"
+EACH = "_per_device"
+REPLICAS = {PROMPTS: "trainer_replicas", ROLLOUT: "sampler_replicas", MICRO: "trainer_replicas"}  # of a size per device
 
 
 KNOWN = {
@@ -38,6 +40,15 @@ KNOWN = {
          "prompts_per_step": 16, "rollout_micro_batch_size": 8, "num_rollout_micro_batches": 2,
          "micro_batch_prompts": 4, "accumulation_steps": 4},  # as in the published run
     ),
+    "the published sizes per device: passes_per_step=2, grad_accum_steps=4": (
+        load_recipe(
+            TWO_HOSTS,
+            ["grpo.group_size=2", "hardware.sampler_tensor=1", f"{ROLLOUT}=null", f"{ROLLOUT}{EACH}=1",
+             f"{MICRO}=null", f"{MICRO}{EACH}=1"],
+        ).plan,
+        {"processes": 2, "prompts_per_step": 16, "rollout_micro_batch_size": 8, "num_rollout_micro_batches": 2,
+         "micro_batch_size": 8, "accumulation_steps": 4},
+    ),
     "of several chips": (
         load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan,
         {"trainer_replicas": 4, "sampler_replicas": 1, "micro_batch_size_per_device": 2},
@@ -56,13 +67,19 @@ def test_known_plans(plan, wanted):
     assert {name: getattr(plan, name) for name in wanted} == wanted
 
 
-REMEDY = re.compile(r"^([a-z]+\.[a-z_]+)=\d+ [^;]*: use (\d+(?:, \d+)*(?: or \d+)?)$")
+# A refused size, and what is proposed: other values of it, or another key's.
+REMEDY = re.compile(
+    r"^([a-z]+\.[a-z_]+)=\d+ [^;]*: use (?:([a-z]+\.[a-z_]+)=)?(\d+(?:, \d+)*(?: or \d+)?)(?: instead)?$"
+)
 
 
 @st.composite
 def arguments(draw):
-    """A machine and some of the three sizes."""
-    sizes = {key: value for key in (PROMPTS, ROLLOUT, MICRO) if (value := draw(st.none() | st.integers(1, 80)))}
+    """A machine and some of the three sizes, of all devices or per device."""
+    sizes = {}
+    for key in (PROMPTS, ROLLOUT, MICRO):
+        if value := draw(st.none() | st.integers(1, 80)):
+            sizes[key + draw(st.sampled_from(("", EACH)))] = value
     machine = {name: draw(st.integers(1, 12)) for name in ("processes", "trainer_replicas", "sampler_replicas")}
     return sizes, machine | {"group_size": draw(st.integers(2, 12)), "devices": draw(st.none() | st.integers(1, 64))}
 
@@ -74,7 +91,7 @@ def planned(sizes: dict, machine: dict) -> BatchPlan | str:
         return str(error)
 
 
-def check(plan: BatchPlan, sizes: dict) -> None:
+def check(plan: BatchPlan, sizes: dict, machine: dict) -> None:
     """The sizes multiply out, and are those that were given."""
     assert plan.num_rollout_micro_batches * plan.rollout_micro_batch_size == plan.prompts_per_step
     assert plan.rollout_micro_batch_size % plan.processes == plan.micro_batch_size % plan.processes == 0
@@ -86,7 +103,10 @@ def check(plan: BatchPlan, sizes: dict) -> None:
     assert plan.micro_batch_size_per_device * plan.trainer_replicas == plan.micro_batch_size
     assert plan.micro_batch_prompts * plan.group_size == plan.micro_batch_size in micro_batch_sizes(plan)
     have = {PROMPTS: plan.prompts_per_step, ROLLOUT: plan.rollout_micro_batch_size, MICRO: plan.micro_batch_size}
-    assert all(have[key] == value for key, value in sizes.items())
+    for key, size in have.items():
+        assert sizes.get(key, size) == size
+        if each := sizes.get(key + EACH):
+            assert each * machine[REPLICAS[key]] == size
 
 
 @given(arguments())
@@ -94,14 +114,15 @@ def test_a_plan_multiplies_out_and_every_proposed_value_is_accepted(case):
     sizes, machine = case
     plan = planned(sizes, machine)
     if isinstance(plan, BatchPlan):
-        return check(plan, sizes)
+        return check(plan, sizes, machine)
     for problem in plan.split("; "):
-        key, values = REMEDY.match(problem).groups()
+        refused, other, values = REMEDY.match(problem).groups()
+        key = other or refused
         for value in map(int, re.findall(r"\d+", values)):
             if key == "hardware.processes":
                 changed = planned(sizes, machine | {"processes": value})
             else:
-                changed = planned({k: v for k, v in sizes.items() if k != key} | {key: value}, machine)
+                changed = planned({k: v for k, v in sizes.items() if k != refused} | {key: value}, machine)
             # What is left to refuse is another size.
             assert isinstance(changed, BatchPlan) or not re.search(rf"\b{key}=\d+ ", changed)
 
@@ -138,12 +159,46 @@ EIGHT, TWO = "hardware.accelerator=v6e-8", "hardware.accelerator=v4-16"
     (["hardware.trainer_devices=6", "hardware.trainer_tensor=4"], "trainer_tensor=4 must divide its 6 devices"),
     ([TWO, f"{PROMPTS}=7"], "training.prompts_per_step=7 must be a multiple of 2 (2 processes, "),
     ([TWO, f"{ROLLOUT}=6"], "must divide the 16 prompts of a step and be a multiple of 2 (2 processes): use 2, 4, 8"),
+    ([EIGHT, f"{MICRO}{EACH}=3"], "micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 completions of a "
+     "step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
 ])  # fmt: skip
 def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes, words):
     with pytest.raises(CourseError) as caught:
         load_recipe(TINY, changes)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"{TINY}: ")
+
+
+def test_a_size_is_given_once():
+    given_twice = {PROMPTS: 16, ROLLOUT: 4, MICRO: 8}
+    for key, size in given_twice.items():
+        name = key.partition(".")[2]
+        with pytest.raises(CourseError, match=rf"{name}={size} and {name}{EACH}=1 set the same size: give one, and"):
+            load_recipe(TINY, [f"{key}={size}", f"{key}{EACH}=1"])
+    with pytest.raises(CourseError, match="prompts_per_step=null needs prompts_per_step_per_device"):
+        load_recipe(TINY, [f"{PROMPTS}=null"])
+    # The default of prompts_per_step is not a second size, and the resolved recipe is read back as it is.
+    small = load_recipe(ROOT / "recipes" / "tiny-hard.yaml", [f"{PROMPTS}=null", f"{PROMPTS}{EACH}=2"])
+    assert small.plan.prompts_per_step == 2 and parse_recipe(yaml.safe_load(dump_recipe(small))) == small
+
+
+def test_a_recipe_with_sizes_per_device_moves_to_other_slices_by_one_key():
+    sizes = [f"{MICRO}=null", f"{MICRO}{EACH}=1", f"{ROLLOUT}=null", f"{ROLLOUT}{EACH}=1", f"{PROMPTS}=64"]
+    moved = {"v6e-8": (8, 64, 8), "v6e-64": (64, 8, 1)}  # completions and accumulation of a gradient, rollouts a step
+    for slice_, (micro, accumulation, rollouts) in moved.items():
+        plan = load_recipe(TINY, [*sizes, f"hardware.accelerator={slice_}", "hardware.processes=1"]).plan
+        assert (plan.prompts_per_step, plan.completions_per_step) == (64, 512)
+        assert (plan.micro_batch_size, plan.accumulation_steps, plan.num_rollout_micro_batches) == (
+            micro, accumulation, rollouts,
+        )  # fmt: skip
+
+
+def test_the_table_has_the_size_that_is_given_and_what_it_makes():
+    recipe = load_recipe(TINY, [EIGHT, f"{MICRO}=null", f"{MICRO}{EACH}=2", f"{ROLLOUT}{EACH}=1"])
+    rows = [line.split() for line in plan_table(recipe).splitlines()]
+    assert ["micro", "batch", "size", "per", "device", "2"] in [row[:6] for row in rows]
+    assert any(row[:4] == ["micro", "batch", "size", "16"] for row in rows)
+    assert any(row[:7] == ["rollout", "micro", "batch", "size", "per", "device", "1"] for row in rows)
 
 
 def test_the_plan_on_the_devices_that_are_found():

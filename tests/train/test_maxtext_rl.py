@@ -53,6 +53,7 @@ OTHER = {
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
+    "grpo.target_kl": 0.02, "grpo.watch_kl": 5,
     "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
@@ -61,6 +62,7 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "grpo.target_kl": ["grpo.beta=0.1"],
     "training.optimizer_dtype": ["model.dtype=bfloat16"],
 }
 
