@@ -21,6 +21,8 @@ STUDENTS_KEEP = [
     *("grpo_teach/limited.py", "grpo_teach/worker.py", "teaching/zh_TW/assignment-a/README.md"),
     *("teaching/assignment-a/README.md", "teaching/assignment-a/train_loop.py"),
 ]
+# In the student's folder these stand in for the teacher's.
+STUDENTS_README = {"README.md": "teaching/student/README.md", "README.zh.md": "teaching/zh_TW/student/README.md"}
 TEACHERS = ("teaching/", "tests/teach/", "grpo_teach/", "requirements/teach.")
 
 
@@ -39,6 +41,8 @@ def build(root: Path, output: Path) -> list[Path]:
             target = output / name.removeprefix("teaching/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)
+    for name, source in STUDENTS_README.items():
+        shutil.copyfile(root / source, output / name)
     paths = [path for pattern in ("*/*.ipynb", "*/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
     places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
     return [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
