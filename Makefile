@@ -10,7 +10,7 @@ export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
 export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
 export IPYTHONDIR := $(CURDIR)/.cache/ipython
-export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
+export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
 .PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
@@ -43,8 +43,11 @@ test: setup ## run the tests except the long ones, two at a time
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
-lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
+# What JupyterLab shows, and where it begins, is in tools/install_kernel.py. It leaves out HTML of notebooks that it does not
+# trust, such as the slider and the table of answers in 05; the outputs of these were made by `make notebooks`.
+lab: setup ## open the course in JupyterLab (RECIPE=, RUN=)
+	@$(PY) -m jupyter trust notebooks/*.ipynb $(wildcard notebooks/zh_TW/*.ipynb) > /dev/null
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place && $(PY) tools/reading_minutes.py --write > /dev/null
