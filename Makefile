@@ -13,7 +13,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
+.PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -64,6 +64,12 @@ lint: setup ## check style, import directions and types
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
+
+next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
+	@$(PY) tools/next_versions.py
+
+next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (8 GB): a weight sync and a smoke test
+	@$(PY) tools/next_versions.py --tpu
 
 student: zh .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
 	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student $(OUT)
