@@ -6,7 +6,6 @@ platform, checks = measure(recipe, processes=1)       # JAX starts here
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import re
 import secrets
 import time
@@ -159,11 +158,11 @@ def _folder(folder: Any) -> str:
 def _model(recipe: Recipe) -> str:
     """config.json and the tokenizer are here, or the hub gives them: that asks for the token where one is needed."""
     folder = model_files.model_directory(recipe.model, weights=False)
-    return f"{recipe.model.path}: {_config(folder)['model_type']}, its small files are in {folder}"
+    return f"{recipe.model.path}: {_config(folder).get('model_type')}, its small files are in {folder}"
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return model_files.read_config(folder)
 
 
 def _tokenizer(recipe: Recipe) -> str:

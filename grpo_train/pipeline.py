@@ -51,6 +51,19 @@ def require_shared_folders(recipe: Recipe, directory: Path) -> None:
         )
 
 
+def require_same_step(recipe: Recipe, directory: Path) -> None:
+    """Raise CourseError where a run goes on with other devices than it began with, and its recipe counts the prompts of
+    a step by them."""
+    found = jax.device_count()
+    began = len(read_json(directory / "environment.json").get("devices", [])) or found
+    named = recipe.hardware.accelerator or recipe.hardware.trainer_devices  # then recipes.continuing compares the plans
+    if recipe.training.prompts_per_step_per_device and not named and began != found:
+        raise CourseError(
+            f"the run began on {began} devices, and JAX finds {found} here: with training.prompts_per_step_per_device "
+            "a step would have other prompts; continue it on as many, or start a new run with --run NAME"
+        )
+
+
 def convert(recipe: Recipe, directory: Path) -> Path:
     """The base model as a MaxText checkpoint, inside the run or where its `--base` is; done once."""
     return conversion.convert_to_maxtext(recipe.model, base_of(directory))
@@ -359,6 +372,7 @@ def run(
 
     # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
     require_shared_folders(recipe, directory)
+    require_same_step(recipe, directory)
     if recipe.training.warmup_steps >= recipe.training.steps:
         log(
             f"warning: training.warmup_steps={recipe.training.warmup_steps} is not less than the steps: the learning "

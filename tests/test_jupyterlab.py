@@ -27,7 +27,6 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"kernelShutdown": True},
 }
-TAB = ".lm-DockPanel .lm-TabBar-tab"
 OPEN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 # Links as they are in the notebook; JupyterLab sets the address of the file in their place, soon after it shows them.
 RELATIVE = 'a[href]:not([href^="http"], [href^="#"]), img:not([src^="http"], [src^="data:"])'
@@ -97,7 +96,7 @@ def serve(root: Path, folder: Path, settings: Path) -> Iterator[Lab]:
         )
         try:
             address = f"http://localhost:{port}/lab/tree/notebooks/00_setup.ipynb"
-            ready = wait_for(lambda: address in output.read_text() or server.poll() is not None, seconds=400, pause=0.5)
+            ready = wait_for(lambda: address in output.read_text() or server.poll() is not None, seconds=200, pause=0.5)
             assert ready and server.poll() is None, output.read_text()[-3000:]
             yield Lab(folder, f"http://localhost:{port}", workspaces)
         finally:
@@ -117,6 +116,7 @@ def student(root, settings, tmp_path_factory) -> Iterator[Lab]:
     """A student's folder, with an environment of its own."""
     folder = tmp_path_factory.mktemp("class") / "student"
     subprocess.run(["make", "student", f"OUT={folder}"], cwd=root, env=environment(root), check=True)
+    subprocess.run(["make", "setup"], cwd=folder, env=environment(root), check=True)
     yield from serve(root, folder, settings)
     shutil.rmtree(folder)  # 2 GB
 
@@ -135,7 +135,7 @@ def lab(request) -> Lab:
 
 
 @pytest.fixture
-def page(lab, browser, request) -> Iterator[Page]:
+def page(root, lab, browser, request) -> Iterator[Page]:
     """JupyterLab's first page; at the end no request may have failed, and no dialog may be open."""
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     page.set_default_timeout(1000 * SECONDS)
@@ -147,7 +147,7 @@ def page(lab, browser, request) -> Iterator[Page]:
     page.goto(f"{lab.address}/?token={TOKEN}")
     page.locator(f"{OPEN} h1").first.wait_for()
     yield page
-    folder = lab.folder / ".cache" / "screenshots"
+    folder = root / ".cache" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / f"{re.sub(r'[^a-z]+', '-', request.node.name)}.png")
     dialogs = page.locator(".jp-Dialog").all_inner_texts()
@@ -184,12 +184,17 @@ def menu(page: Page, name: str, entry: str) -> None:
     page.locator(".lm-Menu-item", has_text=re.compile(f"^{entry}")).click()
 
 
+def tab_of(path: str) -> str:
+    """The selector of a notebook's tab.  Lessons and exercises have the same names."""
+    return f'.lm-DockPanel .lm-TabBar-tab[title*="Path: {path}"]'
+
+
 def open_notebook(page: Page, path: str) -> Locator:
     """Open a notebook by its path below the folder that JupyterLab shows, and return its panel."""
     menu(page, "File", "Open from Path")
     page.locator(".jp-Dialog input").fill(path)
     page.keyboard.press("Enter")
-    expect(page.locator(f"{TAB}.lm-mod-current")).to_contain_text(Path(path).name)
+    expect(page.locator(f"{tab_of(path)}.lm-mod-current")).to_be_visible()
     panel = page.locator(OPEN)
     panel.locator("h1").first.wait_for()
     expect(panel.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
@@ -198,10 +203,11 @@ def open_notebook(page: Page, path: str) -> Locator:
 
 def close_notebook(page: Page, path: str) -> None:
     """Close a notebook and save nothing: JupyterLab may ask, as it notes the kernel's version in the notebook."""
-    tab = page.locator(TAB).filter(has_text=Path(path).name)
+    tab = page.locator(tab_of(path))
     tab.locator(".lm-TabBar-tabCloseIcon").click()
     discard = page.get_by_role("button", name="Discard")
-    page.wait_for_function("document.querySelector('.jp-Dialog') || !document.querySelector('.jp-NotebookPanel')")
+    asked_or_closed = "tab => document.querySelector('.jp-Dialog') || !document.querySelector(tab)"
+    page.wait_for_function(asked_or_closed, arg=tab_of(path))
     if discard.count():
         discard.click()
     expect(tab).to_have_count(0)

@@ -40,6 +40,15 @@ def _why_not_steps(old: Recipe, new: Recipe, done: int) -> str | None:
     return None
 
 
+def _why_not_hardware(old: Recipe, new: Recipe, done: int) -> str | None:
+    if new.training.prompts_per_step_per_device and new.plan.prompts_per_step != old.plan.prompts_per_step:
+        return (
+            f"with training.prompts_per_step_per_device a step would have {new.plan.prompts_per_step} prompts, and has "
+            f"{old.plan.prompts_per_step}"
+        )
+    return None
+
+
 def _why_not_beta(old: Recipe, new: Recipe, done: int) -> str | None:
     if not old.grpo.beta:
         return "a run that began with 0 has loaded no reference model"
@@ -77,7 +86,9 @@ MAY_CHANGE = (
             "hardware.processes",
         ),
         "data, seeds and groups do not depend on devices and processes; sums are rounded in another order. vLLM draws "
-        "other completions from the same distribution",
+        "other completions from the same distribution. Not where `training.prompts_per_step_per_device` then gives a "
+        "step other prompts",
+        unless=_why_not_hardware,
     ),
     Rule(
         ("rollout.vllm.memory_fraction", *(f"rollout.vllm.options.{name}" for name in VLLM_OPTIONS)),

@@ -1,6 +1,5 @@
 """Before and after, problem by problem: the data of the figures, the inspector and the exported tables."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import records, rewards, statistics
-from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common import files
+from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, Record
 from grpo_train.recipes import load_recipe
 from grpo_train.report import taxonomy
@@ -55,14 +55,9 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, such as summary.json; empty where there is no file.  Raises CourseError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path, "remove the file")
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
-        raise CourseError(f"{path}: not JSON ({first_line(error)}); remove the file") from None
-    if not isinstance(content, dict):
-        raise CourseError(f"{path}: a JSON object is expected, not a {type(content).__name__}; remove the file")
-    return content
 
 
 def first_completions(run: EvalRun) -> list[Record]:

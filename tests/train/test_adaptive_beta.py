@@ -1,6 +1,7 @@
 """β adapted to a KL: its rule and bounds, what decides, and that its value is an argument of a compiled loss."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,10 +102,11 @@ def test_each_micro_batch_takes_beta_with_it():
     trainer = Trainer()
     adapt(trainer)
     example = batch([5, 1, 3, 2, 4, 5], [3, 4])
-    alone = trainer._prepare_inputs(example)
+    alone: Any = trainer._prepare_inputs(example)
     assert alone.beta.shape == () and float(alone.beta) == np.float32(0.04)
-    several = jax.tree.map(lambda array: jnp.stack([array] * 3), example)  # [M, R, W]
-    assert trainer._prepare_inputs(several).beta.tolist() == [np.float32(0.04)] * 3
+    several: Any = jax.tree.map(lambda array: jnp.stack([array] * 3), example)  # [M, R, W]
+    several = trainer._prepare_inputs(several)
+    assert several.beta.tolist() == [np.float32(0.04)] * 3
 
 
 def test_another_beta_is_not_compiled_again():

@@ -1,5 +1,6 @@
 """A run that continues with other values: which may change, what is written down, what is kept."""
 
+import json
 import runpy
 import warnings
 
@@ -15,7 +16,7 @@ from test_compare_runs import make_run as make_run  # a fixture
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl
-from grpo_train import cli, report, training
+from grpo_train import cli, pipeline, report, training
 from grpo_train.recipes import continuing, load_recipe
 from grpo_train.report import compare_runs
 from grpo_train.runs import run_directory, tracking
@@ -77,6 +78,8 @@ CONDITIONS = {"training.schedule", "grpo.dynamic_sampling", "grpo.target_kl"}
 def test_every_key_is_in_the_table_or_refused(keys):
     if keys & CONDITIONS:
         keys = keys - DEPEND
+    if "training.prompts_per_step_per_device" in keys:
+        keys = {key for key in keys if not key.startswith("hardware.")}
     old = new = tiny("grpo.beta=0.02")
     for key in keys:
         new = with_another_value(new, key.split("."))
@@ -91,6 +94,9 @@ def test_the_table_names_keys_of_the_schema_and_is_in_the_docs():
     pages = runpy.run_path(str(ROOT / "tools" / "make_recipe_docs.py"))["pages"]()
     for page, text in pages.items():
         assert page.read_text(encoding="utf-8") == text, "run python tools/make_recipe_docs.py"
+
+
+PER_DEVICE = ["training.prompts_per_step=null", "training.prompts_per_step_per_device=8"]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +115,12 @@ def test_the_table_names_keys_of_the_schema_and_is_in_the_docs():
         ([], ["training.steps=14"], None),
         (["grpo.dynamic_sampling=1"], ["grpo.dynamic_sampling=1", "training.steps=60"], None),
         ([], ["rollout.vllm.options={block_size: 32}", "hardware.accelerator=v6e-8"], None),
+        ([*PER_DEVICE, "hardware.accelerator=v6e-4"], [*PER_DEVICE, "hardware.accelerator=v6e-8"], "64 prompts, and"),
+        (
+            [*PER_DEVICE, "hardware.accelerator=v6e-8"],
+            [*PER_DEVICE, "hardware.accelerator=v5p-16", "training.micro_batch_size_per_device=8"],
+            None,  # as many devices, of another kind
+        ),
     ],
 )
 def test_a_change_is_refused_with_its_reason(before, after, reason):
@@ -183,6 +195,14 @@ def test_a_run_with_another_number_of_steps_is_not_the_finished_one(run):
     assert run_directory.finished_run(run, tiny("evaluation.batch_size=20")) == run
     with pytest.raises(CourseError, match=r"another training\.steps"):
         run_directory.finished_run(run, tiny("training.steps=60"))
+
+
+def test_prompts_per_device_keep_their_number_of_devices(run):
+    pipeline.require_same_step(tiny(*PER_DEVICE), run)  # it began here
+    (run / "environment.json").write_text(json.dumps({"devices": ["tpu: TPU v6 lite"] * 8}))
+    pipeline.require_same_step(tiny(), run)
+    with pytest.raises(CourseError, match="began on 8 devices, and JAX finds 1 here"):
+        pipeline.require_same_step(tiny(*PER_DEVICE), run)
 
 
 def test_report_comparison_and_tensorboard_show_the_changes(make_run, tmp_path):

@@ -22,7 +22,6 @@ from grpo_train.runs.preemption import EXIT_CODE
 from grpo_train.runs.run_directory import read_changes
 
 pytestmark = pytest.mark.long(minutes=12)
-KILLS = 6
 STEPS = 8
 RECIPE = [
     f"training.steps={STEPS}",
@@ -139,11 +138,12 @@ def in_an_evaluation(directory: Path, rng: random.Random) -> bool:
 MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
 
 
-def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path):
+@pytest.mark.parametrize(("kills", "seed"), [(len(MOMENTS), 2402), pytest.param(12, 2405, marks=pytest.mark.nightly)])
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path, kills, seed):
     """Kill -9, resume, kill again.  A run that gets to its end in spite of it is compared, and the next one begins."""
-    rng, killed, finished = random.Random(2402), [], 0
+    rng, killed, finished = random.Random(seed), [], 0
     directory = tmp_path / "run-0"
-    while len(killed) < KILLS:
+    while len(killed) < kills:
         moment = MOMENTS[len(killed) % len(MOMENTS)]
         code = run_until(start(directory), functools.partial(moment, directory, rng), signal.SIGKILL)
         assert code in (0, -signal.SIGKILL), said(directory)

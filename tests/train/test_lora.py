@@ -108,6 +108,7 @@ def test_the_kl_is_watched_once_in_a_step():
     assert found == [(1, 0.5), (1, 0.5), (3, 0.6), (3, 0.6), (6, 0.7)]
 
 
+@pytest.mark.long
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
     changes = [
         *("training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"),

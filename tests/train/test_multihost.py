@@ -245,9 +245,16 @@ def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_process_ends_the_other_within_a_minute(tmp_path, how, victim):
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [
+        (0, signal.SIGKILL),
+        (1, signal.SIGSTOP),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.nightly),
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_lost_process_ends_the_other_within_a_minute(tmp_path, victim, how):
     address = f"127.0.0.1:{free_port()}"
     members = [Program(CONNECT, address, 2, n, "one", 60, output=tmp_path / f"{n}") for n in (0, 1)]
     assert wait_for(lambda: all("connected\n" in member.said() for member in members))

@@ -199,6 +199,7 @@ def test_the_recipes_own_limit_decides_whether_a_run_starts(whole_run, recipe):
         training.check_first_sync(dataclasses.replace(whole_run[0], recipe=strict), prompts=8)
 
 
+@pytest.mark.long
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
     """Files of both are cut short."""
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
@@ -309,7 +310,8 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
-@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.long), "stochastic"])
+@pytest.mark.long(minutes=2)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
