@@ -19,7 +19,7 @@ import numpy as np
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import memory, roofline
-from grpo_tpu.compile_jobs import GIB, KINDS, AttentionKernel, Compilation, Program, SavedModel, few_layers
+from grpo_tpu.compile_jobs import GIB, KINDS, AttentionKernel, Compilation, CutSampler, Program, SavedModel, few_layers
 from grpo_tpu.hints import hints
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
@@ -147,7 +147,7 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         "sequences": recipe.plan.micro_batch_size,
         "prompt_length": rollout.max_prompt_length,
         "completion_length": rollout.max_completion_length,
-        "temperature": rollout.temperature,
+        "temperature": rollout.first_temperature,  # a schedule's is an argument of as large a program
         "quick": quick,
         "loss": recipe.loss.implementation,
     }
@@ -192,7 +192,10 @@ def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Progr
         "sequences": -(-rows // replicas) * replicas,  # missing rows are filled up
         "loss": "jax",
     }
-    return {"prefill": Program(kind="prefill", **sampler), "decode": Program(kind="decode", **sampler)}
+    make = Program
+    if recipe.rollout.is_cut:
+        make = functools.partial(CutSampler, top_k=recipe.rollout.top_k, top_p=recipe.rollout.top_p)
+    return {"prefill": make(kind="prefill", **sampler), "decode": make(kind="decode", **sampler)}
 
 
 def _attention_kernel(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:

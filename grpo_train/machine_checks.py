@@ -246,7 +246,7 @@ def _loss(recipe: Recipe) -> str:
 
     def total(inputs, way):
         logps, entropy = losses.token_statistics(
-            ids, hidden=inputs[0], head=inputs[1], temperature=recipe.rollout.temperature, implementation=way,
+            ids, hidden=inputs[0], head=inputs[1], temperature=recipe.rollout.first_temperature, implementation=way,
             vocab_axis=0 if tied else 1,
         )  # fmt: skip
         return jnp.sum(logps * jnp.linspace(-1, 1, tokens)), (logps, entropy)

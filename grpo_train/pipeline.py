@@ -390,6 +390,12 @@ def run(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
     )
+    if (left_out := training.share_left_out(session)) is not None:
+        log(
+            f"warning: rollout.top_k={recipe.rollout.top_k or 'null'} and top_p={recipe.rollout.top_p:g} leave out "
+            f"{left_out:.2%} of the probability where a token is sampled, on average; the loss is of the whole "
+            "distribution, so the gradient is biased; set them to null and 1, and it is not"
+        )
 
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):

@@ -36,6 +36,7 @@ from grpo_train import losses  # first: it prepares the environment before JAX i
 # isort: split
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from tunix.rl import rl_cluster as rl
@@ -54,6 +55,7 @@ from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
 from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics
 from grpo_train.runs.run_directory import one_at_a_time
+from grpo_train.runs.step_profile import StepProfile
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
@@ -179,11 +181,16 @@ def build_session(
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
     max_prompt_length, fitting = fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)
+    temperature: Any = recipe.rollout.first_temperature
+    if recipe.rollout.has_schedule:
+        temperature = jnp.float32(temperature)  # an array is an argument of the compiled programs, and no constant
     rollout_config = RolloutConfig(
         max_tokens_to_generate=recipe.rollout.max_completion_length,
         max_prompt_length=max_prompt_length,
         kv_cache_size=max_prompt_length + recipe.rollout.max_completion_length,
-        temperature=recipe.rollout.temperature,
+        temperature=temperature,
+        top_k=recipe.rollout.top_k,
+        top_p=recipe.rollout.top_p,
     )
 
     # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `saved`, the folder of its checkpoints.
@@ -304,7 +311,8 @@ def _adapt_cluster(
         compat.sync_without_snapshot(cluster)
     if recipe.rollout.engine == "vllm":
         compat.sample_outside_the_mesh(cluster)
-    if recipe.grpo.beta and recipe.loss.implementation != "jax":
+    # Tunix makes all logits, and compiles them for each temperature.
+    if recipe.grpo.beta and (recipe.loss.implementation != "jax" or recipe.rollout.has_schedule):
         cluster.inference_worker.get_ref_per_token_logps = losses.reference_logps(
             cluster.inference_worker, recipe.loss.implementation
         )
@@ -358,6 +366,11 @@ def _make_learner(
         reward_fns=rewards,
         metric_fns=metrics,
         batch_of_step=batches,
+        temperature_of_step=(
+            functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
+            if recipe.rollout.has_schedule
+            else None
+        ),
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
@@ -445,6 +458,31 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     return check
 
 
+def share_left_out(session: Session) -> float | None:
+    """The mean probability that rollout.top_k and top_p leave out where a token is sampled; None without them.
+
+    Of the completions that the sampler has just written, such as those of `check_first_sync`: of a micro-batch at most.
+    In a multi-process run all processes call it together.
+    """
+    rollout, tokenizer = session.recipe.rollout, session.tokenizer
+    if not rollout.is_cut:
+        return None
+    rows = min(len(session.sampler.last.tokens), session.plan.micro_batch_size)
+    scored = session.sampler.last_scored(rows, rollout.max_completion_length)
+    masses = maxtext_model.left_out(
+        session.actor,
+        scored.prompt_ids,
+        scored.completion_ids,
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        rollout.first_temperature,
+        rollout.top_k,
+        rollout.top_p,
+    )  # [B, C]
+    of_tokens = [row[: len(logps)] for row, logps in zip(masses, scored.logps, strict=True)]
+    return float(np.concatenate(of_tokens).mean())
+
+
 def sampler_trainer_gap(sampler: Any, actor: maxtext_model.Actor, rows: int, width: int) -> float:
     """Mean absolute difference of the log-probabilities of the first `rows` completions of the step, nats per token.
 
@@ -487,6 +525,7 @@ def train(
         if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
+    profile = StepProfile(recipe.training.profile_steps, session.directory / "tensorboard")
     with one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext():
         rows = recorder.begin(session.step, on_step)
         try:
@@ -500,7 +539,7 @@ def train(
                 remedies = continuing.memory_remedies(recipe, session.plan)
                 with maxtext_model.quiet(), explain_full_memory("a training step", remedies):
                     # The seven stages of a step: see engines/learner.py, Learner.
-                    session.learner.train(_batches(session, validate_after, stop))
+                    session.learner.train(_batches(session, validate_after, stop, profile))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
                 validate_after(session.step)
         except Exception as error:
@@ -513,6 +552,7 @@ def train(
                 ) from error
             raise
         finally:
+            profile.close()
             recorder.finish()
     return rows
 
@@ -547,7 +587,7 @@ def _disk_full(error: BaseException | None) -> str | None:
 
 
 def _batches(
-    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool]
+    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool], profile: StepProfile
 ) -> Iterator[dict[str, np.ndarray]]:
     """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
@@ -562,5 +602,6 @@ def _batches(
             if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
+            profile.begin_step(done + 1)
         for _ in range(recipe.grpo.iterations if done < restored else 1):
             yield session.batches(done)

@@ -92,6 +92,7 @@ class Learner(GRPOLearner):
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
     - Dynamic sampling: see `_resample_uniform_groups`.
     - The sampler's log-probabilities, for a correction.
+    - A temperature that changes from step to step.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Learner(GRPOLearner):
         steps: int,
         calls_per_step: int,
         batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
+        temperature_of_step: Callable[[int], float] | None = None,
         **arguments: Any,
     ):
         """
@@ -108,10 +110,13 @@ class Learner(GRPOLearner):
           steps: of the whole run.
           calls_per_step: rollout micro-batches of a step.
           batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
+          temperature_of_step: the sampling temperature by the number of a step, from 0; None: it is always that of the
+            cluster's RolloutConfig.
         """
         super().__init__(**arguments)
         self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
+        self._temperature_of_step = temperature_of_step
 
     @property
     def _sampler(self) -> Any:
@@ -134,10 +139,25 @@ class Learner(GRPOLearner):
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
     ) -> common.TrainExample:
         call = self._sampler.calls
+        if self._temperature_of_step:
+            self._set_temperature(self._temperature_of_step(call // self._calls_per_step), mode)
         example = self._sampled_once(training_input, mode)  # stages 1 to 4
         if self._grpo.dynamic_sampling:
             example = self._resample_uniform_groups(example, training_input, call, mode)
+        if self._temperature_of_step:
+            shape = example.completion_ids.shape  # [B, C]
+            example = to_example(example, temperature=jnp.full(shape, self.algo_config.temperature, jnp.float32))
         return example
+
+    def _set_temperature(self, temperature: float, mode: rl.Mode) -> None:
+        """For the sampler, and for the log-probabilities of reference, old policy and sampler, which Tunix computes
+        next; those of the update take it from the example.
+
+        As an array, so that it is an argument of the compiled programs, and no other one is compiled for another value.
+        """
+        self.algo_config.temperature = jnp.float32(temperature)
+        self.rl_cluster.get_rollout_config(mode=mode).temperature = self.algo_config.temperature
+        self.rl_cluster.buffer_metrics({"step/temperature": (temperature, np.mean)}, mode=mode)
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)

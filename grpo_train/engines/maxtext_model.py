@@ -247,7 +247,7 @@ def _loading_error(checkpoint: Any, config: Any, mesh: Any, error: Exception) ->
 
 
 def per_token_logps(
-    actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float = 1.0
+    actor: Actor, prompt_ids, completion_ids, pad_id: int, eos_id: int, temperature: float | jax.Array = 1.0
 ) -> np.ndarray:
     """log π(token) of completions [B, C], padded on the right, after prompts [B, P], padded on the left: [B, C].
 
@@ -257,8 +257,28 @@ def per_token_logps(
 
     ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
     with actor.scope():
-        logps = losses.per_token_logps(*nnx.split(actor.module), *ids, pad_id, eos_id, temperature, actor.loss)
+        compute = losses.logps_at(temperature)
+        logps = compute(*nnx.split(actor.module), *ids, pad_id, eos_id, temperature, actor.loss)
     return multihost.to_numpy(logps)
+
+
+def left_out(
+    actor: Actor,
+    prompt_ids,
+    completion_ids,
+    pad_id: int,
+    eos_id: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> np.ndarray:
+    """The probability that top-k and top-p leave out at each token of the completions, [B, C]; as per_token_logps."""
+    from grpo_train import losses
+
+    ids = multihost.shard_batch((prompt_ids, completion_ids), actor.mesh)
+    cut = (temperature, actor.loss, top_k, top_p)
+    with actor.scope():
+        return multihost.to_numpy(losses.left_out(*nnx.split(actor.module), *ids, pad_id, eos_id, *cut))
 
 
 @contextlib.contextmanager

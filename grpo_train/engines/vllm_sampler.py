@@ -33,6 +33,8 @@ from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe
 
+# vLLM's top_k that cuts nothing.
+ALL_TOKENS = -1
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98
 
@@ -93,7 +95,9 @@ class VllmSampler(vllm_rollout.VllmRollout):
         sampling = [
             SamplingParams(
                 max_tokens=rollout_config.max_tokens_to_generate,
-                temperature=rollout_config.temperature,
+                temperature=float(rollout_config.temperature),
+                top_k=rollout_config.top_k or ALL_TOKENS,
+                top_p=rollout_config.top_p,
                 logprobs=1 if row < scored else None,
             )
             for row in range(len(prompts))

@@ -32,7 +32,7 @@ from grpo_train.recipes.layouts import Layout
 # With N of them, a segment id is N * k for the prompt that the completions of group k share, and N * k + j for its j-th
 # completion.  Padding is 0.
 SEGMENTS_PER_GROUP = 2**12
-PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps")
+PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps", "temperature")
 
 
 @flax.struct.dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Example(common.TrainExample):
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
     beta: Any = None  # [], of this update, where it is not the configuration's (see engines.adaptive_beta)
+    temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
 
 
 def to_example(example: common.TrainExample, **more: Any) -> Example:
@@ -116,6 +117,8 @@ def pack(
         "advantages": np.broadcast_to(host.advantages[:, None], mask.shape),
     }
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
+    if "temperature" in filled:
+        filled["temperature"][:] = 1  # padding, too, is divided by it
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):
         prompt = prompts[first]

@@ -18,11 +18,13 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.removed import REMOVED
-from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
+from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
 
 TINY = "recipes/tiny-cpu.yaml"
-KINDS = {"section": ProblemsRecipe, "list": TaskRecipe}  # of `problems`; pydantic's errors name it after the key
-PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool)$")  # parts of its places
+# Kinds of `problems` and of `rollout.temperature`; pydantic's errors name them after the key.
+KINDS = {"section": ProblemsRecipe, "list": TaskRecipe, "schedule": TemperatureSchedule}
+# Other parts of its places that are not in the file.
+PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool|number)$")
 LARGEST = 2**17  # bytes of a recipe file; those here have up to 2**13
 MOST_MERGED = 100_000  # keys of a recipe, merge keys counted as often as they are used
 MOST_ERRORS = 10  # that are explained at once
@@ -110,9 +112,11 @@ def plain_settings(recipe: Recipe) -> Any:
         "lora": recipe.lora.model_dump(exclude_defaults=True),
         "training": recipe.training.model_dump(include={"schedule", "optimizer"}, exclude_defaults=True),
         "prompts": recipe.prompts.model_dump(include={"user", "thinking"}, exclude_defaults=True),
+        "rollout": recipe.rollout.model_dump(include={"top_k", "top_p"}, exclude_defaults=True),
     }
     missing = [f"{section}.{key}" for section, keys in changed.items() for key in keys if key not in names]
     missing += ["a list of problems"] if recipe.tasks else []
+    missing += ["a schedule of rollout.temperature"] if recipe.rollout.has_schedule else []
     if missing:
         raise CourseError(f"plain_grpo does not have {missing[0]}; leave it at its default, or use grpo train")
     values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
@@ -270,4 +274,4 @@ def _known_keys(loc: tuple) -> list[str]:
         elif isinstance(part, str):
             section = section.model_fields[part].annotation
             section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]

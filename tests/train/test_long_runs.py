@@ -76,9 +76,10 @@ def weights(directory: Path, step: int = STEPS) -> list[np.ndarray]:
     return jax.tree.leaves([checkpoints.read(checkpoint / item) for item in checkpoints.ITEMS])
 
 
-def assert_same(directory: Path, reference: Path) -> None:
+def assert_same(directory: Path, reference: Path, step: int = STEPS) -> None:
+    """`step`: the number of the last checkpoint, which counts updates."""
     assert rows(directory) == rows(reference)
-    for one, other in zip(weights(directory), weights(reference), strict=True):
+    for one, other in zip(weights(directory, step), weights(reference, step), strict=True):
         assert np.array_equal(one, other)
     for which in ("before", "after"):
         ours, theirs = (read_jsonl(folder / "evals" / f"{which}.jsonl") for folder in (directory, reference))
@@ -169,6 +170,25 @@ def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
     assert len({row["beta"] for row in rows(whole)}) > 1
+
+
+def test_killed_with_a_temperature_that_changes(start, tmp_path):
+    """Every log-probability is of the step's temperature: of reference, old policy, sampler and update."""
+    changes = [
+        *("rollout.temperature={from: 1.0, to: 0.6, steps: 5}", "rollout.micro_batch_size=2"),
+        *("grpo.beta=0.05", "grpo.iterations=2", "grpo.correction=tis", "training.micro_batch_size=8"),
+    ]
+    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2405)
+    start(whole, *changes).lines()
+    for moment in (in_a_step, in_a_save):
+        code = run_until(start(directory, *changes), functools.partial(moment, directory, rng), signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), said(directory)
+    start(directory, *changes).lines()
+    assert_same(directory, whole, 2 * STEPS)
+    assert [row["temperature"] for row in rows(whole)] == pytest.approx([1.0, 0.9, 0.8, 0.7, *[0.6] * (STEPS - 4)])
+    # The sampler's probabilities are the trainer's at each of them, and no step compiles for its own.
+    assert all(row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=5e-3) for row in rows(whole))
+    assert not any(row["compilations"] for row in read_jsonl(whole / "metrics.jsonl")[2:])
 
 
 # --- stopped, without room, damaged ---

@@ -143,3 +143,20 @@ def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
     same_rows(directories[1], directories[2], 2)
     first, second = (row["kl"] for row in rows(directories[2]))
     assert abs(first) < 1e-6 < second
+
+
+def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):
+    """With a size of a micro-batch per device: 2 of each of the four, 1 of each of the sampler's two replicas."""
+    changes = [
+        *("rollout.temperature={from: 1.0, to: 0.6}", "rollout.top_k=20", "grpo.correction=none", "training.steps=3"),
+        *("training.micro_batch_size=null", "training.micro_batch_size_per_device=2", "training.validate_every=0"),
+        *("rollout.micro_batch_size=null", "rollout.micro_batch_size_per_device=1", "problems.test=8"),
+    ]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    start(alone, converted_base, 1, *changes)[0].lines()
+    both = start(together, converted_base, 2, *changes)
+    lines, _ = (member.lines() for member in both)
+    assert any("warning: rollout.top_k=20 and top_p=1 leave out " in line for line in lines)
+    same_rows(alone, together, steps=3)
+    assert [row["temperature"] for row in rows(together)] == pytest.approx([1.0, 0.8, 0.6])
+    assert read_jsonl(alone / "evals" / "after.jsonl") == read_jsonl(together / "evals" / "after.jsonl")

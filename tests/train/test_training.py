@@ -4,12 +4,14 @@ import dataclasses
 import importlib.util
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import CLOCKS, without_clocks
+from jax.profiler import ProfileData
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lib.common.errors import CourseError
@@ -355,6 +357,47 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     rows = training.train(second)
     assert without_clocks(rows) == without_clocks(whole)
     assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
+
+
+def test_a_profile_holds_the_steps_asked_for_and_changes_no_number(whole_run, build, recipe, tmp_path):
+    """Of steps 2 and 3, and of a run that ends within the window."""
+    rows = training.train(build(tmp_path / "inside", change(recipe, training={"profile_steps": [2, 3]})))
+    assert without_clocks(rows) == without_clocks(whole_run[2])
+    (trace,) = traces(tmp_path / "inside")
+    assert steps_in(trace) == {2, 3}
+
+    past = build(tmp_path / "inside", change(recipe, training={"profile_steps": [2, 9]}))
+    training.train(past)  # all four steps are done: nothing is left to record
+    assert traces(tmp_path / "inside") == [trace]
+
+
+@pytest.mark.long
+def test_a_profile_is_written_when_the_run_stops_within_its_steps(build, recipe, tmp_path):
+    """And a session that begins within the window records the rest of it."""
+    profiled = change(recipe, training={"profile_steps": [2, 9]})
+    asked = iter([False, True])  # before the second step, and before the third
+    training.train(build(tmp_path, profiled), stop=lambda: next(asked))
+    (first,) = traces(tmp_path)
+    assert steps_in(first) == {2}
+    time.sleep(1.1)  # the profiler names a trace by the second
+    training.train(build(tmp_path, profiled))
+    (_, second) = traces(tmp_path)
+    assert steps_in(second) == {3, 4}
+
+
+def steps_in(trace):
+    """The steps whose updates a trace holds; of one update each."""
+    events = (
+        event for plane in ProfileData.from_file(str(trace)).planes for line in plane.lines for event in line.events
+    )
+    begun = [dict(event.stats)["step_num"] + 1 for event in events if event.name == "train"]
+    # After each step Tunix's loop asks once more, and finds no batch: that is counted as the next one.
+    return set(begun) - {max(begun)}
+
+
+def traces(directory):
+    """The files that TensorBoard's tab PROFILE lists."""
+    return sorted((directory / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb"))
 
 
 def test_checkpoints_may_be_in_a_bucket(recipe, tmp_path):
