@@ -11,10 +11,10 @@ export OUT
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
 export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
 export IPYTHONDIR := $(CURDIR)/.cache/ipython
-export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
+export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench clean
+.PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -50,7 +50,7 @@ test-long: setup ## run the tests that take minutes: killed runs, two processes,
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
-nightly: setup setup-tpu ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
+nightly: setup setup-tpu real-model ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
 	@tools/each_file_alone.sh
 	@$(PY) -m pytest $(TWO) --run-nightly -m nightly
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder --run-long --run-nightly -m "long or nightly"
@@ -77,6 +77,12 @@ lint: setup ## check style, import directions and types
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
 
+next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
+	@$(PY) tools/next_versions.py
+
+next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (8 GB): a weight sync and a smoke test
+	@$(PY) tools/next_versions.py --tpu
+
 # What is wrong with OUT or with an environment is said before anything is made, also by make -j.
 student: ## for teachers: the student's course into build/student, without solutions (OUT=)
 	@tools/check-environment.sh $(VENV) .venv-teach
@@ -100,4 +106,4 @@ bench: setup ## time a GRPO step against plain JAX and TRL, grading against math
 
 # Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays
-	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-sky .cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis

@@ -55,8 +55,9 @@ def main() -> None:
     import numpy
 
     for name in ("mkfifo", "mknod"):  # these two have no audit event, and a FIFO lets whoever reads it wait for ever
-        vars(os).pop(name, None)
-        vars(posix).pop(name, None)
+        for module in (os, posix):
+            if hasattr(module, name):
+                delattr(module, name)
     for name, values in task["limits"].items():
         resource.setrlimit(getattr(resource, name), tuple(values))
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))

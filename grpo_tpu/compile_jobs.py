@@ -87,6 +87,16 @@ class Program(SavedModel):
         ).hexdigest()[:24]
 
 
+class CutSampler(Program):
+    """Prefill or decode of a recipe with top-k or top-p.
+
+    A class of its own, so that the keys of the other programs, and saved results, do not change with its fields.
+    """
+
+    top_k: int | None
+    top_p: float
+
+
 class AttentionKernel(Program):
     """The attention kernel of tpu-inference, on the chips of one of vLLM's replicas, which has `sequences` at once.
 

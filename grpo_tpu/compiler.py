@@ -31,7 +31,7 @@ from flax.linen import partitioning
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
-from grpo_tpu.compile_jobs import AttentionKernel, Compilation, Program
+from grpo_tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program
 from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
@@ -341,7 +341,10 @@ def _lower_sampler(program, devices):
         logprobs_buffer=None,
         forbidden_token_ids=None,
         temperature=program.temperature,
-        sampling_parameters={"top_p": 1.0, "top_k": None},
+        sampling_parameters={
+            "top_p": program.top_p if isinstance(program, CutSampler) else 1.0,
+            "top_k": program.top_k if isinstance(program, CutSampler) else None,
+        },
         sampling_mode="top_p",
         beam_search_sampling_state=None,
         **arrays,

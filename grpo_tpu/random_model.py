@@ -165,9 +165,7 @@ def published_config(model: ModelRecipe) -> dict[str, Any]:
         from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
-        return json.loads(
-            (model_files.model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8")
-        )
+        return model_files.read_config(model_files.model_directory(model, weights=False))
     except CourseError:
         # Its table has no Llama without scaled rotary embeddings: that of Llama 3.1, without them.
         name = model.maxtext_name.replace("llama3-", "llama3.1-")

@@ -141,6 +141,7 @@ def scaled_recipe(
         "steps": steps,
         "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
         "checkpoint_every": 1,
+        "profile_steps": None,
         "validate_every": steps if recipe.training.validate_every else 0,
     }
     data["evaluation"]["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)

@@ -109,6 +109,11 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
             f"(update_applied), and {moved:.1%} of them move; set training.rounding=stochastic or "
             "model.weight_dtype=float32"
         )
+    if recipe.grpo.watch_kl and recipe.grpo.beta:
+        log(
+            f"grpo.watch_kl={recipe.grpo.watch_kl} changes nothing: with grpo.beta={recipe.grpo.beta:g} the KL is "
+            "measured in every step"
+        )
     if filtered := len(problems) - len(session.problems):
         log(
             f"filtered out of training: {filtered} of {len(problems)} problems, with prompts longer than "
@@ -340,7 +345,7 @@ def run(
 
     Returns the content of summary.json; None in all processes but the first.
     """
-    started, spent = time.perf_counter(), read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    started, spent = time.perf_counter(), _seconds_before(directory, log)
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
@@ -385,6 +390,12 @@ def run(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
     )
+    if (left_out := training.share_left_out(session)) is not None:
+        log(
+            f"warning: rollout.top_k={recipe.rollout.top_k or 'null'} and top_p={recipe.rollout.top_p:g} leave out "
+            f"{left_out:.2%} of the probability where a token is sampled, on average; the loss is of the whole "
+            "distribution, so the gradient is biased; set them to null and 1, and it is not"
+        )
 
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
@@ -414,6 +425,18 @@ def run(
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
     return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
+
+
+def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:
+    """Seconds that earlier sessions of the run took; a damaged file costs the sum, and not the run."""
+    try:
+        seconds = read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    except CourseError:
+        seconds = None
+    if isinstance(seconds, int | float):
+        return seconds
+    log(f"warning: {directory / 'seconds.json'} cannot be read; the seconds of the run are counted from now")
+    return 0.0
 
 
 def _rates(run: evaluation.EvalRun) -> str:

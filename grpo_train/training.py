@@ -36,14 +36,16 @@ from grpo_train import losses  # first: it prepares the environment before JAX i
 # isort: split
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import compat, maxtext_model, weight_sync
+from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
+from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
@@ -53,6 +55,7 @@ from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
 from grpo_train.runs.metrics_logger import Recorder, Row, StepTimer, TimedReward, batch_metrics
 from grpo_train.runs.run_directory import one_at_a_time
+from grpo_train.runs.step_profile import StepProfile
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
@@ -178,11 +181,16 @@ def build_session(
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
     tokenizer = maxtext_model.load_tokenizer(recipe.model)
     max_prompt_length, fitting = fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)
+    temperature: Any = recipe.rollout.first_temperature
+    if recipe.rollout.has_schedule:
+        temperature = jnp.float32(temperature)  # an array is an argument of the compiled programs, and no constant
     rollout_config = RolloutConfig(
         max_tokens_to_generate=recipe.rollout.max_completion_length,
         max_prompt_length=max_prompt_length,
         kv_cache_size=max_prompt_length + recipe.rollout.max_completion_length,
-        temperature=recipe.rollout.temperature,
+        temperature=temperature,
+        top_k=recipe.rollout.top_k,
+        top_p=recipe.rollout.top_p,
     )
 
     # 2. The run's files.  Gives `recorder` (rows of metrics.jsonl) and `saved`, the folder of its checkpoints.
@@ -195,10 +203,11 @@ def build_session(
     )
     saved = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
     if multihost.is_main_process():
-        checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
+        checkpoints.drop_unlogged_checkpoints(saved, recorder.last_step, recipe.grpo.iterations, recorder.torn)
 
     with maxtext_model.quiet():
-        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint.
+        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
+        #    `watched`, from which the KL is measured where no penalty does it.
         trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
@@ -220,11 +229,13 @@ def build_session(
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        reference = (
-            load(recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})).module
-            if recipe.grpo.beta and not recipe.lora.rank
-            else None
-        )
+        # The base: not trained, so in the dtype of computations.  With adapters it is in the actor.
+        load_base = functools.partial(load, recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype}))
+        reference, watched = None, None
+        if recipe.grpo.beta and not recipe.lora.rank:
+            reference = load_base().module
+        if recipe.grpo.kl_is_watched and not recipe.lora.rank:
+            watched = watched_kl.in_host_memory(load_base())
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
@@ -239,6 +250,7 @@ def build_session(
                 actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
                 tokenizer,
                 rollout_config,
+                adapts_beta=recipe.grpo.target_kl is not None,
                 sampler=sampler,
                 sampler_devices=None if shares_devices else sampler_devices,
                 checkpoints=saved.parent,
@@ -248,6 +260,8 @@ def build_session(
             )
 
         actor, cluster = checkpoints.restore(build, saved, log)
+        if recipe.grpo.kl_is_watched and recipe.lora.rank:
+            watched = watched_kl.without_adapters(actor)
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
@@ -258,7 +272,7 @@ def build_session(
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},
         )
-        learner = _make_learner(recipe, plan, actor, cluster, batches)
+        learner = _make_learner(recipe, plan, actor, cluster, watched, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -297,7 +311,8 @@ def _adapt_cluster(
         compat.sync_without_snapshot(cluster)
     if recipe.rollout.engine == "vllm":
         compat.sample_outside_the_mesh(cluster)
-    if recipe.grpo.beta and recipe.loss.implementation != "jax":
+    # Tunix makes all logits, and compiles them for each temperature.
+    if recipe.grpo.beta and (recipe.loss.implementation != "jax" or recipe.rollout.has_schedule):
         cluster.inference_worker.get_ref_per_token_logps = losses.reference_logps(
             cluster.inference_worker, recipe.loss.implementation
         )
@@ -312,8 +327,10 @@ def _make_learner(
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     cluster: rl.RLCluster,
+    watched: Callable[[], maxtext_model.Actor] | None,
     batches: Callable[[int], dict[str, np.ndarray]],
 ) -> learners.Learner:
+    """`watched`: gives the base, for grpo.watch_kl."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -324,6 +341,22 @@ def _make_learner(
     )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if grpo.target_kl:
+        adaptive = AdaptiveBeta(
+            cluster.actor_trainer, actor.mesh, start=grpo.beta, target=grpo.target_kl, updates=grpo.iterations
+        )
+        metrics.append(adaptive.metrics)
+    if grpo.watch_kl and watched:
+
+        def measure() -> float:
+            # No more rows than an update has, so that there is memory for them.
+            at_once = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
+            rows = min(at_once, math.lcm(watched_kl.ROWS, actor.mesh.size))
+            width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
+            return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature)
+
+        metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -331,8 +364,13 @@ def _make_learner(
         rl_cluster=cluster,
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation),
         reward_fns=rewards,
-        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
+        metric_fns=metrics,
         batch_of_step=batches,
+        temperature_of_step=(
+            functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
+            if recipe.rollout.has_schedule
+            else None
+        ),
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
@@ -359,11 +397,38 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
-    meshes = ", ".join(
-        f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
-        for verb, mesh in (("train", session.actor.mesh), ("sample", session.sampler.mesh))
+    return devices_line(
+        len(found),
+        found[0].device_kind,
+        jax.process_count(),
+        dict(session.actor.mesh.shape),
+        dict(session.sampler.mesh.shape),
     )
-    return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
+
+
+def devices_line(found: int, kind: str, processes: int, trainer: dict[str, int], sampler: dict[str, int]) -> str:
+    """What `describe_devices` says.
+
+    Args:
+      found: devices, of all processes.
+      trainer, sampler: axis -> size of their meshes.  In a multi-process run the trainer's has the devices of all
+        processes, and the sampler's those of one.
+    """
+    if found == 1:
+        return f"1 x {kind}: trains and samples"
+    train, sample = math.prod(trainer.values()), math.prod(sampler.values())
+    if processes == 1:
+        return f"{found} x {kind}: trainer {_devices(train, trainer)}, sampler {_devices(sample, sampler)}"
+    return (
+        f"{found} x {kind} in {processes} processes: trainer {_devices(train, trainer)}, sampler {sample * processes}, "
+        f"each process {_devices(sample, sampler)}"
+    )
+
+
+def _devices(count: int, mesh: dict[str, int]) -> str:
+    """So many, and the axes of their mesh that split something: 8 (fsdp 4 x tensor 2)."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return f"{count} ({axes})" if axes else str(count)
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -391,6 +456,31 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     if multihost.is_main_process():
         write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
     return check
+
+
+def share_left_out(session: Session) -> float | None:
+    """The mean probability that rollout.top_k and top_p leave out where a token is sampled; None without them.
+
+    Of the completions that the sampler has just written, such as those of `check_first_sync`: of a micro-batch at most.
+    In a multi-process run all processes call it together.
+    """
+    rollout, tokenizer = session.recipe.rollout, session.tokenizer
+    if not rollout.is_cut:
+        return None
+    rows = min(len(session.sampler.last.tokens), session.plan.micro_batch_size)
+    scored = session.sampler.last_scored(rows, rollout.max_completion_length)
+    masses = maxtext_model.left_out(
+        session.actor,
+        scored.prompt_ids,
+        scored.completion_ids,
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        rollout.first_temperature,
+        rollout.top_k,
+        rollout.top_p,
+    )  # [B, C]
+    of_tokens = [row[: len(logps)] for row, logps in zip(masses, scored.logps, strict=True)]
+    return float(np.concatenate(of_tokens).mean())
 
 
 def sampler_trainer_gap(sampler: Any, actor: maxtext_model.Actor, rows: int, width: int) -> float:
@@ -435,6 +525,7 @@ def train(
         if validate and due and multihost.broadcast(not validated):
             recorder.add(step, validate())
 
+    profile = StepProfile(recipe.training.profile_steps, session.directory / "tensorboard")
     with one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext():
         rows = recorder.begin(session.step, on_step)
         try:
@@ -448,7 +539,7 @@ def train(
                 remedies = continuing.memory_remedies(recipe, session.plan)
                 with maxtext_model.quiet(), explain_full_memory("a training step", remedies):
                     # The seven stages of a step: see engines/learner.py, Learner.
-                    session.learner.train(_batches(session, validate_after, stop))
+                    session.learner.train(_batches(session, validate_after, stop, profile))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
                 validate_after(session.step)
         except Exception as error:
@@ -461,6 +552,7 @@ def train(
                 ) from error
             raise
         finally:
+            profile.close()
             recorder.finish()
     return rows
 
@@ -495,7 +587,7 @@ def _disk_full(error: BaseException | None) -> str | None:
 
 
 def _batches(
-    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool]
+    session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool], profile: StepProfile
 ) -> Iterator[dict[str, np.ndarray]]:
     """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
 
@@ -510,5 +602,6 @@ def _batches(
             if recipe.lora.rank and done == 1:
                 weight_sync.check_weights(session.sampler, weight_sync.by_name(session.actor.weights()))
             validate_after(done)
+            profile.begin_step(done + 1)
         for _ in range(recipe.grpo.iterations if done < restored else 1):
             yield session.batches(done)

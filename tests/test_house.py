@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,13 @@ def test_lock_holds_what_is_asked_for(root: Path, lock: str, names: list[str]) -
     lines = [line for name in names for line in (root / "requirements" / f"{name}.in").read_text().splitlines()]
     asked = [Requirement(line) for line in (line.partition("#")[0].strip() for line in lines) if line]
     assert [str(one) for one in asked if not one.specifier.contains(locked[one.name], prereleases=True)] == []
+
+
+def test_tensorboard_has_one_profiler_and_it_needs_no_tensorflow() -> None:
+    profilers = [one for one in entry_points(group="tensorboard_plugins") if one.name == "profile"]
+    assert [one.value.partition(".")[0] for one in profilers] == ["xprof"]
+    # Without this name TensorBoard shows a second PROFILE tab, which asks the reader to install it.
+    assert find_spec("tensorboard_plugin_profile")
 
 
 # --- READMEs and docs/ ----------------------------------------------------------------------------------------

@@ -349,13 +349,14 @@ def test_config_prints_the_plan_without_a_tpu(grpo) -> None:
     assert "accumulation steps" in printed and "rollout micro batches" in printed
 
 
-PER_DEVICE = ["rollout.micro_batch_size_per_device=1", "training.micro_batch_size_per_device=1"]
-
-
 @tries("auto-accumulation")
 def test_passes_and_accumulation_follow_from_the_sizes_per_device() -> None:
-    sizes = ["training.prompts_per_step=16", "grpo.group_size=2", "hardware.sampler_tensor=1"]
-    plan = load_recipe(TWO_HOSTS, [*sizes, *PER_DEVICE]).plan
+    sizes = [
+        *("training.prompts_per_step=16", "grpo.group_size=2", "hardware.sampler_tensor=1"),
+        *("rollout.micro_batch_size=null", "rollout.micro_batch_size_per_device=1"),
+        *("training.micro_batch_size=null", "training.micro_batch_size_per_device=1"),
+    ]
+    plan = load_recipe(TWO_HOSTS, sizes).plan
     assert (plan.num_rollout_micro_batches, plan.accumulation_steps) == (2, 4)
 
 

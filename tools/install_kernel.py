@@ -1,7 +1,7 @@
-"""Register the Jupyter kernel "grpo-course", and how JupyterLab opens the course, inside the environment that runs this.
+"""Register the Jupyter kernel "grpo-course", and how JupyterLab opens the course, in the environment that runs this.
 
-`make lab`, JupyterLab on a VM, and JupyterHub's image all start from such an environment, so all of them agree.  Nothing
-is written to the home folder, and an option on the command line of JupyterLab still has the last word.
+`make lab`, JupyterLab on a VM, and JupyterHub's image all start from such an environment, so all of them agree.
+Nothing is written to the home folder.  An option on JupyterLab's command line still comes before what is set here.
 """
 
 import sys
@@ -30,7 +30,7 @@ def install_kernel() -> str:
 
 
 def configure_jupyterlab() -> None:
-    """Write what the server shows (the repository, so that pictures, docs/ and exercises/ are found), and where it begins."""
+    """Show the repository, so that pictures, docs/ and exercises/ are found, and begin with notebook 00."""
     folder = Path(sys.prefix) / "etc" / "jupyter"
     server = {
         "ServerApp": {"root_dir": str(environment.repo_root()), "default_url": FIRST_PAGE},

@@ -138,8 +138,8 @@ def _table(section: dict, definitions: dict) -> str:
 def _type(field: dict) -> str:
     if "$ref" in field:
         return "section"
-    if "anyOf" in field:
-        return " or ".join(map(_type, field["anyOf"]))
+    if kinds := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(map(_type, kinds))
     if values := field.get("enum", [field["const"]] if "const" in field else []):
         return ", ".join(f"`{value}`" for value in values)
     name = {"array": "list", "object": "mapping", "null": "`null`"}.get(field["type"], field["type"])

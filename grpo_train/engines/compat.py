@@ -134,7 +134,7 @@ def old_logps_from_actor(cluster: Any, actor: Any) -> None:
                 sharding_utils.shard_input((prompt_tokens[rows], completion_tokens[rows]), ("fsdp",)) for rows in slices
             )
             parts = [
-                losses.per_token_logps(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss)
+                losses.logps_at(temperature)(graphdef, snapshot, *batch, pad, eos, temperature, actor.loss)
                 for batch in batches
             ]
         return jnp.concatenate(parts)  # [B, C]

@@ -23,7 +23,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import grade
 from grpo_train import losses
 from grpo_train.engines.weight_sync import padded
-from grpo_train.losses.packing import Example
+from grpo_train.losses.packing import Example, to_example
 from grpo_train.recipes.schema import GRPORecipe
 
 ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo", "maxrl": "maxrl"}
@@ -92,6 +92,7 @@ class Learner(GRPOLearner):
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
     - Dynamic sampling: see `_resample_uniform_groups`.
     - The sampler's log-probabilities, for a correction.
+    - A temperature that changes from step to step.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Learner(GRPOLearner):
         steps: int,
         calls_per_step: int,
         batch_of_step: Callable[[int], Mapping[str, np.ndarray]],
+        temperature_of_step: Callable[[int], float] | None = None,
         **arguments: Any,
     ):
         """
@@ -108,10 +110,13 @@ class Learner(GRPOLearner):
           steps: of the whole run.
           calls_per_step: rollout micro-batches of a step.
           batch_of_step: training prompts by the number of their step; those after the run's last are spare ones.
+          temperature_of_step: the sampling temperature by the number of a step, from 0; None: it is always that of the
+            cluster's RolloutConfig.
         """
         super().__init__(**arguments)
         self._grpo, self._steps = grpo, steps
         self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
+        self._temperature_of_step = temperature_of_step
 
     @property
     def _sampler(self) -> Any:
@@ -134,10 +139,25 @@ class Learner(GRPOLearner):
         self, training_input: dict[str, Any], mode: rl.Mode = rl.Mode.TRAIN
     ) -> common.TrainExample:
         call = self._sampler.calls
+        if self._temperature_of_step:
+            self._set_temperature(self._temperature_of_step(call // self._calls_per_step), mode)
         example = self._sampled_once(training_input, mode)  # stages 1 to 4
         if self._grpo.dynamic_sampling:
             example = self._resample_uniform_groups(example, training_input, call, mode)
+        if self._temperature_of_step:
+            shape = example.completion_ids.shape  # [B, C]
+            example = to_example(example, temperature=jnp.full(shape, self.algo_config.temperature, jnp.float32))
         return example
+
+    def _set_temperature(self, temperature: float, mode: rl.Mode) -> None:
+        """For the sampler, and for the log-probabilities of reference, old policy and sampler, which Tunix computes
+        next; those of the update take it from the example.
+
+        As an array, so that it is an argument of the compiled programs, and no other one is compiled for another value.
+        """
+        self.algo_config.temperature = jnp.float32(temperature)
+        self.rl_cluster.get_rollout_config(mode=mode).temperature = self.algo_config.temperature
+        self.rl_cluster.buffer_metrics({"step/temperature": (temperature, np.mean)}, mode=mode)
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)
@@ -146,7 +166,7 @@ class Learner(GRPOLearner):
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
         rows, width = example.completion_ids.shape
         scored = self._sampler.last_scored(rows, width, self.algo_config.temperature)
-        return _to_example(
+        return to_example(
             example, **{CORRECTIONS[self._grpo.correction]: jnp.asarray(padded(scored.logps, width, 0, np.float32))}
         )
 
@@ -181,7 +201,7 @@ class Learner(GRPOLearner):
         if missing:
             kept = np.ones(len(spread), np.float32)
             kept[missing] = 0
-            example = _to_example(example, advantages=example.advantages * np.repeat(kept, size))
+            example = to_example(example, advantages=example.advantages * np.repeat(kept, size))
         self.rl_cluster.buffer_metrics(
             {
                 "step/dynamic_sampling/passes": (len(parts), np.mean),
@@ -204,11 +224,6 @@ def weight_by_tokens(examples: Sequence[common.TrainExample]) -> list[Example]:
     """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
     tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
     return [
-        _to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
+        to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
         for example in examples
     ]
-
-
-def _to_example(example: common.TrainExample, **more: Any) -> Example:
-    """As our own example, with more fields."""
-    return Example(**vars(example) | more)

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, model_files, tunix_models, weight_sync
 from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
+from grpo_train.losses import token_statistics
 from grpo_train.runs import multihost
 
 # Tokens from which on greedy_generate makes its batches smaller, since attention needs memory in their square.
@@ -35,12 +35,24 @@ SCORED_ROWS = 8
 NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
+class RowNoise(NamedTuple):
+    """Keys of rows, and a temperature that changes from call to call: of Tunix's sampler it would be a constant, for
+    each value of which prefill and decoding are compiled again."""
+
+    keys: jax.Array  # [B, 2]
+    temperature: jax.Array  # [B]
+
+
+def _is_of_rows(seed: Any) -> bool:
+    """Not one key for all rows, as Tunix has it."""
+    return isinstance(seed, RowNoise) or (isinstance(seed, jax.Array) and seed.ndim == 2)
+
+
 class PerSequenceKeySampler(cpu_speed.Sampler):
     """Tunix's sampler with a random key for each row, so that a completion does not depend on its neighbours.
 
-    `seed` is then [B, 2], see `row_keys`: the same completions come out in one batch, in several micro-batches, in
-    several processes. Tunix draws the noise of a whole batch from one key.  With keys of rows the whole distribution is
-    sampled (a rollout's top_k and top_p, which no recipe has, are not looked at).
+    `seed` is then [B, 2], see `row_keys`, or RowNoise: the same completions come out in one batch, in several
+    micro-batches, in several processes. Tunix draws the noise of a whole batch from one key.
 
     With a `mesh` (tunix_models.sampler_mesh) the rows of a batch are spread over its axis `fsdp`; missing rows are
     filled up, and left out of the result.
@@ -52,8 +64,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
         rows, missing = len(input_strings), 0 if self.mesh is None else -len(input_strings) % self.mesh.shape["fsdp"]
         if missing:
             input_strings = [*input_strings, *input_strings[:1] * missing]
-            if isinstance(seed, jax.Array) and seed.ndim == 2:
-                seed = jnp.concatenate([seed, jnp.repeat(seed[:1], missing, axis=0)])
+            if _is_of_rows(seed):
+                seed = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], missing, axis=0)]), seed)
         with NO_MESH:
             output = super().__call__(input_strings, *arguments, seed=seed, **more)
         output.text, output.tokens = output.text[:rows], output.tokens[:rows]
@@ -73,22 +85,66 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
         return dataclasses.replace(jax.tree.map(spread, dataclasses.replace(state, cache=None)), cache=state.cache)
 
     def _sample(self, logits, eos, cache, sampler_state):
-        if sampler_state.sampling_mode != "top_p" or sampler_state.seed.ndim == 1:  # greedy, or one key for all
+        seed = sampler_state.seed
+        if sampler_state.sampling_mode != "top_p" or not _is_of_rows(seed):  # greedy, or one key for all
             return super()._sample(logits, eos, cache, sampler_state)
-        scores = logits[:, -1].astype(jnp.float32) / sampler_state.temperature
-        keys = jax.vmap(jax.random.fold_in, (0, None))(sampler_state.seed, sampler_state.decoding_step)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
-        # The largest of scores and Gumbel noise is a sample of softmax(scores).
+        if isinstance(seed, RowNoise):
+            of_rows, temperature = seed.keys, seed.temperature[:, None]  # [B, 2], [B, 1]
+        else:
+            of_rows, temperature = seed, sampler_state.temperature
+        keys = jax.vmap(jax.random.fold_in, (0, None))(of_rows, sampler_state.decoding_step)
+        scores = logits[:, -1].astype(jnp.float32) / temperature
+        if cuts := _cuts(sampler_state.sampling_parameters, scores.shape[1]):
+            scores = _draw_from_cut(scores, keys, **cuts)
+        else:
+            # The largest of scores and Gumbel noise is a sample of softmax(scores).
+            scores += jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
         greedy = dataclasses.replace(sampler_state, sampling_mode="greedy")
-        return dataclasses.replace(
-            super()._sample((scores + noise)[:, None], eos, cache, greedy), sampling_mode="top_p"
-        )
+        return dataclasses.replace(super()._sample(scores[:, None], eos, cache, greedy), sampling_mode="top_p")
+
+
+def _cuts(parameters: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """The top-k and top-p of Tunix's sampling parameters; empty where all tokens may be sampled."""
+    top_k, top_p = parameters["top_k"] or vocabulary, parameters["top_p"]
+    return {"top_k": min(top_k, vocabulary), "top_p": top_p} if top_k < vocabulary or top_p < 1 else {}
+
+
+def _draw_from_cut(scores: jax.Array, keys: jax.Array, **cuts: Any) -> jax.Array:
+    """A token for each row by Tunix's own top-k and top-p, as numbers [B, V] of which it has the largest.
+
+    Args:
+      scores: [B, V], logits over temperature; keys: [B, 2], one for each row.
+    """
+
+    def draw(row: jax.Array, key: jax.Array) -> jax.Array:
+        token, _ = tunix_sampler.sample_top_p(row[None, None], key, temperature=1.0, **cuts)
+        return token[0]
+
+    return jax.nn.one_hot(jax.vmap(draw)(scores, keys), scores.shape[1])
 
 
 @jax.jit
 def row_keys(key: jax.Array, rows: np.ndarray) -> jax.Array:
     """A random key for each row of a step, [B, 2]."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(rows))
+
+
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id"))
+def _logps_at(
+    graphdef: nnx.GraphDef,
+    state: nnx.State,
+    prompt_ids: Any,
+    completion_ids: Any,
+    temperature: Any,
+    pad_id: int,
+    eos_id: int,
+) -> jax.Array:
+    """As Tunix's compute_per_token_logps, [B, C], for a temperature [] that is no constant of the program."""
+    _, logits = common.compute_per_token_logps(
+        graphdef, state, prompt_ids, completion_ids, pad_id=pad_id, eos_id=eos_id, return_logits=True
+    )
+    logps, _ = token_statistics(completion_ids, logits=logits, temperature=temperature)
+    return logps
 
 
 class TunixSampler(vanilla_rollout.VanillaRollout):
@@ -127,13 +183,20 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
 
     def generate(self, prompts, rollout_config, **_: Any) -> base_rollout.RolloutOutput:
+        """One completion for each prompt.  A temperature that is an array, of a schedule, compiles nothing new."""
         started = time.perf_counter()
         step, micro_batch = divmod(self.calls, self.num_rollout_micro_batches)
         rows = micro_batch * len(prompts) + np.arange(len(prompts))
         keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
         self.calls += 1
         own = multihost.process_slice(len(prompts))
-        output = super().generate(prompts[own], dataclasses.replace(rollout_config, seed=keys[own]))
+        own_keys, temperature = keys[own], rollout_config.temperature
+        if isinstance(temperature, jax.Array):
+            noise = RowNoise(own_keys, jnp.full(len(own_keys), temperature, jnp.float32))
+            config = dataclasses.replace(rollout_config, seed=noise, temperature=1.0)
+        else:
+            config = dataclasses.replace(rollout_config, seed=own_keys)
+        output = super().generate(prompts[own], config)
         if multihost.is_distributed():
             output = _gathered(output)
         self.last, self.truncated = compat.keep_end_tokens(output, rollout_config.max_tokens_to_generate, self.eos_id())
@@ -153,7 +216,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         with NO_MESH:
             for first in range(own.start, own.stop, SCORED_ROWS):
                 part = slice(first, min(first + SCORED_ROWS, own.stop))
-                scored = common.compute_per_token_logps(
+                compute = _logps_at if isinstance(temperature, jax.Array) else common.compute_per_token_logps
+                scored = compute(
                     graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
                     pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
                 )  # fmt: skip
@@ -287,7 +351,7 @@ def load_hugging_face(directory: str | Path) -> Any:
 
     Raises CourseError for another architecture, or for a weight file that cannot be read.
     """
-    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    config = model_files.read_config(Path(directory))
     scaling, rope = model_files.rotary_embedding(config)
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
     converted = tunix_models.model_config(

@@ -9,7 +9,6 @@ Sampling parameters are always explicit.  vLLM would otherwise take them from th
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import time
@@ -29,10 +28,13 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
+from grpo_train.engines.model_files import read_config
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe
 
+# vLLM's top_k that cuts nothing.
+ALL_TOKENS = -1
 # Upper limit of gpu_memory_utilization: the sampler plus what was on the device before it.
 FULL = 0.98
 
@@ -93,7 +95,9 @@ class VllmSampler(vllm_rollout.VllmRollout):
         sampling = [
             SamplingParams(
                 max_tokens=rollout_config.max_tokens_to_generate,
-                temperature=rollout_config.temperature,
+                temperature=float(rollout_config.temperature),
+                top_k=rollout_config.top_k or ALL_TOKENS,
+                top_p=rollout_config.top_p,
                 logprobs=1 if row < scored else None,
             )
             for row in range(len(prompts))
@@ -188,7 +192,7 @@ def _start_engine(
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     devices, directory = jax.local_devices(), model_directory(model)
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = read_config(directory)
     tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")

@@ -73,6 +73,7 @@ def token_statistics(
       logits: [B, T, V]; or in their place
       hidden: [B, T, D], and
       head: [D, V] with vocab_axis 1, [V, D] with vocab_axis 0.
+      temperature: one number; with `jax` also an array, [] or [B, T].
       partition: how the arrays lie over several devices; `jax` needs none.
 
     Raises ValueError for an unknown implementation, and for others than `jax` from logits: nothing is left to save.
@@ -88,6 +89,8 @@ def token_statistics(
 
 def _plain(logits, target_ids, temperature) -> tuple[jax.Array, jax.Array]:
     """log π = (l_y - max l) / τ - log Σ exp((l - max l) / τ), and the entropy, from all of [B, T, V] at once."""
+    if jnp.ndim(temperature):
+        temperature = temperature[..., None]  # [B, T, 1]
     logits = logits.astype(jnp.float32)  # [B, T, V]
     peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))  # [B, T, 1]; exp() of what is left cannot overflow
     total = jnp.exp((logits - peak) / temperature).sum(-1)  # [B, T]
@@ -154,7 +157,7 @@ def policy_loss(
     completion_mask: jax.Array,
     epsilon_low: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
+    beta: float | jax.Array = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
@@ -197,6 +200,7 @@ def policy_loss(
       advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
       epsilon_high: None: as epsilon_low.
+      beta: a number, or an array [] that may be another one in the next call of a compiled loss.
       aggregation: of Tunix's aggregate_loss; sequence-mean-token-scale divides by a constant.
       entropy: [B, T], for aux alone.
       weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
@@ -267,8 +271,7 @@ def policy_loss(
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
-        if beta:
-            loss = loss + beta * aux["kl_loss"]
+        loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
     return loss, aux
@@ -296,7 +299,7 @@ def model_statistics(
     completion_ids: jax.Array,
     pad_id: int,
     eos_id: int,
-    temperature: float = 1.0,
+    temperature: float | jax.Array = 1.0,
     implementation: str = "jax",
     segment_ids: jax.Array | None = None,
     segment_positions: jax.Array | None = None,
@@ -306,41 +309,74 @@ def model_statistics(
     Args:
       model: a TunixMaxTextAdapter; for `chunked` and `pallas` one from hidden_states.adapter_for.
       prompt_ids: [B, P], padded on the left; completion_ids: [B, C], padded on the right.
+      temperature: a number is a constant of the compiled program; an array, [] or [B, C], is an argument.
       segment_ids, segment_positions: of packed rows [B, C] (see `packing`), whose prompt_ids are [B, 0].  A row's first
         token is predicted by none, and gets 0.
 
     Raises CourseError for a model that gives no hidden states.
     """
-    temperature = temperature or 1.0  # Tunix divides by no 0
+    targets = completion_ids if segment_ids is None else completion_ids[:, 1:]
+    given, divisor = _before_targets(
+        model, prompt_ids, completion_ids, pad_id, eos_id, implementation, segment_ids, segment_positions
+    )
+    if isinstance(temperature, jax.Array):
+        if segment_ids is not None:
+            temperature = temperature[:, 1:]
+        if "hidden" in given:
+            given["hidden"], temperature = _over_temperature(given["hidden"], temperature), divisor
+    else:
+        temperature = (temperature or 1.0) * divisor  # Tunix divides by no 0
+    found = token_statistics(targets, temperature=temperature, implementation=implementation, **given)
+    if segment_ids is None:
+        return found
+    logps, entropy = (jnp.pad(values, ((0, 0), (1, 0))) for values in found)
+    return logps, entropy
+
+
+def _over_temperature(hidden: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Hidden states [B, T, D] whose logits are those of `hidden` over a temperature, [] or [B, T].
+
+    `chunked` and `pallas` have a temperature as a constant of their programs.  The result is rounded to the dtype of
+    hidden states, as these are.
+    """
+    return (hidden.astype(jnp.float32) / temperature[..., None]).astype(hidden.dtype)
+
+
+def _before_targets(
+    model: Any,
+    prompt_ids: jax.Array,
+    completion_ids: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    implementation: str,
+    segment_ids: jax.Array | None = None,
+    segment_positions: jax.Array | None = None,
+) -> tuple[dict[str, Any], float]:
+    """(what predicts the tokens, as token_statistics takes it: logits, or hidden states and a head; a number by which
+    the logits that the head makes are still to be divided)."""
     # MaxText changes its modules when it hands out hidden states: those of a copy.
     model = nnx.merge(*nnx.split(model))
     tokens, positions, attention_mask, not_padding = common.process_ids(
         prompt_ids, completion_ids, pad_id, eos_id, segment_ids, segment_positions
     )
     segments = not_padding if segment_ids is None else segment_ids
-    targets = completion_ids if segment_ids is None else completion_ids[:, 1:]
+    predicted = completion_ids.shape[1] if segment_ids is None else completion_ids.shape[1] - 1
     # What predicts a token stands one place before it.
-    before = slice(-targets.shape[1] - 1, -1)
-    statistics = functools.partial(token_statistics, targets, implementation=implementation)
+    before = slice(-predicted - 1, -1)
     if implementation == "jax":
         logits, _ = model(tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segments)
-        found = statistics(logits=logits[:, before], temperature=temperature)
-    elif hasattr(model, "hidden_states"):
-        hidden = model.hidden_states(tokens, positions, attention_mask, segments)
-        head, vocab_axis, divisor = model.head()
-        found = statistics(
-            hidden=model.normalised(hidden[:, before]),
-            head=head,
-            temperature=temperature * divisor,
-            vocab_axis=vocab_axis,
-            partition=model.partition(),
-        )
-    else:
+        return {"logits": logits[:, before]}, 1.0
+    if not hasattr(model, "hidden_states"):
         raise CourseError(f"loss.implementation={implementation} needs a model made with hidden_states.adapter_for")
-    if segment_ids is None:
-        return found
-    logps, entropy = (jnp.pad(values, ((0, 0), (1, 0))) for values in found)
-    return logps, entropy
+    hidden = model.hidden_states(tokens, positions, attention_mask, segments)
+    head, vocab_axis, divisor = model.head()
+    given = {
+        "hidden": model.normalised(hidden[:, before]),
+        "head": head,
+        "vocab_axis": vocab_axis,
+        "partition": model.partition(),
+    }
+    return given, divisor
 
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "temperature", "implementation"))
@@ -361,12 +397,74 @@ def per_token_logps(
     return jax.lax.stop_gradient(logps)
 
 
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "temperature", "implementation", "top_k", "top_p"))
+def left_out(
+    graphdef: nnx.GraphDef,
+    state: nnx.State,
+    prompt_tokens: jax.Array,
+    completion_tokens: jax.Array,
+    pad_id: int,
+    eos_id: int,
+    temperature: float,
+    implementation: str,
+    top_k: int | None,
+    top_p: float,
+) -> jax.Array:
+    """The probability that top-k and top-p leave out where each token of the completions is sampled, [B, C].
+
+    A few positions at a time, as in `_chunked`: the logits are sorted.
+    """
+    given, divisor = _before_targets(
+        nnx.merge(graphdef, state), prompt_tokens, completion_tokens, pad_id, eos_id, implementation
+    )
+    from_logits = "logits" in given
+    states = given["logits"] if from_logits else given["hidden"]  # [B, C, V] or [B, C, D]
+
+    def of_part(part: jax.Array) -> jax.Array:
+        logits = part if from_logits else _project(part, given["head"], given["vocab_axis"])
+        return mass_left_out(logits, temperature * divisor, top_k, top_p)
+
+    rows, length, _ = states.shape
+    vocabulary = states.shape[-1] if from_logits else given["head"].shape[given["vocab_axis"]]
+    step = chunk_length(rows, length, vocabulary)
+    count = -(-length // step)
+    parts = jnp.pad(states, ((0, 0), (0, count * step - length), (0, 0)))
+    parts = jnp.moveaxis(parts.reshape(rows, count, step, -1), 1, 0)  # [count, B, step, V or D]
+    masses = jax.lax.map(of_part, parts)
+    return jnp.moveaxis(masses, 0, 1).reshape(rows, -1)[:, :length]
+
+
+def mass_left_out(logits: jax.Array, temperature: float, top_k: int | None, top_p: float) -> jax.Array:
+    """The probability of the tokens that top-k and top-p leave out of softmax(logits / temperature), [..., V] -> [...].
+
+    As Tunix and vLLM cut: first the k most likely tokens; of their probabilities, which then add up to 1, those before
+    which less than top_p has been counted.
+    """
+    vocabulary = logits.shape[-1]
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32) / temperature)
+    largest, _ = jax.lax.top_k(probabilities, min(top_k or vocabulary, vocabulary))  # [..., k], in falling order
+    among_k = largest / largest.sum(-1, keepdims=True)
+    counted_before = jnp.cumsum(among_k, -1) - among_k
+    return 1 - jnp.sum(jnp.where(counted_before <= top_p, largest, 0.0), -1)
+
+
+# The same with the temperature as an argument, an array []: a schedule would compile a program for each step.
+_compiled: Any = per_token_logps
+_per_token_logps_at = jax.jit(_compiled.__wrapped__, static_argnames=("pad_id", "eos_id", "implementation"))
+
+
+def logps_at(temperature: float | jax.Array) -> Callable[..., jax.Array]:
+    """`per_token_logps` for a temperature that is a number, or an array."""
+    return _per_token_logps_at if isinstance(temperature, jax.Array) else per_token_logps
+
+
 def reference_logps(worker: Any, implementation: str) -> Callable[..., jax.Array]:
     """What can stand in for `get_ref_per_token_logps` of Tunix's InferenceWorker, and needs no logits [B, T, V]."""
 
     def logps(prompt_tokens, completion_tokens, pad_id, eos_id, temperature=1.0):
         model = nnx.split(worker.get_model("reference"))
-        return per_token_logps(*model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
+        compute = logps_at(temperature)
+        return compute(*model, prompt_tokens, completion_tokens, pad_id, eos_id, temperature, implementation)
 
     return logps
 
@@ -427,10 +525,19 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         # Completions of a group that all have one reward teach nothing, where there is no KL penalty either.
         teaches = None if algo_config.beta else lambda example: jnp.any(example.advantages)
         return in_micro_batches(of_one, model, train_example, teaches)
+    temperature = getattr(train_example, "temperature", None)
     logps, entropy = model_statistics(
-        model, train_example.prompt_ids, train_example.completion_ids, pad_id, eos_id,
-        algo_config.temperature, implementation, train_example.segment_ids, train_example.segment_positions,
-    )  # fmt: skip
+        model,
+        train_example.prompt_ids,
+        train_example.completion_ids,
+        pad_id,
+        eos_id,
+        algo_config.temperature if temperature is None else temperature,
+        implementation,
+        train_example.segment_ids,
+        train_example.segment_positions,
+    )
+    beta = getattr(train_example, "beta", None)
     return policy_loss(
         logps,
         train_example.old_per_token_logps,
@@ -439,7 +546,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.completion_mask,
         epsilon_low=algo_config.epsilon,
         epsilon_high=getattr(algo_config, "epsilon_high", None),
-        beta=algo_config.beta,
+        beta=algo_config.beta if beta is None else beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),

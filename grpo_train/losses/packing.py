@@ -32,18 +32,25 @@ from grpo_train.recipes.layouts import Layout
 # With N of them, a segment id is N * k for the prompt that the completions of group k share, and N * k + j for its j-th
 # completion.  Padding is 0.
 SEGMENTS_PER_GROUP = 2**12
-PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps")
+PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_logps", "temperature")
 
 
 @flax.struct.dataclass(frozen=True)
 class Example(common.TrainExample):
     """A micro-batch of Tunix's, [B, C], with what the policy loss takes in addition; None where it does not.
 
-    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
+    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field but beta is [R, W], too.
     """
 
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
+    temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
+    beta: Any = None  # [], of this update, where it is not the configuration's (see engines.adaptive_beta)
+
+
+def to_example(example: common.TrainExample, **more: Any) -> Example:
+    """As our own example, with more fields."""
+    return Example(**vars(example) | more)
 
 
 @functools.partial(jax.jit, static_argnames="aggregation")
@@ -110,6 +117,8 @@ def pack(
         "advantages": np.broadcast_to(host.advantages[:, None], mask.shape),
     }
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
+    if "temperature" in filled:
+        filled["temperature"][:] = 1  # padding, too, is divided by it
     ids, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for unit, (first, (row, at)) in enumerate(zip(firsts, places, strict=True), start=1):
         prompt = prompts[first]

@@ -159,9 +159,9 @@ def _sampling(rollout: RolloutRecipe, prompt: int) -> dict[str, Any]:
     return {
         "max_prefill_predict_length": prompt,
         "max_target_length": prompt + rollout.max_completion_length,
-        "decode_sampling_temperature": rollout.temperature,
-        "decode_sampling_top_k": -1,  # off
-        "decode_sampling_nucleus_p": 1.0,
+        "decode_sampling_temperature": rollout.first_temperature,
+        "decode_sampling_top_k": rollout.top_k or -1,  # off
+        "decode_sampling_nucleus_p": rollout.top_p,
         "hbm_utilization_vllm": rollout.vllm.memory_fraction,
         "max_num_seqs": rollout.vllm.max_sequences,
         "vllm_block_size": rollout.vllm.options.get("block_size"),

@@ -14,6 +14,8 @@ LOST = {
     "prompts": {"thinking": "the prompts that upstream is given ask the model not to think"},
     "loss": {"implementation": "upstream has Tunix's own loss"},
     "grpo": {
+        "target_kl": "upstream reads beta once, when the update is compiled",
+        "watch_kl": "upstream logs no KL without a penalty",
         "advantage": "upstream divides by the standard deviation of the group, without an option",
         "aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
         "epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
@@ -29,6 +31,7 @@ LOST = {
         "rounding": "upstream rounds to the nearest",
         "optimizer_dtype": "upstream keeps both in the weights' dtype",
         "stop_after": "upstream has no option for it",
+        "profile_steps": "upstream's profiler counts micro-batches, from the middle of a step",
     },
     "rollout": {"max_mean_gap": "upstream does not compare sampler and trainer"},
     "evaluation": {
@@ -71,6 +74,7 @@ def differing(
         ),
         "training.validate_every: see problems.validation": training.validate_every > 0,
         "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
+        "rollout.temperature: upstream samples at one temperature, here the schedule's first": rollout.has_schedule,
         f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
         "training.layout: upstream computes padded rows; loss and gradient are the same": training.layout != "padded",
         "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (

@@ -6,6 +6,7 @@ recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.sou
 import difflib
 import re
 import reprlib
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -17,11 +18,16 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.removed import REMOVED
-from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe
+from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
 
 TINY = "recipes/tiny-cpu.yaml"
-KINDS = {"section": ProblemsRecipe, "list": TaskRecipe}  # of `problems`; pydantic's errors name it after the key
-PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool)$")  # parts of its places
+# Kinds of `problems` and of `rollout.temperature`; pydantic's errors name them after the key.
+KINDS = {"section": ProblemsRecipe, "list": TaskRecipe, "schedule": TemperatureSchedule}
+# Other parts of its places that are not in the file.
+PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool|number)$")
+LARGEST = 2**17  # bytes of a recipe file; those here have up to 2**13
+MOST_MERGED = 100_000  # keys of a recipe, merge keys counted as often as they are used
+MOST_ERRORS = 10  # that are explained at once
 SHORT = reprlib.Repr(maxstring=100, maxother=100, maxlong=100)
 PLAIN = {
     "model_type": "it is a section: give its keys, such as training.steps=2, or a mapping",
@@ -65,7 +71,11 @@ def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise CourseError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+        found = error.errors()
+        sentences = [_explain(one) for one in found[:MOST_ERRORS]]
+        if len(found) > MOST_ERRORS:
+            sentences.append(f"and {len(found) - MOST_ERRORS} more")
+        raise CourseError(f"{origin}: {'; '.join(sentences)}") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -102,9 +112,11 @@ def plain_settings(recipe: Recipe) -> Any:
         "lora": recipe.lora.model_dump(exclude_defaults=True),
         "training": recipe.training.model_dump(include={"schedule", "optimizer"}, exclude_defaults=True),
         "prompts": recipe.prompts.model_dump(include={"user", "thinking"}, exclude_defaults=True),
+        "rollout": recipe.rollout.model_dump(include={"top_k", "top_p"}, exclude_defaults=True),
     }
     missing = [f"{section}.{key}" for section, keys in changed.items() for key in keys if key not in names]
     missing += ["a list of problems"] if recipe.tasks else []
+    missing += ["a schedule of rollout.temperature"] if recipe.rollout.has_schedule else []
     if missing:
         raise CourseError(f"plain_grpo does not have {missing[0]}; leave it at its default, or use grpo train")
     values = recipe.training.model_dump() | recipe.grpo.model_dump() | recipe.rollout.model_dump()
@@ -147,7 +159,11 @@ def _fits_demonstrations(recipe: Recipe) -> bool:
 
 def _read(path: Path) -> dict:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _OneValueEach)
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise CourseError(f"recipe {path} has over {LARGEST // 1024} kB, which no recipe has; give a recipe file")
+        data = yaml.load(content.decode("utf-8"), _RecipeLoader)
     except FileNotFoundError:
         found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
         raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
@@ -158,15 +174,40 @@ def _read(path: Path) -> dict:
     return data
 
 
-class _OneValueEach(yaml.SafeLoader):
-    """YAML's safe loader takes the last of several values of a key without a word."""
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses three things with a YAMLError.
+
+    It would take the last of several values of a key without a word, end with an error of Python for a scalar that only
+    looks like a date or a number, and copy without end where merge keys (<<) are nested.
+    """
+
+    def __init__(self, stream: Any):
+        super().__init__(stream)
+        self.merged = 0  # keys of all mappings, as often as they are merged
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.YAMLError(f"the key {key.value} is there {keys.count(key.value)} times; leave one")
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        times = Counter(key.value for key in own if isinstance(key, yaml.ScalarNode))
+        for name, number in times.items():
+            if number > 1:
+                raise yaml.YAMLError(f"the key {name} is there {number} times; leave one")
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            kind = node.tag.rpartition(":")[2]
+            reason = first_line(error) if isinstance(error, ValueError) else "no such value"
+            raise yaml.YAMLError(f"{SHORT.repr(node.value)} is no YAML {kind}: {reason}") from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > MOST_MERGED:
+            raise yaml.YAMLError(f"merge keys (<<) make over {MOST_MERGED:,} keys of it; write the keys out")
 
 
 def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
@@ -191,7 +232,7 @@ def _apply_override(data: dict, override: str) -> None:
     if not equals or not key:
         raise CourseError(f"override {override!r} must read section.key=value, for example training.steps=2")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _RecipeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"override {SHORT.repr(override)}: the value is not YAML ({first_line(error)})") from None
     *sections, last = key.split(".")
@@ -233,4 +274,4 @@ def _known_keys(loc: tuple) -> list[str]:
         elif isinstance(part, str):
             section = section.model_fields[part].annotation
             section = next((kind for kind in get_args(section) if hasattr(kind, "model_fields")), section)
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]

@@ -29,7 +29,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), serialize_by_alias=True)
 
 
 def _refuse_both_sizes(section: BaseModel, *names: str) -> None:
@@ -210,6 +210,23 @@ class VllmRecipe(_Section):
         return int(self.options.get("max_num_batched_tokens", MAX_BATCHED_TOKENS))
 
 
+class TemperatureSchedule(_Section):
+    """In place of a number: a temperature that changes linearly from step to step, and then stays."""
+
+    first: PositiveFloat = Field(alias="from", description="of the first step")
+    last: PositiveFloat = Field(alias="to", description="of the last of `steps`, and of all after it")
+    steps: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="steps in which it changes, the first one included; null: training.steps"
+    )
+
+
+# Which of the two a value is meant to be, so that an error is about that one.
+Temperature = Annotated[
+    Annotated[PositiveFloat, Tag("number")] | Annotated[TemperatureSchedule, Tag("schedule")],
+    Discriminator(lambda value: "schedule" if isinstance(value, (dict, TemperatureSchedule)) else "number"),
+]
+
+
 class RolloutRecipe(_Section):
     """How completions are sampled. Lengths are in tokens."""
 
@@ -237,7 +254,44 @@ class RolloutRecipe(_Section):
         default="error", description="training problems with a longer prompt: stop with an error, or filter them out"
     )
     max_completion_length: Positive = Field(default=512, description="longest completion; longer ones are truncated")
-    temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
+    temperature: Temperature = Field(
+        default=1.0,
+        description="sampling temperature: a number, or a schedule such as {from: 0.9, to: 0.7}; log-probabilities are "
+        "computed at it, too",
+    )
+    top_k: Positive | None = Field(
+        default=None,
+        description="sample from the k most likely tokens; null: from all. The loss is of the whole distribution, so "
+        "that the run starts with a warning: the share of the probability that is left out",
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="of these, sample from the most likely that together have this probability; 1: from "
+        "all. The loss: see top_k",
+    )
+
+    def temperature_of(self, step: int, steps: int) -> float:
+        """The sampling temperature of a step, counted from 0, in a run of so many steps."""
+        schedule = self.temperature
+        if not isinstance(schedule, TemperatureSchedule):
+            return schedule
+        changes = (schedule.steps or steps) - 1
+        done = min(step / changes, 1.0) if changes else 0.0
+        return (1 - done) * schedule.first + done * schedule.last
+
+    @property
+    def has_schedule(self) -> bool:
+        return isinstance(self.temperature, TemperatureSchedule)
+
+    @property
+    def first_temperature(self) -> float:
+        """Of the first step."""
+        return self.temperature_of(0, 1)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some tokens are never sampled."""
+        return self.top_k is not None or self.top_p < 1
 
     @model_validator(mode="after")
     def _one_key_per_size(self) -> Self:
@@ -254,6 +308,17 @@ class GRPORecipe(_Section):
     kl: Literal["k1", "k2", "k3"] = Field(
         default="k3",
         description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
+    )
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="KL from the reference, in nats per token, that beta is adapted to: times 1.5 after a step above "
+        "it, divided by 1.5 after one below half of it, within a hundredth and 100 times the beta given; null: beta "
+        "stays",
+    )
+    watch_kl: Positive | None = Field(
+        default=None,
+        description="where beta is 0: every how many steps, and in the first, the KL from the model that GRPO starts "
+        "from is measured, on up to 32 completions; null: never; a beta above 0 has it in every step",
     )
     advantage: Literal["std", "mean", "leave-one-out", "maxrl"] = Field(
         default="std",
@@ -288,6 +353,25 @@ class GRPORecipe(_Section):
         description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
         "token's loss times π_old / π_sampler, at most 2; ratio: π_sampler takes the place of π_old",
     )
+
+    @property
+    def kl_is_watched(self) -> bool:
+        """Whether the KL is measured now and then, because no penalty has it in every step."""
+        return self.watch_kl is not None and self.beta == 0
+
+    @model_validator(mode="after")
+    def _target_kl_has_a_penalty(self) -> Self:
+        if self.target_kl and not self.beta:
+            raise ValueError(
+                f"target_kl={self.target_kl} adapts beta, and from 0 it never rises: set beta above 0, like 0.04, or "
+                "target_kl to null"
+            )
+        if self.target_kl and self.kl == "k1":
+            raise ValueError(
+                f"target_kl={self.target_kl} needs a penalty that lowers the KL, and as a loss k1 has no reference in "
+                "its gradient: set kl to k2 or k3"
+            )
+        return self
 
     @model_validator(mode="after")
     def _clip_range(self) -> Self:
@@ -329,7 +413,7 @@ class TrainingRecipe(_Section):
     )
     micro_batch_size_per_device: Positive | None = Field(
         default=None,
-        description="in place of micro_batch_size: completions per gradient computation for each replica of the trainer",
+        description="in place of micro_batch_size: completions per gradient computation in each replica of the trainer",
     )
     layout: Literal["auto", "padded", "packed", "groups"] = Field(
         default="auto",
@@ -369,6 +453,11 @@ class TrainingRecipe(_Section):
         description="folder or gs:// address for checkpoints; the run's name is added; null: the run directory",
     )
     validate_every: NonNegative = Field(default=20, description="steps between validations; 0: never")
+    profile_steps: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="first and last step that jax.profiler records, such as [3, 5]; the first step of a session "
+        "compiles; null: none",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -381,6 +470,18 @@ class TrainingRecipe(_Section):
         _refuse_both_sizes(self, "prompts_per_step", "micro_batch_size")
         if self.prompts_per_step is None and self.prompts_per_step_per_device is None:
             raise ValueError("prompts_per_step=null needs prompts_per_step_per_device: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _profile_is_of_the_run(self) -> Self:
+        if self.profile_steps is None:
+            return self
+        first, last = self.profile_steps
+        if not first <= last or first > self.steps:
+            raise ValueError(
+                f"profile_steps=[{first}, {last}] must be a first and a last step of the {self.steps} of the run, such "
+                f"as [{min(3, self.steps)}, {min(5, self.steps)}]"
+            )
         return self
 
 
@@ -402,7 +503,7 @@ class EvaluationRecipe(_Section):
     preset: Literal["greedy", "standard", "liberal"] | None = Field(
         default=None, description="temperature, top-k and top-p of these samples together; what is set beside it wins"
     )
-    temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's")
+    temperature: PositiveFloat | None = Field(default=None, description="of these samples; null: the rollout's first")
     top_k: Positive | None = Field(default=None, description="of these samples; null: all tokens")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="of these samples; 1: the preset's")
 
@@ -450,10 +551,16 @@ class Recipe(_Section):
             )
         # vLLM's raw_logprobs are of the distribution before temperature.
         if self.grpo.correction != "none" and self.rollout.engine == "vllm" and self.rollout.temperature != 1:
+            temperature = "a schedule" if self.rollout.has_schedule else self.rollout.temperature
             raise ValueError(
                 f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and with "
-                f"rollout.temperature={self.rollout.temperature} rollout.engine=vllm does not give them: set that to "
+                f"rollout.temperature={temperature} rollout.engine=vllm does not give them: set that to "
                 "1, or correction to none"
+            )
+        if self.grpo.correction != "none" and self.rollout.is_cut:
+            raise ValueError(
+                f"grpo.correction={self.grpo.correction} needs the probabilities that were sampled from, and those of "
+                "rollout.top_k and rollout.top_p are not computed: set these to null and 1, or correction to none"
             )
         if self.rollout.engine == "vllm" and (self.hardware.accelerator or "").startswith("v4-"):
             raise ValueError(
@@ -557,7 +664,7 @@ class Recipe(_Section):
     @property
     def evaluation_sampling(self) -> dict[str, float]:
         """Temperature and top-p of the samples of an evaluation, and top-k where it is not all tokens."""
-        own, default = self.evaluation, {"temperature": self.rollout.temperature, "top_p": 1.0}
+        own, default = self.evaluation, {"temperature": self.rollout.first_temperature, "top_p": 1.0}
         given = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p if own.top_p < 1 else None}
         return default | PRESETS.get(own.preset, {}) | {key: value for key, value in given.items() if value is not None}
 

@@ -60,8 +60,10 @@ PANELS = (
     Panel("Zero-variance groups", "fraction of groups", (("frac_reward_zero_std", "groups"),), fraction=True),
     Panel("Gradient norm", "L2 norm", (("grad_norm", "norm"),), from_zero=True),
     Panel("Entropy", "nats per token", (("entropy", "entropy"),), from_zero=True),
+    Panel("Sampling temperature", "of a step", (("temperature", "temperature"),), from_zero=True),
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
+    Panel("β, adapted", "weight of the KL penalty", (("beta", "beta"),), from_zero=True),
     Panel(
         "Seconds of a step",
         "seconds",

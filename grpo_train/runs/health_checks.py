@@ -239,14 +239,15 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
         "problems, or rewards that give partial credit",
     ),
     "left out": _left_out,
-    # Far from the reference, in the rows that have a KL: all where grpo.beta is above 0.
+    # Far from the reference, in the rows that have a KL: all with grpo.beta above 0, some with grpo.watch_kl.
     "kl": functools.partial(
         _streaks,
         name="kl",
         unhealthy=lambda value: value > KL,
         least=STEPS_ABOVE_KL,
-        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
-        "grpo.beta, or lower training.learning_rate",
+        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} {{steps}} times in "
+        "succession; continue the run with a larger grpo.beta, where that is above 0, or begin another one with "
+        "grpo.target_kl, which adapts it, or a lower training.learning_rate",
     ),
     "length": functools.partial(
         _streaks,

@@ -19,7 +19,7 @@ from grpo_train.recipes import TrackingRecipe
 from grpo_train.runs.metric_glossary import Row, read_metrics
 from grpo_train.runs.run_directory import describe_change, read_changes
 
-# Of an evaluation: our name -> the name in the summary of published runs.
+# Of the evaluation after training: our name -> the name in the summary of published runs.
 ALIASES = {
     "accuracy": "eval_full/accuracy",
     "reward": "eval/reward/total/mean",
@@ -150,18 +150,19 @@ class WeightsAndBiases:
 
     def log_evaluation(self, rows: dict[str, Row]) -> None:
         """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
-        Also under the names of published GRPO runs (ALIASES), whose scripts read them.
+        That after training also under the names of published GRPO runs (ALIASES), whose scripts read them: a run
+        that has not ended has no value there.
 
         With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
         """
         steps = read_metrics(self.metrics)
         trained = {name: value for row in steps[-1:] for name, value in _values(row)}
         evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
-        *_, last = rows.values()
-        others = {alias: last[name] for name, alias in ALIASES.items() if last.get(name) is not None}
+        after = rows.get("after", {})
+        others = {alias: after[name] for name, alias in ALIASES.items() if after.get(name) is not None}
         others |= {
             f"eval/reward/func/{name.split('/')[1]}/mean": value
-            for name, value in _values(last)
+            for name, value in _values(after)
             if name.startswith("rewards/")
         }
         if seconds := [row["seconds"] for row in steps[-10:] if row.get("seconds") is not None]:

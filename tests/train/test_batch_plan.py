@@ -159,8 +159,8 @@ EIGHT, TWO = "hardware.accelerator=v6e-8", "hardware.accelerator=v4-16"
     (["hardware.trainer_devices=6", "hardware.trainer_tensor=4"], "trainer_tensor=4 must divide its 6 devices"),
     ([TWO, f"{PROMPTS}=7"], "training.prompts_per_step=7 must be a multiple of 2 (2 processes, "),
     ([TWO, f"{ROLLOUT}=6"], "must divide the 16 prompts of a step and be a multiple of 2 (2 processes): use 2, 4, 8"),
-    ([EIGHT, f"{MICRO}{EACH}=3"], "micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 completions of a "
-     "step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
+    ([EIGHT, f"{MICRO}{EACH}=3"], "micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 completions of "
+     "a step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
 ])  # fmt: skip
 def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes, words):
     with pytest.raises(CourseError) as caught:

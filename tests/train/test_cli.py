@@ -165,6 +165,19 @@ def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"before": 1, "after": 2}'])
+def test_a_run_with_a_damaged_summary_is_not_finished_and_goes_on(grpo, tmp_path, root, monkeypatch, content):
+    """It writes its summary again; what `train` does then is not done here."""
+    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    (run / "export").mkdir()
+    for file, text in {"export/config.json": "{}", "report.html": "", "summary.json": content}.items():
+        (run / file).write_text(text)
+    went_on = []
+    monkeypatch.setattr(cli, "_train", lambda *arguments: went_on.append(arguments[1]))
+    done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
+    assert (done.returncode, done.stderr, went_on) == (0, "", [tmp_path / "run"])
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -250,10 +263,25 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
     assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 
+    assert said.startswith("2 of 30 completions failed")  # before the number that they make smaller
+    write_jsonl_atomic(path, rows[:14])
+    done = grpo(*WORDS, "--completions", path, "--output", tmp_path / "few.jsonl")
+    assert_one_line_error(done, "completions of 14 of the 30 problems", "problems.test")
+    assert not (tmp_path / "few.jsonl").exists()
+
     write_jsonl_atomic(path, [row for row in rows for _ in range(3)])
     assert_one_line_error(grpo(*WORDS, "--completions", path), path, "--samples 3")
     graded = result_of(grpo(*WORDS, "--completions", path, "--samples", "3", "--json"))
     assert graded["maj_at_k"] == graded["pass_at_k"]["3"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_the_tiny_model_on_other_problems_says_why_it_solves_none(grpo, root):
+    gsm8k = ["evaluate", "recipes/tiny-cpu.yaml", "problems.source=gsm8k", "problems.test=3"]
+    gsm8k += [f"problems.path={root / 'tests/lib/gsm8k_fixture'}", "rollout.max_completion_length=8"]
+    assert "tiny model" in grpo(*gsm8k).stdout.splitlines()[-1]
+    assert set(result_of(grpo(*gsm8k, "--json"))) >= {"accuracy", "n"}
+    assert "tiny model" not in grpo("evaluate", "recipes/tiny-cpu.yaml", "problems.test=12").stdout
 
 
 # What a shell runs in the background ignores SIGINT, and so would its children: a Python child listens again.

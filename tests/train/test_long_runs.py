@@ -22,7 +22,6 @@ from grpo_train.runs.preemption import EXIT_CODE
 from grpo_train.runs.run_directory import read_changes
 
 pytestmark = pytest.mark.long(minutes=12)
-KILLS = 6
 STEPS = 8
 RECIPE = [
     f"training.steps={STEPS}",
@@ -35,9 +34,11 @@ RECIPE = [
     " {name: hard, difficulty: hard, weight: 3, train: 50, validation: 10, test: 20, prompts: {system: ''}}]",
     "evaluation.batch_size=20",
     "rollout.max_completion_length=16",
+    "grpo.watch_kl=3",
 ]
 # All that changes from step to step, or adds weights; each follows from the step.
-SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3", "grpo.beta=0.05"]
+SWITCHED = ["lora.rank=4", "training.learning_rate=3e-3", "grpo.dynamic_sampling=3"]
+SWITCHED += ["grpo.beta=0.05", "grpo.target_kl=0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,10 @@ def weights(directory: Path, step: int = STEPS) -> list[np.ndarray]:
     return jax.tree.leaves([checkpoints.read(checkpoint / item) for item in checkpoints.ITEMS])
 
 
-def assert_same(directory: Path, reference: Path) -> None:
+def assert_same(directory: Path, reference: Path, step: int = STEPS) -> None:
+    """`step`: the number of the last checkpoint, which counts updates."""
     assert rows(directory) == rows(reference)
-    for one, other in zip(weights(directory), weights(reference), strict=True):
+    for one, other in zip(weights(directory, step), weights(reference, step), strict=True):
         assert np.array_equal(one, other)
     for which in ("before", "after"):
         ours, theirs = (read_jsonl(folder / "evals" / f"{which}.jsonl") for folder in (directory, reference))
@@ -137,11 +139,12 @@ def in_an_evaluation(directory: Path, rng: random.Random) -> bool:
 MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
 
 
-def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path):
+@pytest.mark.parametrize(("kills", "seed"), [(len(MOMENTS), 2402), pytest.param(12, 2405, marks=pytest.mark.nightly)])
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path, kills, seed):
     """Kill -9, resume, kill again.  A run that gets to its end in spite of it is compared, and the next one begins."""
-    rng, killed, finished = random.Random(2402), [], 0
+    rng, killed, finished = random.Random(seed), [], 0
     directory = tmp_path / "run-0"
-    while len(killed) < KILLS:
+    while len(killed) < kills:
         moment = MOMENTS[len(killed) % len(MOMENTS)]
         code = run_until(start(directory), functools.partial(moment, directory, rng), signal.SIGKILL)
         assert code in (0, -signal.SIGKILL), said(directory)
@@ -154,6 +157,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undist
     start(directory).lines()
     assert_same(directory, undisturbed)
     assert set(killed) == set(MOMENTS)
+    assert [row["step"] for row in rows(directory) if "kl" in row] == [1, 3, 6]
 
 
 def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
@@ -165,6 +169,26 @@ def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     start(directory, *SWITCHED).lines()
     assert_same(directory, whole)
     assert max(row["dynamic_sampling/passes"] for row in rows(whole)) > 1
+    assert len({row["beta"] for row in rows(whole)}) > 1
+
+
+def test_killed_with_a_temperature_that_changes(start, tmp_path):
+    """Every log-probability is of the step's temperature: of reference, old policy, sampler and update."""
+    changes = [
+        *("rollout.temperature={from: 1.0, to: 0.6, steps: 5}", "rollout.micro_batch_size=2"),
+        *("grpo.beta=0.05", "grpo.iterations=2", "grpo.correction=tis", "training.micro_batch_size=8"),
+    ]
+    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2405)
+    start(whole, *changes).lines()
+    for moment in (in_a_step, in_a_save):
+        code = run_until(start(directory, *changes), functools.partial(moment, directory, rng), signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), said(directory)
+    start(directory, *changes).lines()
+    assert_same(directory, whole, 2 * STEPS)
+    assert [row["temperature"] for row in rows(whole)] == pytest.approx([1.0, 0.9, 0.8, 0.7, *[0.6] * (STEPS - 4)])
+    # The sampler's probabilities are the trainer's at each of them, and no step compiles for its own.
+    assert all(row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=5e-3) for row in rows(whole))
+    assert not any(row["compilations"] for row in read_jsonl(whole / "metrics.jsonl")[2:])
 
 
 # --- stopped, without room, damaged ---

@@ -21,7 +21,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.engines import maxtext_model
-from grpo_train.losses import hidden_states, pallas_kernel, policy_loss, token_statistics
+from grpo_train.losses import hidden_states, packing, pallas_kernel, policy_loss, token_statistics
 
 # Of the largest gradient; what a dtype allows.
 ALLOWED = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -348,6 +348,20 @@ def test_loss_is_tunix_own(aggregation, old, ref, high, more):
     np.testing.assert_allclose(our_slope["logits"].get_value(), their_slope["logits"].get_value(), rtol=1e-4, atol=1e-7)
 
 
+def test_a_temperature_of_each_token_gives_the_loss_of_that_temperature():
+    """As in a schedule: in the example, in place of the constant 0.9 of the algorithm."""
+    constant, scheduled = algorithm(beta=0.04), algorithm(beta=0.04)
+    constant.temperature = 0.7
+    with_temperature = packing.Example(**vars(example()) | {"temperature": jnp.full((4, 6), 0.7)})
+    loss, found = function_registry.get_policy_loss_fn(losses.policy_loss_name("jax")), []
+    for config, one in ((constant, example()), (scheduled, with_temperature)):
+        run = nnx.value_and_grad(functools.partial(loss, algo_config=config, pad_id=PAD, eos_id=EOS), has_aux=True)
+        (value, aux), slope = run(Given(draw((4, 9, 20), 4, 2)), one)
+        found.append((value, aux["entropy"], slope["logits"].get_value()))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 def test_tunix_takes_the_loss_by_name_and_a_model_without_hidden_states_is_refused():
     loss = function_registry.get_policy_loss_fn(losses.policy_loss_name("pallas"))
     with pytest.raises(CourseError, match=r"pallas needs a model made with hidden_states\.adapter_for"):
@@ -420,6 +434,12 @@ def test_log_probabilities_of_a_maxtext_model_are_tunix_own(tiny_recipe):
     for actor in actors:
         ours = maxtext_model.per_token_logps(actor, *ids, PAD, EOS, temperature=0.9)
         np.testing.assert_allclose(ours, logps, atol=1e-5)
+        with actor.scope():
+            compute = functools.partial(losses.logps_at(jnp.float32(0.9)), *nnx.split(actor.module), *ids, PAD, EOS)
+            np.testing.assert_allclose(compute(jnp.float32(0.9), actor.loss), logps, atol=1e-5)
+            programs = losses._per_token_logps_at._cache_size()
+            assert not np.allclose(compute(jnp.float32(0.5), actor.loss), logps, atol=0.1)
+        assert losses._per_token_logps_at._cache_size() == programs  # another temperature compiles nothing
     worker = SimpleNamespace(get_model={"reference": other.module}.get)
     with other.scope():
         scored = losses.reference_logps(worker, "chunked")(*ids, PAD, EOS, temperature=0.9)

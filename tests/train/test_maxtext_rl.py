@@ -53,6 +53,8 @@ OTHER = {
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
+    "grpo.target_kl": 0.02, "grpo.watch_kl": 5,
+    "training.profile_steps": "[3, 5]",
     "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
@@ -61,7 +63,14 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "grpo.target_kl": ["grpo.beta=0.1"],
     "training.optimizer_dtype": ["model.dtype=bfloat16"],
+    "training.prompts_per_step_per_device": [
+        "training.prompts_per_step=null",
+        "training.prompts_per_step_per_device=4",
+    ],
+    "training.micro_batch_size_per_device": ["training.micro_batch_size_per_device=8"],
+    "rollout.micro_batch_size_per_device": ["rollout.micro_batch_size_per_device=2"],
 }
 
 
@@ -127,7 +136,7 @@ def test_maxtext_accepts_the_list_and_reads_the_recipe_in_it(path):
         "adam_b2": training.b2,
         "adam_weight_decay": training.weight_decay,
         "gradient_clipping_threshold": training.max_grad_norm,
-        "decode_sampling_temperature": rollout.temperature,
+        "decode_sampling_temperature": rollout.first_temperature,
         "decode_sampling_nucleus_p": 1.0,
         "decode_sampling_top_k": -1,
         "hbm_utilization_vllm": rollout.vllm.memory_fraction,
@@ -178,6 +187,8 @@ def test_the_schedule_and_the_batches_follow_the_steps():
         (["hardware.accelerator=v4-16"], "several hosts:"),
         (["grpo.iterations=2"], "grpo.iterations above 1:"),
         (["problems.test=999"], "problems.test:"),
+        (["training.profile_steps=[3,5]"], "training.profile_steps:"),
+        (["rollout.temperature={from: 0.9, to: 0.7}"], "rollout.temperature:"),
     ],
 )
 def test_differences_are_named_where_they_arise(overrides, words):

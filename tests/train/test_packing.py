@@ -70,9 +70,12 @@ prompts_of = st.lists(st.integers(1, P), min_size=GROUPS, max_size=GROUPS)
 @given(lengths_of, prompts_of, st.sampled_from(["packed", "groups"]), st.sampled_from(AGGREGATIONS))
 def test_every_token_stands_in_one_place_with_all_that_belongs_to_it(lengths, prompts, layout, aggregation):
     padded = batch(lengths, prompts)
+    temperature = jnp.asarray(np.random.default_rng(2).uniform(0.5, 1.5, (B, C)), jnp.float32)
+    padded = packing.Example(**vars(padded) | {"temperature": temperature})
     packed = pack(padded, layout, aggregation)
     mask, there = np.asarray(padded.completion_mask), np.asarray(packed.completion_mask)
-    for name in ("ref_per_token_logps", "old_per_token_logps"):
+    assert (np.asarray(packed.temperature)[~there] == 1).all()  # padding, too, is divided by it
+    for name in ("ref_per_token_logps", "old_per_token_logps", "temperature"):
         values = np.asarray(getattr(padded, name))[mask]
         assert sorted(values) == sorted(np.asarray(getattr(packed, name))[there])
     # A loss that is another number for each token: its aggregate is the same.

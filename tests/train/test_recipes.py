@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import differences, dump_recipe, load_recipe, parse_recipe, profiles_of
+from grpo_train.recipes.loading import plain_settings
 from grpo_train.recipes.slices import parse_slice
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,10 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         (["grpo.advantage=rloo"], ["grpo.advantage='rloo'", "leave-one-out"]),
         (["grpo.aggregation=token-mean"], ["grpo.aggregation='token-mean'", "step"]),
         (["grpo.kl=k4"], ["grpo.kl='k4'", "k3"]),
+        (["grpo.target_kl=0.02"], ["target_kl=0.02 adapts beta", "set beta above 0"]),
+        (["grpo.target_kl=0.02", "grpo.beta=0.1", "grpo.kl=k1"], ["target_kl=0.02", "set kl to k2 or k3"]),
+        (["grpo.target_kl=0", "grpo.beta=0.1"], ["grpo.target_kl=0: "]),
+        (["grpo.watch_kl=0"], ["grpo.watch_kl=0: ", "1"]),
         (
             ["grpo.overlong_buffer=24"],
             ["grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"],
@@ -233,3 +238,55 @@ def test_a_task_of_several_is_overridden_by_its_number_and_saved_whole():
 )
 def test_a_preset_sets_what_is_not_set_beside_it(changes, expected):
     assert load_recipe(TINY, changes).evaluation_sampling == expected
+
+
+def test_a_schedule_changes_the_temperature_from_step_to_step_and_is_read_back():
+    made = load_recipe(TINY, ["rollout.temperature={from: 0.9, to: 0.7, steps: 5}", "training.steps=9"])
+    temperatures = [made.rollout.temperature_of(step, made.training.steps) for step in range(9)]
+    assert temperatures == pytest.approx([0.9, 0.85, 0.8, 0.75, 0.7, 0.7, 0.7, 0.7, 0.7])
+    assert temperatures[4:] == [0.7] * 5 and temperatures[0] == made.rollout.first_temperature == 0.9
+    assert parse_recipe(yaml.safe_load(dump_recipe(made))) == made
+    assert "from: 0.9" in dump_recipe(made)
+    assert made.evaluation_sampling["temperature"] == 0.9
+    # Without steps it lasts as long as the run; a run of one step has no change.
+    whole = load_recipe(TINY, ["rollout.temperature={from: 1.0, to: 0.5}"]).rollout
+    assert [whole.temperature_of(step, 3) for step in range(3)] == [1.0, 0.75, 0.5]
+    assert whole.temperature_of(0, 1) == 1.0
+    assert load_recipe(TINY, ["rollout.temperature=0.5"]).rollout.temperature_of(7, 9) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("rollout.temperature=warm", "rollout.temperature='warm': Input should be a valid number"),
+        ("rollout.temperature=0", "rollout.temperature=0: Input should be greater than 0"),
+        ("rollout.temperature={from: 0.9}", "rollout.temperature.to is missing"),
+        ("rollout.temperature={from: 0.9, to: 0}", "rollout.temperature.to=0: Input should be greater than 0"),
+        ("rollout.temperature={from: 1, to: 2, step: 3}", "unknown key rollout.temperature.step; did you mean steps?"),
+        ("rollout.temperature={from: 1, to: 2, steps: 1}", "rollout.temperature.steps=1: "),
+        ("rollout.top_p=0", "rollout.top_p=0: "),
+        ("training.profile_steps=[5,3]", "profile_steps=[5, 3] must be a first and a last step"),
+        ("training.profile_steps=[99,100]", "profile_steps=[99, 100] must be a first and a last step of the 50 "),
+    ],
+)
+def test_what_cannot_be_sampled_or_recorded_is_refused(change, words):
+    with pytest.raises(CourseError) as caught:
+        load_recipe(TINY, [change])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_correction_needs_what_was_sampled_from():
+    for change in ("rollout.top_k=5", "rollout.top_p=0.9"):
+        with pytest.raises(CourseError, match=r"grpo\.correction=tis needs .* rollout\.top_k and rollout\.top_p"):
+            load_recipe(TINY, ["grpo.correction=tis", change])
+    with pytest.raises(CourseError, match=r"rollout\.temperature=a schedule rollout\.engine=vllm"):
+        load_recipe(TINY, ["grpo.correction=tis", "rollout.engine=vllm", "rollout.temperature={from: 1, to: 0.9}"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("rollout.top_k=5", "rollout.top_k"), ("rollout.temperature={from: 1, to: 0.5}", "a schedule")],
+)
+def test_plain_grpo_refuses_what_it_does_not_sample(change, words):
+    with pytest.raises(CourseError, match=f"plain_grpo does not have {words}"):
+        plain_settings(load_recipe(TINY, [change]))

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.long(minutes=8)
 
 STEPS = 8
 # Everything is in it: several rollout micro-batches, accumulation, two updates a batch, the correction of the sampler's
-# log-probabilities, a reference model, validation, checkpoints, and two devices to hold a sampler's model together.
+# log-probabilities, a reference model, an adapted beta, validation, checkpoints, and two devices to hold a sampler's
+# model together.
 RECIPE = [
     "hardware.sampler_tensor=2",
     f"training.steps={STEPS}",
@@ -31,6 +32,7 @@ RECIPE = [
     "rollout.max_completion_length=16",
     "grpo.group_size=4",
     "grpo.beta=0.04",
+    "grpo.target_kl=0.01",
     "grpo.iterations=2",
     "grpo.correction=tis",
     "problems.train=200",
@@ -47,12 +49,13 @@ EQUAL = (
     "completions/mean_length",
     "completions/clipped_ratio",
     "validation_accuracy",
+    "beta",
 )
 
 
-def start(directory: Path, base: Path, processes: int) -> list[Program]:
+def start(directory: Path, base: Path, processes: int, *changes: str) -> list[Program]:
     """A run on four devices."""
-    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE]
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE, *changes]
     train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
     together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
     return [
@@ -122,8 +125,38 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert "continuing after step" in "\n".join(run.lines())
 
     same_rows(alone, together, STEPS)
+    assert len({row["beta"] for row in rows(together)}) > 1
     for which in ("before", "after"):
         assert read_jsonl(alone / "evals" / f"{which}.jsonl") == read_jsonl(together / "evals" / f"{which}.jsonl")
     assert json.loads((together / "environment.json").read_text())["processes"] == 2
     for name in ("summary.json", "report.html", "sync.json", "export/config.json"):
         assert (together / name).is_file()
+
+
+def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
+    """Each process has its part of the base in its own memory."""
+    watched = ["grpo.beta=0", "grpo.target_kl=null", "grpo.watch_kl=2", "training.steps=2", "training.validate_every=0"]
+    directories = {processes: tmp_path / f"of {processes}" for processes in (1, 2)}
+    for processes, directory in directories.items():
+        for member in start(directory, converted_base, processes, *watched):
+            member.lines()
+    same_rows(directories[1], directories[2], 2)
+    first, second = (row["kl"] for row in rows(directories[2]))
+    assert abs(first) < 1e-6 < second
+
+
+def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):
+    """With a size of a micro-batch per device: 2 of each of the four, 1 of each of the sampler's two replicas."""
+    changes = [
+        *("rollout.temperature={from: 1.0, to: 0.6}", "rollout.top_k=20", "grpo.correction=none", "training.steps=3"),
+        *("training.micro_batch_size=null", "training.micro_batch_size_per_device=2", "training.validate_every=0"),
+        *("rollout.micro_batch_size=null", "rollout.micro_batch_size_per_device=1", "problems.test=8"),
+    ]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    start(alone, converted_base, 1, *changes)[0].lines()
+    both = start(together, converted_base, 2, *changes)
+    lines, _ = (member.lines() for member in both)
+    assert any("warning: rollout.top_k=20 and top_p=1 leave out " in line for line in lines)
+    same_rows(alone, together, steps=3)
+    assert [row["temperature"] for row in rows(together)] == pytest.approx([1.0, 0.8, 0.6])
+    assert read_jsonl(alone / "evals" / "after.jsonl") == read_jsonl(together / "evals" / "after.jsonl")

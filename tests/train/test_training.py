@@ -4,12 +4,14 @@ import dataclasses
 import importlib.util
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import CLOCKS, without_clocks
+from jax.profiler import ProfileData
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lib.common.errors import CourseError
@@ -88,9 +90,12 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
     changes = [
         *("grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"),
-        *("rollout.temperature=0.8", "training.learning_rate=1e-3"),
+        *("rollout.temperature=0.8", "training.learning_rate=1e-3", "grpo.watch_kl=3"),
     ]
-    for row in training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes]))):
+    rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
+    assert [row["step"] for row in rows if "kl" in row] == [1, 3]
+    assert abs(rows[0]["kl"]) < 1e-6 < rows[2]["kl"]
+    for row in rows:
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
         assert 1 <= row["dynamic_sampling/passes"] <= 3 and row["dynamic_sampling/uniform_groups"] >= 0
@@ -196,6 +201,7 @@ def test_the_recipes_own_limit_decides_whether_a_run_starts(whole_run, recipe):
         training.check_first_sync(dataclasses.replace(whole_run[0], recipe=strict), prompts=8)
 
 
+@pytest.mark.long
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
     """Files of both are cut short."""
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
@@ -207,6 +213,33 @@ def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole
     assert build(tmp_path, log=said.append).step == 0
     assert "update 4" in said[0] and "update 2" in said[0] and len(said) == 2
     assert sorted(path.name for path in (folder / "damaged").iterdir()) == ["actor-2", "actor-4"]
+
+
+@pytest.mark.parametrize("ending", ['{"step": 3, "los', "{}\n", "{}"])
+def test_a_torn_last_row_is_taken_again_from_the_checkpoint_before_it(whole_run, build, tmp_path, ending):
+    """As a kill leaves it: the row of step 3 is not whole, and the checkpoint of step 4 is there."""
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    metrics = tmp_path / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:2]) + ending)
+    session = build(tmp_path)
+    assert session.step == 2
+    again = training.train(session)
+    assert without_clocks(again) == without_clocks(whole_run[2]) == without_clocks(read_jsonl(metrics))
+
+
+def test_a_damaged_row_before_the_last_names_its_number(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{}\n{"step": 3}\n')
+    with pytest.raises(CourseError, match="row 2 has no step"):
+        Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+
+
+@pytest.mark.parametrize("content", ["", "[", "[1]", '{"wall_seconds": "many"}', "null"])
+def test_damaged_seconds_cost_the_sum_and_not_the_run(tmp_path, content):
+    (tmp_path / "seconds.json").write_text(content)
+    said = []
+    assert pipeline._seconds_before(tmp_path, said.append) == 0
+    assert len(said) == 1 and "seconds.json cannot be read" in said[0]
 
 
 def change(recipe, **sections):
@@ -279,7 +312,8 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
-@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.long), "stochastic"])
+@pytest.mark.long(minutes=2)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
@@ -325,6 +359,47 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
 
 
+def test_a_profile_holds_the_steps_asked_for_and_changes_no_number(whole_run, build, recipe, tmp_path):
+    """Of steps 2 and 3, and of a run that ends within the window."""
+    rows = training.train(build(tmp_path / "inside", change(recipe, training={"profile_steps": [2, 3]})))
+    assert without_clocks(rows) == without_clocks(whole_run[2])
+    (trace,) = traces(tmp_path / "inside")
+    assert steps_in(trace) == {2, 3}
+
+    past = build(tmp_path / "inside", change(recipe, training={"profile_steps": [2, 9]}))
+    training.train(past)  # all four steps are done: nothing is left to record
+    assert traces(tmp_path / "inside") == [trace]
+
+
+@pytest.mark.long
+def test_a_profile_is_written_when_the_run_stops_within_its_steps(build, recipe, tmp_path):
+    """And a session that begins within the window records the rest of it."""
+    profiled = change(recipe, training={"profile_steps": [2, 9]})
+    asked = iter([False, True])  # before the second step, and before the third
+    training.train(build(tmp_path, profiled), stop=lambda: next(asked))
+    (first,) = traces(tmp_path)
+    assert steps_in(first) == {2}
+    time.sleep(1.1)  # the profiler names a trace by the second
+    training.train(build(tmp_path, profiled))
+    (_, second) = traces(tmp_path)
+    assert steps_in(second) == {3, 4}
+
+
+def steps_in(trace):
+    """The steps whose updates a trace holds; of one update each."""
+    events = (
+        event for plane in ProfileData.from_file(str(trace)).planes for line in plane.lines for event in line.events
+    )
+    begun = [dict(event.stats)["step_num"] + 1 for event in events if event.name == "train"]
+    # After each step Tunix's loop asks once more, and finds no batch: that is counted as the next one.
+    return set(begun) - {max(begun)}
+
+
+def traces(directory):
+    """The files that TensorBoard's tab PROFILE lists."""
+    return sorted((directory / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb"))
+
+
 def test_checkpoints_may_be_in_a_bucket(recipe, tmp_path):
     in_a_bucket = change(recipe, training={"checkpoints": "gs://bucket/grpo"})
     assert str(checkpoints.checkpoint_root(in_a_bucket.training, tmp_path / "run")) == "gs://bucket/grpo/run"
@@ -357,6 +432,8 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
     before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
     samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
     after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples, **rewards})
+    tracking.log_evaluation(offline.tracking, tmp_path, {"before": before}, {"name": "tiny-cpu"})
+    assert summary == {"before/accuracy": 0.25, "before/reward": 0.5}  # a published name is for the result alone
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None, "seconds": 2.0})
     tracking.log_evaluation(offline.tracking, tmp_path, {"before": before, "after": after}, {"name": "tiny-cpu"})
     assert summary == {
@@ -366,6 +443,22 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
         "eval_full/accuracy": 0.5, "eval/reward/total/mean": 0.5, "eval/reward/func/tags/mean": 0.5,
         "time/train/step_avg_last10_s": 2.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "processes", "trainer", "sampler", "line"),
+    [
+        (1, 1, {"fsdp": 1}, {"fsdp": 1}, "1 x cpu: trains and samples"),
+        (2, 1, {"fsdp": 1}, {"fsdp": 1}, "2 x cpu: trainer 1, sampler 1"),
+        (4, 1, {"fsdp": 2, "tensor": 2}, {"tp": 4}, "4 x cpu: trainer 4 (fsdp 2 x tensor 2), sampler 4 (tp 4)"),
+        (
+            *(8, 2, {"fsdp": 8}, {"fsdp": 4}),
+            "8 x cpu in 2 processes: trainer 8 (fsdp 8), sampler 8, each process 4 (fsdp 4)",
+        ),
+    ],
+)
+def test_the_line_about_devices_has_all_and_the_share_of_a_process(found, processes, trainer, sampler, line):
+    assert training.devices_line(found, "cpu", processes, trainer, sampler) == line
 
 
 def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
@@ -406,7 +499,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "peak_memory_gib",  # of a chip
         *("validation_accuracy", "validation_lenient"),
         # From learner and optimizer, where a recipe asks for them.
-        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"),
+        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta"),
     }
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"

@@ -1,16 +1,21 @@
 """Tunix's sampler as the course uses it: noise, end tokens, greedy generation."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from tunix.models.qwen3 import model as qwen3
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import cluster, cpu_speed, tunix_models
+from grpo_train import losses
+from grpo_train.engines import cluster, cpu_speed, tunix_models, tunix_sampler
 from grpo_train.engines.tunix_models import model_config
 from grpo_train.engines.tunix_sampler import TunixSampler, greedy_generate, make_sampler, row_keys
 from grpo_train.runs import multihost
@@ -89,7 +94,10 @@ class Letters:
     pad_id = staticmethod(lambda: 0)
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "qwen2.5-0.5b", "llama3-8b"])
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-0.5b", "llama3-8b")]
+
+
+@pytest.fixture(scope="module", params=["qwen3-0.6b", *OTHER_FAMILIES])
 def models(request):
     """(Tunix's model, the one that shares prompts), with the same random weights, and heads that share keys."""
     sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -141,6 +149,85 @@ def test_top_k_of_one_is_greedy(models):
     options = {"max_generation_steps": 20, "max_prompt_length": 9}
     cut = sampler(["abc"] * 4, temperature=1.0, top_p=1.0, top_k=1, seed=jax.random.PRNGKey(0), **options)
     assert cut.text == sampler(["abc"] * 4, **options).text
+
+
+CUTS = st.tuples(st.none() | st.integers(1, 12), st.floats(0.05, 1.0))
+NUMBERS = arrays(np.float32, (3, 9), elements=st.floats(-8, 8, width=32))
+
+
+def allowed(scores, top_k, top_p):
+    """Of each row [V] the tokens that top-k and top-p leave, by hand; and the probability of the others."""
+    found, left_out = [], []
+    for row in np.asarray(scores, np.float64):
+        probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        order = np.argsort(-probabilities, kind="stable")[: top_k or len(row)]
+        among_k = probabilities[order] / probabilities[order].sum()
+        kept = order[np.cumsum(among_k) - among_k <= top_p]
+        found.append(set(kept.tolist()))
+        left_out.append(1 - probabilities[kept].sum())
+    return found, left_out
+
+
+@settings(max_examples=40)
+@given(NUMBERS, CUTS)
+def test_only_tokens_within_top_k_and_top_p_are_drawn_and_the_rest_is_what_is_left_out(scores, cuts):
+    top_k, top_p = cuts
+    tokens, left_out = allowed(scores, top_k, top_p)
+    # Where the edge is within rounding, either side is right.
+    nudged = [allowed(scores, top_k, min(top_p * (1 + nudge), 1.0)) for nudge in (-1e-5, 1e-5)]
+    assume(all(others[0] == tokens for others in nudged))
+    assume(top_k is None or all(len(set(row)) == len(row) for row in scores))  # equal ones: any of them
+    np.testing.assert_allclose(losses.mass_left_out(jnp.asarray(scores), 1.0, top_k, top_p), left_out, atol=2e-6)
+    cut = tunix_sampler._cuts({"top_k": top_k, "top_p": top_p}, scores.shape[1])
+    if not cut:
+        assert all(len(row) == scores.shape[1] for row in tokens) or top_p == 1
+        return
+    rows = np.repeat(scores, 40, axis=0)
+    keys = row_keys(jax.random.PRNGKey(0), np.arange(len(rows)))
+    drawn = np.argmax(tunix_sampler._draw_from_cut(jnp.asarray(rows), keys, **cut), axis=1).reshape(len(scores), -1)
+    assert all(set(row.tolist()) <= these for row, these in zip(drawn, tokens, strict=True))
+
+
+def test_within_a_cut_tokens_are_drawn_in_proportion():
+    scores = jnp.log(jnp.array([0.4, 0.1, 0.3, 0.2]))
+    keys = row_keys(jax.random.PRNGKey(1), np.arange(6000))
+    drawn = tunix_sampler._draw_from_cut(jnp.tile(scores, (6000, 1)), keys, top_k=3, top_p=0.7)
+    # top-k leaves 0.4, 0.3, 0.2 of 0.9; before the third of them 7/9 have been counted, which is more than 0.7.
+    np.testing.assert_allclose(np.asarray(drawn).mean(axis=0), [4 / 7, 0, 3 / 7, 0], atol=0.03)
+    assert float(losses.mass_left_out(scores, 1.0, 3, 0.7)) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_a_cut_of_a_rollout_keeps_the_noise_of_rows(sampler, rollout_config, tiny_actor, tokenizer):
+    """In micro-batches as at once; a cut that leaves all tokens is none; of one token it is greedy."""
+
+    def sample(calls=1, **cuts):
+        config = dataclasses.replace(rollout_config, **cuts)
+        engine = TunixSampler(
+            tiny_actor.module, tokenizer, tiny_actor.mesh, config, seed=7, num_rollout_micro_batches=calls
+        )
+        parts = (PROMPTS[len(PROMPTS) * n // calls : len(PROMPTS) * (n + 1) // calls] for n in range(calls))
+        return [text for part in parts for text in engine.generate(part, config).text]
+
+    whole, cut = sample(), sample(top_k=4, top_p=0.9)
+    assert sample(top_k=100_000) == whole != cut == sample(calls=2, top_k=4, top_p=0.9)
+    greedy = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=8)
+    assert sample(top_k=1) == [answer.text for answer in greedy(PROMPTS)]
+
+
+def test_a_temperature_that_is_an_array_is_sampled_at_and_compiles_nothing_new(models):
+    """At 0.5, by which numbers are divided without rounding, with the texts of the number 0.5."""
+    sampler, rows = make_sampler(models[1], Letters(), 32), ["abc", "defg"] * 4
+    options = {"max_generation_steps": 20, "max_prompt_length": 9, "top_p": 1.0}
+    noise = functools.partial(row_keys, jax.random.PRNGKey(0), np.arange(8))
+
+    def at(temperature, **more):
+        seed = tunix_sampler.RowNoise(noise(), jnp.full(8, temperature))
+        return sampler(rows, temperature=1.0, seed=seed, **options | more).text
+
+    texts, compiled = at(0.5), sampler._compiled_decode_fn._cache_size()
+    assert at(2.0) != texts and sampler._compiled_decode_fn._cache_size() == compiled
+    assert texts == sampler(rows, temperature=0.5, seed=noise(), **options).text
+    assert at(0.5, top_k=3) == sampler(rows, temperature=0.5, seed=noise(), **options, top_k=3).text
 
 
 def test_a_shared_prompt_is_kept_once(models):
