@@ -54,7 +54,7 @@ def _why_not_hardware(old: Recipe, new: Recipe, done: int) -> str | None:
 def _why_not_beta(old: Recipe, new: Recipe, done: int) -> str | None:
     if not old.grpo.beta:
         return "a run that began with 0 has loaded no reference model"
-    if getattr(new.grpo, "target_kl", None):
+    if new.grpo.target_kl:
         return "grpo.target_kl adapts it, and the checkpoint has its value"
     if new.grpo.beta < old.grpo.beta:
         return "it may be raised, and not lowered"
@@ -171,7 +171,7 @@ def memory_remedies(recipe: Recipe, plan: BatchPlan) -> list[str]:
     found = []
     for section, smaller in sizes.items():
         name = "micro_batch_size"
-        per_device = getattr(getattr(recipe, section), "micro_batch_size_per_device", None)
+        per_device = getattr(recipe, section).micro_batch_size_per_device
         if per_device:
             name = "micro_batch_size_per_device"
             smaller = batch_plan.divisors(per_device)[:-1]

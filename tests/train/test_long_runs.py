@@ -202,7 +202,8 @@ def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(sta
     # The time of training.stop_after: saved where it was, and not only at the next multiple of checkpoint_every.  The
     # alarm comes early, by hand; the starts after it have no such time.  SIGTERM: test_several_processes.py.
     limited = start(directory, "training.stop_after=1h")
-    code = run_until(limited, lambda: wait_for(lambda: len(rows(directory)) >= 4), signal.SIGALRM)
+    begun = functools.partial(wait_for, lambda: len(rows(directory)) >= 4, seconds=300)  # the first step compiles
+    code = run_until(limited, begun, signal.SIGALRM)
     saved = checkpoints.updates(folder)
     reason = f"stopped by training.stop_after after step {saved[-1]} of {STEPS}, which is saved; "
     assert code == EXIT_CODE and reason in said(directory), said(directory)
