@@ -433,18 +433,26 @@ CONTROLS = {
     ],
     "separate-sizes": ["rollout.micro_batch_size=2", "training.micro_batch_size=8"],
 }
-# As many of them as go together, in one run from conversion to export.
+# Those that train together, in one run from conversion to export.
+WITH_OTHERS = [
+    *("adaptive-beta", "temperature-schedule", "top-k-top-p", "profile-steps", "batch-128", "dapo-recipe"),
+    "several-tasks",
+]
 TOGETHER = [
     *SMALL,
-    *("problems={train: 200, test: 8}", "evaluation.samples=2", "evaluation.preset=standard"),
-    *(*CONTROLS["adaptive-beta"], SCHEDULE, *CONTROLS["top-k-top-p"], *CONTROLS["profile-steps"]),
-    *(*CONTROLS["batch-128"], *CONTROLS["dapo-recipe"], TWO_TASKS),
+    *("evaluation.samples=2", "evaluation.preset=standard"),
+    *(override for name in WITH_OTHERS for override in CONTROLS[name]),
 ]
 
 
+def alone(name: str) -> Any:
+    """A control as a parameter: those that train with others in make test train alone in make nightly."""
+    mark = pytest.mark.nightly if name in WITH_OTHERS else pytest.mark.long(minutes=2)
+    return pytest.param(CONTROLS[name], id=name, marks=mark)
+
+
 @pytest.mark.slow
-@pytest.mark.long(minutes=4)
-@pytest.mark.parametrize("overrides", CONTROLS.values(), ids=CONTROLS.keys())
+@pytest.mark.parametrize("overrides", [alone(name) for name in CONTROLS])
 def test_a_control_alone_trains(converted_base, tmp_path, overrides) -> None:
     recipe = load_recipe(TINY, [*SMALL, *overrides])
     session = training.build_session(recipe, tmp_path, load_problems(recipe.problems, "train"), converted_base)

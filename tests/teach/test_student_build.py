@@ -34,8 +34,9 @@ def course(root: Path, tmp_path: Path) -> Path:
         shutil.copy2(root / name, folder / name)
     for name in ("grpo_lib/common", "grpo_teach"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("recipes/a.yaml", "notebooks/00.ipynb", "notebooks/01.ipynb", "teaching/solutions.md"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    texts = ("recipes/a.yaml", "notebooks/00.ipynb", "notebooks/01.ipynb", "teaching/solutions.md")
+    for name in (*texts, *student.STUDENTS_README.values()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name}\n")
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
