@@ -18,7 +18,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.loading import changed_values, parse_recipe
-from grpo_train.recipes.schema import Recipe
+from grpo_train.recipes.schema import Recipe, TemperatureSchedule
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ def _why_not_steps(old: Recipe, new: Recipe, done: int) -> str | None:
         return f"with training.schedule={new.training.schedule} the rate of each step follows from their number"
     if (new.grpo.dynamic_sampling or 1) > 1:
         return "grpo.dynamic_sampling takes its spare prompts from behind the last step"
-    if new.rollout.has_schedule and new.rollout.temperature.steps is None:
-        return "rollout.temperature changes over all steps; give it steps of its own in a new run"
+    temperature = new.rollout.temperature
+    if isinstance(temperature, TemperatureSchedule) and temperature.steps is None:
+        return "rollout.temperature without steps of its own ends at the last step"
     return None
 
 
@@ -118,7 +119,8 @@ MAY_CHANGE = (
     Rule(
         ("training.steps",),
         "with `schedule: constant` the rate of a step does not depend on it. Not below the steps that are done, nor "
-        "with `grpo.dynamic_sampling` above 1, which takes its spare prompts from behind the last step",
+        "with `grpo.dynamic_sampling` above 1, which takes its spare prompts from behind the last step, nor with a "
+        "schedule of `rollout.temperature` that has no steps of its own",
         unless=_why_not_steps,
     ),
     Rule(

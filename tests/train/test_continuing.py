@@ -102,6 +102,16 @@ PER_DEVICE = ["training.prompts_per_step=null", "training.prompts_per_step_per_d
         ([], ["training.steps=13"], "14 steps are done"),
         (["training.schedule=cosine"], ["training.schedule=cosine", "training.steps=60"], "the rate of each step"),
         (["grpo.dynamic_sampling=2"], ["grpo.dynamic_sampling=2", "training.steps=60"], "spare prompts"),
+        (
+            ["rollout.temperature={from: 1, to: 0.7}"],
+            ["rollout.temperature={from: 1, to: 0.7}", "training.steps=60"],
+            "ends at",
+        ),
+        (
+            ["rollout.temperature={from: 1, to: 0.7, steps: 9}"],
+            ["rollout.temperature={from: 1, to: 0.7, steps: 9}", "training.steps=60"],
+            None,
+        ),
         ([], ["grpo.beta=0.1"], "no reference model"),
         (["grpo.beta=0.1"], ["grpo.beta=0.05"], "not lowered"),
         (["grpo.beta=0.1"], [], "not lowered"),
