@@ -104,7 +104,7 @@ def is_tiny(model: ModelRecipe) -> bool:
     folder, tiny = local_folder(model), environment.repo_root() / "assets" / "tiny-base"
     if not folder or not all((place / "config.json").is_file() for place in (folder, tiny)):
         return False
-    own, known = (read_json(place / "config.json") for place in (folder, tiny))
+    own, known = (read_json(place / "config.json", "give a complete model") for place in (folder, tiny))
     return all(own.get(key) == known[key] for key in SIZES)
 
 
