@@ -44,8 +44,8 @@ class Example(common.TrainExample):
 
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
-    temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
     beta: Any = None  # [], of this update, where it is not the configuration's (see engines.adaptive_beta)
+    temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
 
 
 def to_example(example: common.TrainExample, **more: Any) -> Example:

@@ -37,6 +37,8 @@ def _why_not_steps(old: Recipe, new: Recipe, done: int) -> str | None:
         return f"with training.schedule={new.training.schedule} the rate of each step follows from their number"
     if (new.grpo.dynamic_sampling or 1) > 1:
         return "grpo.dynamic_sampling takes its spare prompts from behind the last step"
+    if new.rollout.has_schedule and new.rollout.temperature.steps is None:
+        return "rollout.temperature changes over all steps; give it steps of its own in a new run"
     return None
 
 

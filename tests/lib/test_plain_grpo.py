@@ -193,7 +193,10 @@ def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long(minutes=4)) for name in ("tied", "untied", *SWITCHED)],
+    params=[
+        *(pytest.param(name, marks=pytest.mark.long(minutes=4)) for name in ("tied", "untied", "dr-grpo")),
+        pytest.param("step mean", marks=pytest.mark.nightly),
+    ],
 )
 def both(request, root, converted_base, tmp_path_factory):
     """One step of MaxText and Tunix, with all that it computed on the way, and plain_grpo's policy from before it.

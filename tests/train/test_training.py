@@ -313,7 +313,7 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
 
 
 @pytest.mark.long(minutes=2)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.nightly), "stochastic"])
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
