@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import without_make
 
 COMMANDS = {
     "setup": (".venv", ["tools/setup.sh"]),
@@ -42,7 +43,7 @@ def test_what_is_no_environment_is_refused_in_one_line(course, command, kind) ->
     else:
         shutil.copytree(other, place)
     before = listing(course.parent)
-    done = subprocess.run(arguments, cwd=course, capture_output=True, text=True)
+    done = subprocess.run(arguments, cwd=course, capture_output=True, text=True, env=without_make())
     lines = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode and len(lines) == 1 and lines[0].startswith(f"error: {name} is "), done.stderr
     assert listing(course.parent) == before and done.stdout == ""

@@ -242,9 +242,11 @@ def _apply_override(data: dict, override: str) -> None:
             place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
         place[int(last) if isinstance(place, list) else last] = value
     except (ValueError, IndexError):
-        raise CourseError(f"override {override!r}: no such item; number them from 0 to {len(place) - 1}") from None
+        raise CourseError(
+            f"override {SHORT.repr(override)}: no such item; number them from 0 to {len(place) - 1}"
+        ) from None
     except (AttributeError, TypeError):
-        raise CourseError(f"override {override!r}: {place!r} is a value, not a section") from None
+        raise CourseError(f"override {SHORT.repr(override)}: {SHORT.repr(place)} is a value, not a section") from None
 
 
 def _explain(error: dict) -> str:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import without_make
 
 from grpo_lib.common.errors import CourseError
 from grpo_teach import student
@@ -91,7 +92,9 @@ def test_make_refuses_before_it_makes_anything(course, tmp_path, out, made) -> N
     if made:
         made(tmp_path / "class")
     before = contents(tmp_path)
-    done = subprocess.run(["make", "student", f"OUT={out}"], cwd=course, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "student", f"OUT={out}"], cwd=course, capture_output=True, text=True, env=without_make()
+    )
     lines = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert contents(tmp_path) == before and done.stdout == ""

@@ -213,6 +213,7 @@ class Sampled(learner.Learner):
 
     def __init__(self, recipe, table):
         self._grpo, self._steps, self._calls_per_step = recipe.grpo, recipe.training.steps, 1
+        self._temperature_of_step = None
         self.table = table
         self.algo_config = SimpleNamespace(num_generations=2)
         self.logged = {}

@@ -139,13 +139,13 @@ def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
 def test_a_step_on_the_terminal(root):
     row = {
         "step": 1, "reward": 0.5, "accuracy": 0.25, "format": 1.0, "completions/mean_length": 12.0, "loss": None,
-        "kl": 0.001, "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
+        "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
     }  # fmt: skip
     assert cli._step(row, load_recipe(root / "recipes" / "tiny-cpu.yaml")) == (
         "reward 0.500  accuracy 25.0%  format 100.0%  length 12.0  loss nan  rollout 1.00  update 2.00  seconds 3.50"
     )
     tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
-    shown = cli._step(row | {"validation_accuracy": 0.75}, tasks)
+    shown = cli._step(row | {"kl": 0.001, "validation_accuracy": 0.75}, tasks)
     assert "  sums 12.5%  " in shown and "  kl 0.001  " in shown and shown.endswith("  validation 75.0%")
 
 

@@ -499,7 +499,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "peak_memory_gib",  # of a chip
         *("validation_accuracy", "validation_lenient"),
         # From learner and optimizer, where a recipe asks for them.
-        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta"),
+        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta", "temperature"),
     }
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
