@@ -171,7 +171,10 @@ def test_the_keyboard_is_enough(page):
 
 def test_inside_a_notebook(run_dir, new_page, tmp_path):
     saved = tmp_path / "notebook.html"
-    saved.write_text(f"<!DOCTYPE html><title>notebook</title>{report.inspector(run_dir)._repr_html_()}", "utf-8")
+    saved.write_text(
+        f"<!DOCTYPE html><meta charset='utf-8'><title>notebook</title>{report.inspector(run_dir)._repr_html_()}",
+        "utf-8",
+    )
     frame = new_page(saved.as_uri()).frame_locator("iframe")
     frame.get_by_label("Search").fill("</textarea>")
     expect_count(frame, "1 shown.")
