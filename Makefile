@@ -68,7 +68,7 @@ lock: setup ## for maintainers: compile requirements/*.in to the locks
 next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
 	@$(PY) tools/next_versions.py
 
-next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (8 GB): a weight sync and a smoke test
+next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (11 GB): a weight sync and a smoke test
 	@$(PY) tools/next_versions.py --tpu
 
 student: zh .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
