@@ -80,7 +80,7 @@ lock: setup ## for maintainers: compile requirements/*.in to the locks
 next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
 	@$(PY) tools/next_versions.py
 
-next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (8 GB): a weight sync and a smoke test
+next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (11 GB): a weight sync and a smoke test
 	@$(PY) tools/next_versions.py --tpu
 
 # What is wrong with OUT or with an environment is said before anything is made, also by make -j.

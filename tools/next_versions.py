@@ -1,7 +1,7 @@
 """Try the newest versions of what the course is built on, next to the locked ones.
 
     make next         .venv-next: JAX, Flax, Transformers, Orbax, Tunix, MaxText
-    make next-tpu     .venv-next-tpu, 8 GB of disk: vLLM-TPU, Tunix, MaxText
+    make next-tpu     .venv-next-tpu, 11 GB of disk: vLLM-TPU, Tunix, MaxText
 
 There is no lock: uv resolves requirements/*.in without their versions, with what the index has today.  It prints which
 versions differ from the lock's, whether four training steps and their evaluations are equal to those of the locked
