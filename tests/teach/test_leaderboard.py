@@ -27,7 +27,7 @@ ENTRIES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_wrong_is_a_remark_and_others_are_trained_once(grpo, root, tmp_path) -> None:
     texts = {f"a6/{name}/{file}": text for name, (files, _) in ENTRIES.items() for file, text in files.items()}
     texts["tiny.yaml"] = (root / "recipes" / "tiny-hard.yaml").read_text("utf-8").replace("test: 500", "test: 20")

@@ -11,7 +11,7 @@ from grpo_lib.problems import words
 from grpo_lib.records import Generation
 from grpo_train import report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 N = 1319
 HOSTILE = [
