@@ -512,7 +512,7 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _sections_fit_each_other(self) -> Self:
-        self._make_plan()  # refuses a batch that does not divide
+        self._refuse_a_batch_that_does_not_divide()
         buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
         if buffer and buffer >= limit:
             raise ValueError(
@@ -546,6 +546,17 @@ class Recipe(_Section):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")
         return self
+
+    def _refuse_a_batch_that_does_not_divide(self) -> None:
+        try:
+            self._make_plan()
+        except ValueError as error:
+            names_devices = self.hardware.accelerator or self.hardware.trainer_devices
+            if names_devices or not any(key.endswith("_per_device") for key in self.batch_given):
+                raise
+            raise ValueError(
+                f"{error} (counted on one device: name more by hardware.accelerator or hardware.trainer_devices)"
+            ) from None
 
     @property
     def tasks(self) -> list[TaskRecipe]:

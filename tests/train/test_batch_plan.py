@@ -161,6 +161,7 @@ EIGHT, TWO = "hardware.accelerator=v6e-8", "hardware.accelerator=v4-16"
     ([TWO, f"{ROLLOUT}=6"], "must divide the 16 prompts of a step and be a multiple of 2 (2 processes): use 2, 4, 8"),
     ([EIGHT, f"{MICRO}{EACH}=3"], "micro_batch_size_per_device=3 x 8 replicas = 24 must divide the 128 completions of "
      "a step and be a multiple of 8 (8 trainer replicas, grpo.group_size=8): use 1, 2, 4, 8 or 16"),
+    ([f"{MICRO}{EACH}=1"], "use 8, 16, 32, 64 or 128 (counted on one device: name more by hardware.acc"),
 ])  # fmt: skip
 def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes, words):
     with pytest.raises(CourseError) as caught:

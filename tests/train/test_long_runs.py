@@ -172,6 +172,8 @@ def test_killed_with_a_temperature_that_changes(start, tmp_path):
     changes = [
         *("rollout.temperature={from: 1.0, to: 0.6, steps: 5}", "rollout.micro_batch_size=2"),
         *("grpo.beta=0.05", "grpo.iterations=2", "grpo.correction=tis", "training.micro_batch_size=8"),
+        # What else compiles in later steps: rows of another shape, and validations.
+        *("training.layout=padded", "training.validate_every=0"),
     ]
     whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2405)
     start(whole, *changes).lines()

@@ -130,8 +130,10 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
 
 
 def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):
-    """With a size of a micro-batch per device: 2 of each of the four, 1 of each of the sampler's two replicas."""
+    """With sizes per device: of a gradient 2 completions for each of the four, of a rollout 1 prompt for each of the
+    sampler's two replicas."""
     changes = [
+        "hardware.trainer_devices=4",
         *("rollout.temperature={from: 1.0, to: 0.6}", "rollout.top_k=20", "grpo.correction=none", "training.steps=3"),
         *("training.micro_batch_size=null", "training.micro_batch_size_per_device=2", "training.validate_every=0"),
         *("rollout.micro_batch_size=null", "rollout.micro_batch_size_per_device=1", "problems.test=8"),

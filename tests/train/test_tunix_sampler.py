@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from tunix.models.qwen3 import model as qwen3
 
 from grpo_lib.common.errors import CourseError
@@ -149,7 +148,9 @@ def test_top_k_of_one_is_greedy(models):
 
 
 CUTS = st.tuples(st.none() | st.integers(1, 12), st.floats(0.05, 1.0))
-NUMBERS = arrays(np.float32, (3, 9), elements=st.floats(-8, 8, width=32))
+# No two of a row are equal: which of them a cut leaves is not defined.
+ROW = st.lists(st.integers(-32, 32), min_size=9, max_size=9, unique=True)
+NUMBERS = st.lists(ROW, min_size=3, max_size=3).map(lambda rows: np.array(rows, np.float32) / 4)
 
 
 def allowed(scores, top_k, top_p):
@@ -165,7 +166,7 @@ def allowed(scores, top_k, top_p):
     return found, left_out
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)  # each compiles
 @given(NUMBERS, CUTS)
 def test_only_tokens_within_top_k_and_top_p_are_drawn_and_the_rest_is_what_is_left_out(scores, cuts):
     top_k, top_p = cuts
@@ -173,7 +174,6 @@ def test_only_tokens_within_top_k_and_top_p_are_drawn_and_the_rest_is_what_is_le
     # Where the edge is within rounding, either side is right.
     nudged = [allowed(scores, top_k, min(top_p * (1 + nudge), 1.0)) for nudge in (-1e-5, 1e-5)]
     assume(all(others[0] == tokens for others in nudged))
-    assume(top_k is None or all(len(set(row)) == len(row) for row in scores))  # equal ones: any of them
     np.testing.assert_allclose(losses.mass_left_out(jnp.asarray(scores), 1.0, top_k, top_p), left_out, atol=2e-6)
     cut = tunix_sampler._cuts({"top_k": top_k, "top_p": top_p}, scores.shape[1])
     if not cut:
