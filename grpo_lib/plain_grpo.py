@@ -10,7 +10,6 @@ on the right), V vocabulary, D hidden size, H heads.  Log-probabilities are in n
 """
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import optax
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
+from grpo_lib.common.files import read_json
 from grpo_lib.problems import Problem, training_batches
 from grpo_lib.prompts import render, system_prompt
 from grpo_lib.records import Generation
@@ -72,7 +72,7 @@ class Policy:
 
 def load_policy(directory: str | Path) -> Policy:
     """Read a Hugging Face directory.  Raises ValueError for another architecture than Qwen3 and Llama."""
-    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    config = read_json(Path(directory) / "config.json", "copy or download the model again")
     rope = config.get("rope_parameters") or config
     if config["model_type"] not in ("qwen3", "llama") or rope.get("rope_type", "default") != "default":
         raise ValueError(
@@ -84,7 +84,7 @@ def load_policy(directory: str | Path) -> Policy:
         weights[name.removeprefix("model.").removesuffix(".weight")] = x
     if config["tie_word_embeddings"]:  # then the embedding is the output matrix as well
         weights.pop("lm_head", None)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     model = Config(
         layers=config["num_hidden_layers"],
         head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],

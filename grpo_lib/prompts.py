@@ -5,7 +5,7 @@ The tags are ordinary text, not special tokens: a decoder that skips special tok
 
 from typing import Any, Protocol
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 
 REASONING_OPEN = "<reasoning>"
 REASONING_CLOSE = "</reasoning>"
@@ -76,17 +76,24 @@ def render(tokenizer: Any, question: str, system: str = "", thinking: bool = Fal
 
     `thinking` is for templates that know `enable_thinking`, as Qwen3's does; there it is on unless it is switched off.
 
-    Raises CourseError if the tokenizer has no chat template.
+    Raises CourseError if the tokenizer has no chat template, or the template fails.  A template that loops without end
+    is not stopped: it is the model's own, and Ctrl-C ends it.
     """
+    name = getattr(tokenizer, "name_or_path", "") or "the model"
     if not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "") or "the model"
         raise CourseError(
             f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
             "or add chat_template.jinja next to its tokenizer.json"
         )
-    return tokenizer.apply_chat_template(
-        messages(question, system), tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            messages(question, system), tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+    except Exception as error:  # whatever a template raises: its own refusals, errors of Jinja, a range that is too big
+        raise CourseError(
+            f"model.path: the chat template of {name} fails ({first_line(error)}); correct its chat_template.jinja; "
+            'where it refuses a system message, set prompts.system=""'
+        ) from error
 
 
 def cut_while_thinking(completion: str) -> bool:

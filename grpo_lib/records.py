@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_lib import answers, statistics
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
+from grpo_lib.common.files import ends_torn, read_jsonl, write_jsonl_atomic
 from grpo_lib.rewards import RewardFunction
 
 Record = dict[str, Any]
@@ -169,6 +169,11 @@ class EvalRun:
             raise CourseError(f"{path}: no such file; run the evaluation that writes it first") from None
         if not records:
             raise CourseError(f"{path}: has no records; remove it and evaluate again")
+        if ends_torn(path):  # it was written whole: a copy was cut short, or the disk is damaged
+            raise CourseError(
+                f"{path}: the last line is not whole; put the file back from a copy, or remove it and evaluate again "
+                "(before.jsonl only while the run has taken no step)"
+            )
         for number, record in enumerate(records, start=1):
             if missing := [name for name in REQUIRED if name not in record]:
                 raise CourseError(

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,16 +95,21 @@ def leaderboard(
     was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
     with it, and another seed.
     """
+    from grpo_teach import hand_ins
     from grpo_teach import leaderboard as board
 
     output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
-    entries, rows, log = sorted(one for one in folder.iterdir() if one.is_dir()), [], log_for(as_json)
-    for number, entry in enumerate(entries, 1):
-        log(f"{entry.name}, {number} of {len(entries)}")
-        row = board.train_entry(entry / part, recipe, seed, seeds, output / entry.name, seconds, log)
+    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.is_symlink())
+    rows, log = [], log_for(as_json)
+    for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
+        log(f"{name}, {number} of {len(entries)}")
+        if reason := hand_ins.linked(entry, part):
+            row: dict[str, Any] = {"remark": reason}
+        else:
+            row = board.train_entry(entry / part, recipe, seed, seeds, output / name, seconds, log)
         log(f"  {row.get('remark') or format(row['accuracy'], '.1%')}")
-        rows.append({"entry": entry.name, **row})
-        files.write_text_atomic(output / "leaderboard.csv", board.ranked(rows).to_csv(index=False))
+        rows.append({"entry": name, **row})
+        files.write_text_atomic(output / "leaderboard.csv", board.csv(rows))
     finish(
         {"leaderboard": json.loads(board.ranked(rows).to_json(orient="records"))},
         as_json,

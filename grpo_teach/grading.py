@@ -6,12 +6,12 @@ import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
 from grpo_teach import limited
 from grpo_teach.limited import Call, Failed
 from grpo_teach.notebooks import Exercise, read_exercises
@@ -53,9 +53,12 @@ class Planned:
 
 
 def teachers_exercises() -> dict[str, Exercise]:
-    """All exercises with their solutions, by number."""
+    """All exercises with their solutions, by number.  Raises CourseError where a notebook cannot be read."""
     paths = sorted((environment.repo_root() / "teaching" / "exercises").glob("*.ipynb"))
-    return {number: one for path in paths for number, one in read_exercises(Path(path)).items()}
+    try:
+        return {number: one for path in paths for number, one in read_exercises(path).items()}
+    except ValueError as error:
+        raise CourseError(f"teaching/exercises: {error}; put the notebook back (git restore), or remove it") from None
 
 
 def grade(exercise: Exercise, code: str, seeds: Sequence[int]) -> list[Grade]:

@@ -24,6 +24,8 @@ import yaml
 
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.spreadsheets import for_spreadsheet
+from grpo_teach.hand_ins import plain
 
 REWARD = "student_reward"  # the name of the reward in recipes
 BUDGET = 6400  # completions that a training may sample
@@ -50,13 +52,16 @@ def read_entry(folder: Path) -> list[str]:
     if folder / "reward.py" not in found:
         raise CourseError("there is no reward.py")
     try:
-        sections = yaml.safe_load((folder / "recipe.yaml").read_text("utf-8")).items() if len(found) == 2 else ()
+        text = (folder / "recipe.yaml").read_text("utf-8") if len(found) == 2 else "{}"
+        if "<<" in text:  # merge keys can make a small file endless
+            raise ValueError("write keys out, without <<")
+        sections = yaml.safe_load(text).items()
         changes = {
             f"{section}.{key}": None if isinstance(value, dict | list) else json.dumps(value)  # no key takes these
             for section, keys in sections
             for key, value in keys.items()
         }
-    except (AttributeError, TypeError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"recipe.yaml must have sections with keys and values ({first_line(error)})") from None
     if other := [key for key in changes if key not in ALLOWED]:
         raise CourseError(f"recipe.yaml: {other[0]} cannot be changed; the assignment lists what can")
@@ -104,7 +109,7 @@ def train_entry(
             before, minutes = summary["before"]["accuracy"], minutes + summary["wall_seconds"] / 60
             log(f"  seed {number} of {seeds}: {before:.1%} -> {summary['after']['accuracy']:.1%}")
     except CourseError as error:
-        return {"remark": " ".join(str(error).replace(f"{recipe}:", "recipe.yaml:").split())[:500]}
+        return {"remark": plain(str(error).replace(f"{recipe}:", "recipe.yaml:"), 500)}
     except subprocess.TimeoutExpired:
         return {"remark": f"a training was stopped after {seconds:g} seconds"}
     rates, (low, high) = np.array(verdicts, float), interval(np.array(verdicts, float))
@@ -142,11 +147,19 @@ def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return table.round(4).astype({"rank": "Int64"})
 
 
+def csv(rows: Sequence[dict[str, Any]]) -> str:
+    """`ranked` as a CSV for spreadsheets."""
+    table = ranked(rows)
+    for name in ("entry", "remark"):
+        table[name] = table[name].astype(object).map(for_spreadsheet)
+    return table.to_csv(index=False)
+
+
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:
     """What a command of `grpo` prints with --json.  Raises CourseError with its error, or TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *map(str, arguments), "--json"],
-        cwd=environment.repo_root(), capture_output=True, text=True, timeout=seconds,
+        cwd=environment.repo_root(), capture_output=True, text=True, errors="replace", timeout=seconds,
     )  # fmt: skip
     if done.returncode:  # the last line is an error of grpo, or the end of a traceback
         last = ("\n" + done.stderr.strip()).rpartition("\n")[2]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from grpo_teach import worker
+from grpo_teach.hand_ins import plain
 
 SECONDS = 10  # of computing; a busy machine costs nobody points
 WAIT = 3  # times as long by the clock, for what sleeps
@@ -82,6 +83,6 @@ def _value(line: str) -> Any:
     """A result; a student's code can write here too, so the line may hold anything."""
     try:
         result = json.loads(line)
-        return Failed(str(result["error"])) if "error" in result else worker.decode(result["value"])
+        return Failed(plain(str(result["error"]))) if "error" in result else worker.decode(result["value"])
     except Exception:
         return Failed("its result cannot be read")

@@ -52,14 +52,16 @@ def read_exercises(path: Path) -> dict[str, Exercise]:
       ValueError: the file is not a notebook; one line says why.
     """
     try:
+        if not path.is_file():  # a FIFO would let the reader wait for ever
+            raise ValueError("not a file")
         if path.stat().st_size > LARGEST:
             raise ValueError(f"larger than {LARGEST // 2**20} MB")
         notebook = nbformat.read(path, as_version=4)
         cells: dict[str, Any] = {_grade_id(cell): cell for cell in notebook.cells}
+        numbers = [match.expand(r"\1.\2") for name in cells if (match := re.fullmatch(r"ex-(\d+)-(\d+)", name))]
+        return {number: _exercise(path, number, cells) for number in numbers}
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{path.name} is not a notebook ({type(error).__name__})") from error
-    numbers = [match.expand(r"\1.\2") for name in cells if (match := re.fullmatch(r"ex-(\d+)-(\d+)", name))]
-    return {number: _exercise(path, number, cells) for number in numbers}
 
 
 def _grade_id(cell: Any) -> str:

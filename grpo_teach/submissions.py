@@ -19,7 +19,9 @@ import pandas as pd
 
 from grpo_lib.common import files
 from grpo_lib.common.errors import CourseError
-from grpo_teach.grading import Grade, grade
+from grpo_lib.common.spreadsheets import for_spreadsheet
+from grpo_teach import hand_ins
+from grpo_teach.grading import Grade, grade, planned
 from grpo_teach.notebooks import Exercise, read_exercises
 
 UNWRITTEN = "raise NotImplementedError()"  # what nbgrader puts in place of a solution
@@ -52,11 +54,36 @@ class Result:
 
 
 def read_submissions(folder: Path) -> list[Submission]:
-    """The submissions in a folder, by name.  Raises CourseError where there is none."""
-    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.suffix == ".ipynb")
+    """The submissions in a folder, by name, each name once.  Raises CourseError where there is none."""
+    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.is_symlink() or one.suffix == ".ipynb")
     if not entries:
         raise CourseError(f"{folder} has no submissions: a notebook, or a folder with notebooks, for each student")
-    return [_read(entry) for entry in entries]
+    often = Counter(map(hand_ins.stem, entries))
+    named = zip(entries, hand_ins.names(entries), strict=True)
+    return [read_submission(entry, name, often[hand_ins.stem(entry)] > 1) for entry, name in named]
+
+
+def read_submission(entry: Path, name: str, twice: bool = False) -> Submission:
+    """What is in a notebook, or in a folder with notebooks; links and special files are not read.
+
+    Args:
+      twice: a file and a folder have this name, which becomes a remark.
+    """
+    notebooks, remarks = hand_ins.files_in(entry, ".ipynb")
+    if not notebooks and not remarks:
+        remarks = ["no notebook"]
+    if twice:
+        remarks.append("a notebook and a folder have this name; each is graded, choose one")
+    code: dict[str, str] = {}
+    for path in notebooks:
+        try:
+            exercises = read_exercises(path)
+        except ValueError as error:
+            remarks.append(hand_ins.plain(str(error)))
+            continue
+        for number, one in exercises.items():  # an exercise may be there in English and in Chinese
+            code[number] = min(one.code, code.get(number, one.code), key=lambda text: text.count(UNWRITTEN))
+    return Submission(name, code, remarks)
 
 
 def lesson_of(submissions: Sequence[Submission]) -> str:
@@ -74,6 +101,8 @@ def grade_all(
     log: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
     """Grade the exercises of one lesson, as many at a time as there are cores; all submissions get the same inputs."""
+    for exercise in exercises:  # an error of a solution or a hidden test is the teacher's: it shows before any grade
+        planned(exercise, seed)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [(one, [pool.submit(_grade, one, exercise, seed) for exercise in exercises]) for one in submissions]
         results = []
@@ -96,7 +125,8 @@ def table(results: Sequence[Result]) -> str:
         ]
         for one in results
     ]
-    return pd.DataFrame(lines, columns=columns).to_csv(index=False, lineterminator="\n")
+    frame = pd.DataFrame(lines, columns=columns, dtype=object)
+    return frame.map(for_spreadsheet).to_csv(index=False, lineterminator="\n")
 
 
 def gradescope(result: Result) -> dict[str, Any]:
@@ -125,18 +155,6 @@ def _lesson(number: str) -> str:
     return number.partition(".")[0]
 
 
-def _read(entry: Path) -> Submission:
-    code, remarks = {}, []
-    notebooks = sorted(entry.rglob("*.ipynb")) if entry.is_dir() else [entry]
-    for path in notebooks:
-        try:
-            for number, one in read_exercises(path).items():  # an exercise may be there in English and in Chinese
-                code[number] = min(one.code, code.get(number, one.code), key=lambda text: text.count(UNWRITTEN))
-        except ValueError as error:
-            remarks.append(str(error))
-    return Submission(entry.stem if entry.is_file() else entry.name, code, remarks if notebooks else ["no notebook"])
-
-
 def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submission:
     """Say once that nothing of this lesson is there."""
     if submission.remarks or any(one.number in submission.code for one in exercises):
@@ -148,4 +166,9 @@ def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submi
 
 def _grade(submission: Submission, exercise: Exercise, seed: int) -> Grade:
     code = submission.code.get(exercise.number)
-    return Grade(exercise, 0.0, (("all of it", "not handed in"),)) if code is None else grade(exercise, code, [seed])[0]
+    if code is None:
+        return Grade(exercise, 0.0, (("all of it", "not handed in"),))
+    try:
+        return grade(exercise, code, [seed])[0]
+    except Exception as error:  # the others go on, whatever a result holds
+        return Grade(exercise, 0.0, (("all of it", f"it could not be graded ({type(error).__name__})"),))

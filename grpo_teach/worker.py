@@ -6,6 +6,7 @@ The package's docstring says what this isolates and what it does not.
 
 import json
 import os
+import posix
 import resource
 import sys
 from collections.abc import Callable
@@ -53,6 +54,10 @@ def main() -> None:
     sys.path.append(task["packages"])
     import numpy
 
+    for name in ("mkfifo", "mknod"):  # these two have no audit event, and a FIFO lets whoever reads it wait for ever
+        for module in (os, posix):
+            if hasattr(module, name):
+                delattr(module, name)
     for name, values in task["limits"].items():
         resource.setrlimit(getattr(resource, name), tuple(values))
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))

@@ -25,6 +25,7 @@ from grpo_train.cli import (
     main,
     process_count,
 )  # fmt: skip
+from grpo_train.engines import model_files
 from grpo_train.recipes import load_recipe
 
 
@@ -47,6 +48,7 @@ def preflight(
     from grpo_tpu import compiler, preflight
 
     resolved = load_recipe(recipe, overrides or ())
+    model_files.require_path(resolved.model)
     # Standard output is the result's.
     compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log_for(True))
     result = preflight.preflight(
@@ -124,6 +126,7 @@ def self_check(
     from grpo_tpu import self_check
 
     resolved = load_recipe(recipe, overrides or ())
+    model_files.require_path(resolved.model)
     count = process_count(resolved, coordinator, process, processes)
     checks = self_check.run(
         resolved, runs, processes=count, coordinator=coordinator, process=process, log=log_for(as_json)

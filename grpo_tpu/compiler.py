@@ -32,7 +32,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
 from grpo_tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program
-from grpo_train.engines import maxtext_model
+from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import machine
@@ -199,6 +199,7 @@ def abstract_model(program: Program, devices: list[Any]) -> tuple[Any, Any, Any]
     from grpo_train.losses import hidden_states
 
     config = maxtext_config(program)
+    model_files.require_heads(config.num_kv_heads, program.tensor)
     try:
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
     except NotImplementedError as error:  # of jax.experimental.mesh_utils: axes that do not fit a slice's rows of chips

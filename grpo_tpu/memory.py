@@ -212,6 +212,16 @@ def _trainer(
                     "log-probabilities",
                 )
             )
+        if grpo.kl_is_watched and not adapters:
+            lines.append(
+                _line(
+                    "log-probabilities: base weights",
+                    frozen,
+                    "arithmetic",
+                    "of grpo.watch_kl, in model.dtype; between two measurements they are in the host's memory",
+                    "log-probabilities",
+                )
+            )
         lines.append(
             _temporaries(
                 "log-probabilities",

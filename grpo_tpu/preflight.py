@@ -167,7 +167,8 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
             **rows,
         )
     }
-    if reference or old:  # the old policy's weights are the larger ones, where both are asked
+    if reference or old or recipe.grpo.kl_is_watched:
+        # The old policy's weights are the larger ones, where both are asked.
         model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
         programs["logps"] = Program(kind="logps", **common | {"model": model})
     return programs | (_sampler_programs if rollout.engine == "tunix" else _attention_kernel)(recipe, common)
@@ -298,6 +299,8 @@ def _notes(
     update, decode, whole = programs["update"], programs.get("decode"), recipe.hardware.slice.devices
     saved = compilation.optimizer_shard + (0 if recipe.lora.rank else compilation.parameter_shard)
     missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
+    keeps_base = recipe.grpo.kl_is_watched and not recipe.lora.rank
+    base = compilation.parameter_bytes / recipe.plan.processes  # a host's part of it
     # Prompts of an evaluation that have no more tokens than the sampler's prefill, which is compiled.
     prompts = decode.sequences * decode.prompt_length // EVALUATED_LENGTH if decode else recipe.evaluation.batch_size
     notes = {
@@ -315,6 +318,7 @@ def _notes(
         f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)": True,
         "the lower bound is of a step that samples once; dynamic sampling does it up to "
         f"{recipe.grpo.dynamic_sampling} times": bool(recipe.grpo.dynamic_sampling),
+        f"grpo.watch_kl keeps the base in the hosts' memory: {base / GIB:.1f} GiB on each": keeps_base,
         "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
         f"would be {missing / GIB:.2f} GiB short": (
             recipe.plan.accumulation_steps * recipe.grpo.iterations > 1 and trainer.margin >= 0 and missing > 0
@@ -437,6 +441,7 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
 def digest(recipe: Recipe) -> str:
     """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
+    watched = ["watch_kl"] if grpo.kl_is_watched else []  # results saved before there was this key are still found
     facts = {
         "programs": {
             name: program.model_dump(mode="json")
@@ -447,7 +452,7 @@ def digest(recipe: Recipe) -> str:
         "processes": plan.processes,
         "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",
         "step": [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size],
-        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0],
+        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0, *watched],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

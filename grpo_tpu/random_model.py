@@ -7,6 +7,7 @@ another implementation (tests/tpu/parity.py).
 """
 
 import json
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -43,8 +44,12 @@ def family(model: ModelRecipe) -> str | None:
     return FAMILIES[names[0]][0] if names and "-a" not in model.maxtext_name else None
 
 
-def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, layers: int | None = None) -> Path:
+def write_random_model(
+    model: ModelRecipe, folder: str | Path, seed: int = 0, layers: int | None = None, tensor: int = 1
+) -> Path:
     """Write a Hugging Face directory; `seed` decides the weights.
+
+    A small model has at least as many key-value heads as devices share it, `tensor`.
 
     Its config.json is that of the recipe's model where the model is on this machine, else the one that MaxText lists
     for `maxtext_name`, with few layers and small sizes; the tokenizer is the tiny model's.  With `layers` it has that
@@ -59,7 +64,7 @@ def write_random_model(model: ModelRecipe, folder: str | Path, seed: int = 0, la
     folder, tokenizer = Path(folder), environment.repo_root() / "assets" / "tiny-base"
     if layers:
         tokenizer = model_files.model_directory(model, weights=False)
-    config = full_config(model) | {"num_hidden_layers": layers} if layers else small_config(model)
+    config = full_config(model) | {"num_hidden_layers": layers} if layers else small_config(model, tensor)
     # A width's worth of small values: what a layer adds does not grow with it.
     spread = 0.1 * (SIZES["hidden_size"] / config["hidden_size"]) ** 0.5
     draw, weights = np.random.default_rng(seed), {}
@@ -95,14 +100,46 @@ def full_config(model: ModelRecipe) -> dict[str, Any]:
     return config | {"head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]}
 
 
-def small_config(model: ModelRecipe) -> dict[str, Any]:
-    """config.json of the random model."""
+def write_tiny_model(folder: str | Path, kv_heads: int) -> Path:
+    """Write the tiny trained model with its key-value head `kv_heads` times; it computes what the tiny model computes.
+
+    Its two query heads read one key-value head.  With copies of that one, each query head reads its own.  Where there
+    are more copies than query heads, these are copied, too, and what they add up to is divided again.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    tiny, folder = environment.repo_root() / "assets" / "tiny-base", Path(folder)
+    config = json.loads((tiny / "config.json").read_text(encoding="utf-8"))
+    copies = max(1, kv_heads // config["num_attention_heads"])  # of each query head
+    weights = load_file(tiny / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("k_proj.weight", "v_proj.weight")):  # [one head's values, D]
+            weights[name] = np.tile(weight, (kv_heads, 1))
+        elif name.endswith("q_proj.weight"):  # [heads' values, D]: the copies of a head are next to each other
+            by_head = weight.reshape(config["num_attention_heads"], config["head_dim"], -1)
+            weights[name] = np.repeat(by_head, copies, axis=0).reshape(-1, weight.shape[1])
+        elif name.endswith("o_proj.weight"):  # [D, heads' values]
+            by_head = weight.reshape(len(weight), config["num_attention_heads"], config["head_dim"])
+            weights[name] = np.repeat(by_head / copies, copies, axis=1).reshape(len(weight), -1)
+    config["num_key_value_heads"] = kv_heads
+    config["num_attention_heads"] *= copies
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        shutil.copy(tiny / name, folder / name)
+    return folder
+
+
+def small_config(model: ModelRecipe, tensor: int = 1) -> dict[str, Any]:
+    """config.json of the random model; its key-value heads are a multiple of `tensor`."""
     kind, published = family(model), published_config(model)
     _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", published.get("rope_theta"))
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     kv_heads = max(number for number in KV_HEADS if number <= max(published["num_key_value_heads"], KV_HEADS[0]))
+    kv_heads = math.lcm(kv_heads, tensor)
     group = published["num_attention_heads"] // published["num_key_value_heads"]
     return {
         "architectures": [architecture],
@@ -128,9 +165,7 @@ def published_config(model: ModelRecipe) -> dict[str, Any]:
         from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
 
     try:  # a smoke test does not ask the hub (HF_HUB_OFFLINE)
-        return json.loads(
-            (model_files.model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8")
-        )
+        return model_files.read_config(model_files.model_directory(model, weights=False))
     except CourseError:
         # Its table has no Llama without scaled rotary embeddings: that of Llama 3.1, without them.
         name = model.maxtext_name.replace("llama3-", "llama3.1-")

@@ -84,7 +84,7 @@ def lower_bound(
     parts = tuple(
         Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=work.bound(chip))
         for name, times, work in counted
-        if work
+        if work and times
     )
     seconds = sum(part.seconds for part in parts)
     # All chips of the slice are paid for, also those that wait.

@@ -36,7 +36,7 @@ from grpo_tpu.memory import GIB
 from grpo_train import machine_checks
 from grpo_train.engines import model_files
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
-from grpo_train.machine_checks import Check, Skipped, failed
+from grpo_train.machine_checks import NOT_MADE, Check, NotMade, failed
 from grpo_train.recipes import Recipe, dump_recipe, parse_recipe
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.preemption import EXIT_CODE
@@ -74,7 +74,7 @@ def run(
     directory = runs / recipe.name
     own = {
         "weights": lambda: _weights(recipe),
-        "disk": lambda: model_files.require_disk(recipe, directory / "checkpoints" / "base", directory),
+        "disk": lambda: _disk(recipe, directory),
     }
     checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
     try:
@@ -85,7 +85,7 @@ def run(
         platform, found = None, [Check("devices", "FAIL", str(error), 0.0)]
     checks += shown(found)
     if failed(checks):
-        return checks + shown([Check("training", "skipped", "first mend what failed", 0.0)])
+        return checks + shown([Check("training", NOT_MADE, "first fix what failed", 0.0)])
     place = ["--processes", str(processes)] * (processes > 1)
     place += ["--coordinator", str(coordinator), "--process", str(process)] * (coordinator is not None)
     drills = {
@@ -111,15 +111,17 @@ def _apart[T](function: Callable[..., T], *arguments: Any) -> T:
 
 def line(check: Check) -> str:
     """A check on one line."""
-    return f"{check.outcome:<8}{check.name:<16}{check.text}  ({check.seconds:.1f} s)"
+    return f"{check.outcome:<10}{check.name:<16}{check.text}  ({check.seconds:.1f} s)"
 
 
 def page(recipe: Recipe, checks: list[Check]) -> str:
     """What failed, and the verdict; on a TPU also how long a start of the whole model will take."""
+    not_made = sum(check.outcome == NOT_MADE for check in checks)
     if wrong := failed(checks):
-        return "\n".join([f"{recipe.name}: {len(wrong)} of {len(checks)} checks failed:", *map(line, wrong)])
-    skipped = sum(check.outcome == "skipped" for check in checks)
-    verdict = f"{recipe.name}: {len(checks) - skipped} checks passed, {skipped} could not be made here"
+        passed = len(checks) - len(wrong) - not_made
+        counts = f"{recipe.name}: {len(wrong)} failed, {passed} passed, {not_made} were not made:"
+        return "\n".join([counts, *map(line, wrong)])
+    verdict = f"{recipe.name}: {len(checks) - not_made} checks passed, {not_made} were not made"
     if not environment.has_accelerator():  # elsewhere the model of the training is a small one
         return verdict
     layers = model_files.maxtext_sizes(recipe.model)["base_num_decoder_layers"]
@@ -135,12 +137,19 @@ def page(recipe: Recipe, checks: list[Check]) -> str:
 # ----------------------------------------------------------------------------------------------------- without JAX
 
 
+def _disk(recipe: Recipe, directory: Path) -> str:
+    found = model_files.require_disk(recipe, directory / "checkpoints" / "base", directory)
+    if found is None:
+        raise NotMade("the number of weights is not known; the line about weights says why")
+    return found
+
+
 def _weights(recipe: Recipe) -> str:
     """Names and shapes are those of config.json; where the weights are here, all are finite."""
     from safetensors import safe_open
 
     if not random_model.family(recipe.model):
-        raise Skipped(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
+        raise NotMade(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
     folder, metadata = model_files.local_folder(recipe.model), model_files.weight_files(recipe.model)
     shapes = {
         name: tuple(tensor.shape) for file in metadata.files_metadata.values() for name, tensor in file.tensors.items()
@@ -167,9 +176,9 @@ def _attention(recipe: Recipe) -> str:
     Prompts, one of them of full length, then a token more of each.
     """
     if jax.default_backend() != "tpu":
-        raise Skipped("vLLM's kernel is a program for the TPU; grpo preflight compiles it")
+        raise NotMade("vLLM's kernel is a program for the TPU; grpo preflight compiles it")
     if recipe.rollout.engine != "vllm" or not recipe.hardware.accelerator or recipe.rollout.max_prompt_length == "auto":
-        raise Skipped("only of rollout.engine=vllm, with hardware.accelerator and rollout.max_prompt_length")
+        raise NotMade("only of rollout.engine=vllm, with hardware.accelerator and rollout.max_prompt_length")
     from tpu_inference.kernels.ragged_paged_attention.v3 import kernel
 
     program: Any = preflight.programs_of(recipe)["attention"]
@@ -237,8 +246,10 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         data["training"] |= recipe.training.model_dump(include=sizes | per_device | {"layout"})
     else:
         data["hardware"]["processes"] = None
-    random_model.write_random_model(recipe.model, model, recipe.seed, layers=LAYERS if on_tpu else None)
     small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
+    random_model.write_random_model(
+        recipe.model, model, recipe.seed, LAYERS if on_tpu else None, small.hardware.trainer_tensor
+    )
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)
@@ -341,7 +352,7 @@ def _peak_memory(training: Training) -> str:
     """Beside preflight's count of the same model, which is compiled on this machine's CPU."""
     peaks = [row["peak_memory_gib"] for row in _rows(training) if "peak_memory_gib" in row]
     if not peaks or not training.recipe.hardware.accelerator or training.recipe.rollout.max_prompt_length == "auto":
-        raise Skipped("these devices report no memory, or the recipe lacks what preflight must know")
+        raise NotMade("these devices report no memory, or the recipe lacks what preflight must know")
     counted = _apart(_counted, training.recipe)
     return f"{max(peaks):.2f} GiB on the fullest chip, with {LAYERS} layers; preflight counts {counted / GIB:.2f}"
 

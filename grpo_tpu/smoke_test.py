@@ -32,6 +32,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
 from grpo_tpu import random_model
 from grpo_tpu.placeholder_problems import write_placeholders
+from grpo_train.engines import model_files
 from grpo_train.recipes import HardwareRecipe, ProblemsRecipe, Recipe, differences, dump_recipe, parse_recipe
 
 STEPS = 2
@@ -161,6 +162,26 @@ def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
     return parse_recipe(data, origin=f"smoke test of {recipe.name}")
 
 
+def tiny_recipe(scaled: Recipe, folder: str | Path) -> Recipe:
+    """`scaled`, with the tiny trained model in `folder` where tensor parallelism needs more heads than it has."""
+    if tiny_heads(scaled) == 1:
+        return scaled
+    data = scaled.model_dump(mode="json")
+    data["model"]["path"] = str(folder)
+    return parse_recipe(data, origin=scaled.name)
+
+
+def tiny_heads(scaled: Recipe) -> int:
+    """The key-value heads that the tiny model must have for the mesh; its own number is 1, with 2 query heads.
+
+    The trainer's devices share the key-value heads, those of a sampler's replica the query heads.
+    """
+    trainer, sampler = scaled.hardware.trainer_tensor, scaled.sampler_tensor()
+    if trainer == 1 and sampler <= 2:
+        return 1
+    return max(trainer, sampler)
+
+
 def trains_random_model(recipe: Recipe, scaled: Recipe) -> bool:
     """Whether the engine of the smoke test knows the recipe's architecture."""
     return scaled.rollout.engine == "vllm" or not recipe.model.maxtext_name.startswith("llama3.1")
@@ -216,7 +237,7 @@ def _scaled_problems(problems: ProblemsRecipe, gsm8k: str | None, placeholders: 
 
 
 def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
-    """What a smoke test that passes does not cover."""
+    """What a smoke test that passes does not cover, and where its models differ from what one expects."""
     kind, processes = random_model.family(recipe.model), recipe.hardware.process_count()
     pairs = list(zip(recipe.sources, scaled.sources, strict=True))
     missing = {
@@ -243,6 +264,8 @@ def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
         "a random Llama is converted and not trained: Tunix's sampler does not know it": (
             bool(kind) and not trains_random_model(recipe, scaled)
         ),
+        f"the tiny model has its key-value head {tiny_heads(scaled)} times, so that as many devices can share it; it "
+        "computes the same": tiny_heads(scaled) > 1,
         f"the recipe is for {processes} processes; one was tested": processes > 1 == scaled.hardware.process_count(),
     }
     return [note for note, applies in missing.items() if applies]
@@ -292,12 +315,19 @@ def run(
     """Test the random model, then train the tiny one by the scaled recipe, and report the outcome.
 
     Args:
-      directory: the run directory of the tiny model; the other's is NAME-random, its model NAME-model.  All output is
-        next to it, in NAME.log; `log` gets the lines that are our own.
+      directory: the run directory of the tiny model; the other's is NAME-random, its model NAME-model, and the tiny
+        model with more heads NAME-tiny.  All output is in NAME.log; `log` gets the lines that are our own.
       base: the tiny model as a MaxText checkpoint in the recipe's dtype, from an earlier smoke test; None converts it.
 
-    Raises CourseError when the directory is in use and `overwrite` is not set.
+    Raises CourseError when the directory is in use and `overwrite` is not set, or where tensor parallelism does not
+    fit the recipe's own model, or `base`.
     """
+    tensor, heads = scaled.hardware.trainer_tensor, tiny_heads(scaled)
+    if random_model.family(recipe.model):
+        published = random_model.published_config(recipe.model)
+        model_files.require_heads(published["num_key_value_heads"], recipe.hardware.trainer_tensor)
+    if base and heads > 1:
+        raise CourseError(f"--base has the tiny model, and here it needs {heads} key-value heads; leave out --base")
     directory = Path(directory).resolve()
     random_run = directory.with_name(f"{directory.name}-random")
     if directory.exists() and any(directory.iterdir()) and not overwrite:
@@ -310,13 +340,16 @@ def run(
     exit_code, random = 0, random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
     if random_model.family(recipe.model):
         log(f"a random model, architecture {random_model.family(recipe.model)}:")
-        random_model.write_random_model(recipe.model, random.model.path, recipe.seed)
+        random_model.write_random_model(recipe.model, random.model.path, recipe.seed, tensor=tensor)
         command = "train" if trains_random_model(recipe, scaled) else "convert"
         exit_code = _run_logged(command, random, random_run, [], log_file, log)
     if not exit_code:
         log(f"the tiny trained model, {scaled.training.steps} steps:")
+        tiny = tiny_recipe(scaled, directory.with_name(f"{directory.name}-tiny"))
+        if heads > 1:
+            random_model.write_tiny_model(tiny.model.path, heads)
         more = ["--overwrite"] * overwrite + (["--base", str(base)] if base else [])
-        exit_code = _run_logged("train", scaled, directory, more, log_file, log)
+        exit_code = _run_logged("train", tiny, directory, more, log_file, log)
     result = SmokeTest(
         recipe=recipe.name, engine=scaled.rollout.engine, devices=device_count(scaled), passed=False,
         exit_code=exit_code, seconds=time.monotonic() - started, log_file=str(log_file), run=str(directory),

@@ -124,6 +124,8 @@ def config(
     else:
         print(dump_recipe(resolved))
         print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
+        if resolved.model.sizes and not model_files.local_folder(resolved.model):
+            print("# model.sizes: not compared with config.json, which is not here; grpo train refuses what differs")
 
 
 @app.command()
@@ -177,7 +179,7 @@ def train(
         )
     directory = runs / (run or resolved.name)
     if count == 1 and not overwrite and (summary := _finished(directory, resolved)):
-        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in ("before", "after"))
+        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in PHASES)
         return finish(
             summary,
             as_json,
@@ -252,7 +254,8 @@ def _train(
     from grpo_train.report.formatting import duration
 
     training.require_supported(recipe)
-    model_files.maxtext_sizes(recipe.model)
+    sizes = model_files.maxtext_sizes(recipe.model)
+    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
     model_files.model_directory(recipe.model)
     _, asked = take_different(train, recipe.training.cold_start)
     prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
@@ -273,9 +276,9 @@ def _train(
         )
 
     with one_at_a_time(directory):
-        directory = open_run(directory, recipe, overwrite=overwrite)
         if continued:
             log(f"continuing {directory}")
+        directory = open_run(directory, recipe, overwrite=overwrite, log=log)
         if base:
             link_base(directory, base)
         summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
@@ -283,11 +286,23 @@ def _train(
 
 
 def _finished(directory: Path, recipe: Recipe) -> dict[str, Any]:
-    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing."""
-    from grpo_train.runs.run_directory import check_run
+    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing.
 
-    done = check_run(directory, recipe) and all((directory / file).exists() for file in DONE)
-    return json.loads((directory / "summary.json").read_text(encoding="utf-8")) if done else {}
+    A damaged one counts as none: the run goes on, finds all steps done, and writes it again.
+    """
+    from grpo_train.report.comparison import read_json
+    from grpo_train.runs.run_directory import changed_keys, check_run
+
+    if not check_run(directory, recipe) or not all((directory / file).exists() for file in DONE):
+        return {}
+    if "training.steps" in changed_keys(directory, recipe):
+        return {}  # it has done everything for another last step
+    try:
+        summary = read_json(directory / "summary.json")
+        rates = [summary[phase]["accuracy"] for phase in PHASES]
+    except (CourseError, LookupError, TypeError):
+        return {}
+    return summary if all(isinstance(rate, float) for rate in rates) else {}
 
 
 def _step(row: dict[str, Any], recipe: Recipe) -> str:
@@ -299,7 +314,8 @@ def _step(row: dict[str, Any], recipe: Recipe) -> str:
         "format": ("format", ".1%"),
         "length": ("completions/mean_length", ".1f"),
         "loss": ("loss", ".2g"),
-        **({"kl": ("kl", ".2g")} if recipe.grpo.beta else {}),
+        "kl": ("kl", ".2g"),
+        "beta": ("beta", ".2g"),
         "rollout": ("seconds_rollout", ".2f"),
         "update": ("seconds_update", ".2f"),
         "sync": ("seconds_sync", ".2f"),
@@ -362,7 +378,42 @@ def evaluate(
         seen = contamination.summary(result) | {"failures": len(failures)}
         return finish(seen, as_json, _seen(seen))
     summary = result.summary() | {"failures": len(failures)}
-    finish(summary, as_json, _verdict(summary, result.records, failures))
+    text = _verdict(summary, result.records, failures)
+    if not completions and summary["accuracy"] < EXPECTED_OF_TINY and _is_tiny_on_others(resolved):
+        text += f"\n{TINY_ON_OTHERS}"
+    finish(summary, as_json, text)
+
+
+@app.command()
+def export(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A folder in runs/, or its name.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Of this step; default: the newest checkpoint that can be read.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: RUN/export-STEP.")] = None,
+    overwrite: Overwrite = False,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face directory with tokenizer.
+
+    `grpo train` does so after its last evaluation.  This needs no evaluation and none of the run's devices: it works
+    on the CPU, also while the run goes on.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # chips may be another process's
+    from grpo_train.report.compare_runs import find_run
+    from grpo_train.runs.run_directory import load_run
+
+    if str(output).startswith("gs:"):
+        raise CourseError(f"--output {output} is a bucket; export into a folder, and copy that")
+    directory, recipe = load_run(find_run(run_directory, runs))
+
+    from grpo_train import pipeline
+
+    folder, exported = pipeline.export_step(
+        recipe, directory, step, output, overwrite=overwrite, log=lambda text: print(text, file=sys.stderr)
+    )
+    finish({"export": str(folder), "step": exported}, as_json, f"step {exported}, exported to {folder}")
 
 
 @app.command()
@@ -402,6 +453,21 @@ def compare(
     finish(dataclasses.asdict(compared), as_json, compare_runs.text(compared))
 
 
+# What is gone from the command line, and what to do instead: the error of such a command line ends with it.
+REMOVED = {
+    "evaluate --endpoint": "save what the server answers, and grade the file with --completions FILE",
+    "config --as plan": "grpo config RECIPE has the plan in its comments",
+    "preflight --refresh": "to compile again, remove .cache/preflight",
+    "preflight --largest-micro-batch": "give sizes to try: grpo preflight RECIPE training.micro_batch_size=N",
+}
+PHASES = ("before", "after")
+# Below this accuracy the tiny model's share is explained: what it solves of other problems, it solves by chance.
+EXPECTED_OF_TINY = 0.05
+TINY_ON_OTHERS = (
+    "note: this is the course's tiny model. It has 0.8 million weights and has read nothing but the course's own word "
+    "problems (problems.source=words), so it solves next to none of these. A model that can: make real-model, then "
+    "recipes/smollm2-135m-cpu.yaml"
+)
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
@@ -420,7 +486,7 @@ def main() -> None:
     except typer.exceptions.TyperException as error:  # of the command line; without a message it has shown the help
         if message := error.format_message():
             command = context.command_path if (context := getattr(error, "ctx", None)) else "grpo"
-            print(f"error: {message} See {command} --help.", file=sys.stderr)
+            print(f"error: {message} {_removed(sys.argv[1:]) or f'See {command} --help.'}", file=sys.stderr)
         _exit(2)
     except Interrupted as reason:
         print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
@@ -433,6 +499,15 @@ def main() -> None:
             _exit(2)
         traceback.print_exc()
         _exit(1)
+
+
+def _removed(arguments: list[str]) -> str | None:
+    """What to do instead, where the arguments have an option, or a value of one, that was removed."""
+    words = {part for argument in arguments for part in argument.split("=")}
+    for command_line, instead in REMOVED.items():
+        if words.issuperset(command_line.split()):
+            return f"It was removed: {instead}."
+    return None
 
 
 def _exit(code: Any) -> NoReturn:
@@ -491,11 +566,28 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     }
 
 
+def _is_tiny_on_others(recipe: Recipe) -> bool:
+    """Whether the tiny model, or what was trained from it, is asked for something else than the course's problems."""
+    from grpo_train.engines import model_files
+
+    others = any(source.source not in ("words", "code") for source in recipe.sources)
+    return others and model_files.is_tiny(recipe.model)
+
+
 def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any]:
-    """The same for saved completions.  Raises CourseError unless the file has as many per problem as are graded."""
+    """The same for saved completions.
+
+    Raises CourseError unless the file has as many per problem as are graded, and that of half of the problems at least.
+    """
     from grpo_lib import completions_file
 
     saved = completions_file.saved_completions(path, problems)
+    answered = len({problem for problem, _ in saved.found})
+    if 2 * answered < len(problems):
+        raise CourseError(
+            f"{path} has completions of {answered:,} of the {len(problems):,} problems, and the others would count as "
+            "wrong; give the problems.… keys that it was made with, such as problems.test"
+        )
     if saved.most != (samples or 1) + bool(samples and saved.greedy):
         fitting = "leave out --samples" if saved.most == 1 else f"add --samples {saved.most - saved.greedy}"
         raise CourseError(f"{path} has up to {saved.most} completions per problem; {fitting}, so that all are graded")
@@ -510,20 +602,21 @@ def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: l
     """What `evaluate` prints."""
     low, high = summary["interval"]
     solved = "solved" if any(record["greedy"] for record in records) else "solved, averaged over samples"
-    lines = [
+    lines = []
+    if failures:
+        lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
+    lines.append(
         f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved} (95 % interval {low:.1%} to {high:.1%}); "
         f"last number right {summary['lenient_accuracy']:.1%}, within 10 % {summary['partial_accuracy']:.1%}, "
         f"format {summary['format_accuracy']:.1%}, "
         f"truncated {summary['truncated']:.1%}"
-    ]
+    )
     if "samples" in summary:
         at = "".join(f", pass@{k} {rate:.1%}" for k, rate in summary["pass_at_k"].items())
         lines.append(
             f"sampled {summary['samples']} times: {summary['sampled_accuracy']:.1%} right{at}, "
             f"maj@{summary['samples']} {summary['maj_at_k']:.1%}"
         )
-    if failures:
-        lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
     return "\n".join(lines)
 
 

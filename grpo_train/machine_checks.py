@@ -6,7 +6,6 @@ platform, checks = measure(recipe, processes=1)       # JAX starts here
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import re
 import secrets
 import time
@@ -38,13 +37,16 @@ NATS, SLOPE = {"pallas": 1e-3, "chunked": 2e-2}, 1e-2
 SMALL = (48, 128, 5003)  # tokens, width and vocabulary without a TPU
 
 
-class Skipped(Exception):
+NOT_MADE = "not made"
+
+
+class NotMade(Exception):
     """A check that cannot be made here; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the page.  `outcome` is pass, FAIL or skipped; `text` what was found, or what to do."""
+    """One line of the page.  `outcome` is pass, FAIL or NOT_MADE; `text` what was found, or what to do."""
 
     name: str
     outcome: str
@@ -59,8 +61,8 @@ def examine(checks: dict[str, Callable[..., str]], *arguments: Any) -> list[Chec
         started = time.monotonic()
         try:
             outcome, text = "pass", check(*arguments)
-        except Skipped as reason:
-            outcome, text = "skipped", str(reason)
+        except NotMade as reason:
+            outcome, text = NOT_MADE, str(reason)
         except Exception as error:  # whatever a machine may do on its first day
             outcome, text = "FAIL", f"{type(error).__name__}: {error}".removeprefix("CourseError: ")
         done.append(Check(name, outcome, " ".join(text.split()), time.monotonic() - started))
@@ -113,15 +115,16 @@ def _packages(locks: Path) -> str:
         target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
         raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
     return (
-        f"jax {found['packages']['jax']} and {len(found['packages']) - 1} others are those of {lock.name}; Python "
-        f"{found['python']}, {found['memory_gib']} GiB of memory, JAX_PLATFORMS {jax.config.jax_platforms or 'not set'}"
+        f"jax {found['packages']['jax']} and {len(found['packages']) - 1} others are those of {lock.name}; "
+        f"{machine.operating_system()}, Python {found['python']}, {found['memory_gib']} GiB of memory, "
+        f"JAX_PLATFORMS {jax.config.jax_platforms or 'not set'}"
     )
 
 
 def _chips() -> str:
     environment.require_free_chips()
     if not environment.has_accelerator():
-        raise Skipped("no TPU on this machine")
+        raise NotMade("no TPU on this machine")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
     pages = "on" if "[always]" in huge else "off: docs/tpu-vm.md says how they make starting faster"
     return f"no process holds them; transparent huge pages {pages}"
@@ -155,11 +158,11 @@ def _folder(folder: Any) -> str:
 def _model(recipe: Recipe) -> str:
     """config.json and the tokenizer are here, or the hub gives them: that asks for the token where one is needed."""
     folder = model_files.model_directory(recipe.model, weights=False)
-    return f"{recipe.model.path}: {_config(folder)['model_type']}, its small files are in {folder}"
+    return f"{recipe.model.path}: {_config(folder).get('model_type')}, its small files are in {folder}"
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return model_files.read_config(folder)
 
 
 def _tokenizer(recipe: Recipe) -> str:
@@ -195,14 +198,17 @@ def _devices(recipe: Recipe) -> str:
                 "this slice"
             )
     if len(devices) < needed:
-        raise CourseError(f"the recipe needs {needed} devices, and here are {found}; set hardware.accelerator")
+        fix = "set hardware.accelerator to this machine's slice"
+        if hardware.accelerator:
+            fix = f"start this on a {hardware.accelerator}, or set hardware.accelerator to what you have"
+        raise CourseError(f"the recipe needs {needed} devices, and here are {found}; {fix}")
     return found
 
 
 def _memory(recipe: Recipe) -> str:
     limits = [(device.memory_stats() or {}).get("bytes_limit", 0) / 2**30 for device in jax.local_devices()]
     if not (recipe.hardware.accelerator and all(limits)):
-        raise Skipped("these devices report no memory")
+        raise NotMade("these devices report no memory")
     expected = recipe.hardware.slice.chip.usable_gib
     if min(limits) < 0.98 * expected:
         raise CourseError(
@@ -229,7 +235,7 @@ def _loss(recipe: Recipe) -> str:
     At the model's width and vocabulary; without a TPU at small ones, and the kernel in interpret mode.
     """
     if (way := recipe.loss.implementation) == "jax":
-        raise Skipped("loss.implementation=jax is the reference itself; with pallas its kernel would be compared")
+        raise NotMade("loss.implementation=jax is the reference itself; with pallas its kernel would be compared")
     config = _config(model_files.model_directory(recipe.model, weights=False))
     sizes = recipe.rollout.max_completion_length, config["hidden_size"], config["vocab_size"]
     tokens, width, vocabulary = sizes if jax.default_backend() == "tpu" else map(min, sizes, SMALL)
@@ -278,6 +284,8 @@ def _products(recipe: Recipe) -> str:
 
 
 def _from_the_host(recipe: Recipe) -> str:
+    if jax.default_backend() == "cpu":
+        raise NotMade("the devices are this machine's CPU, and nothing would be moved")
     device, array = jax.local_devices()[0], np.ones(MOVED // 4, np.float32)
     there = _seconds(lambda x: jax.device_put(x, device), array)
     on_device = jax.device_put(array, device)
@@ -291,7 +299,7 @@ def _between_chips(recipe: Recipe) -> str:
     """From the trainer's layout to the sampler's: rows over all devices, then columns."""
     devices = jax.local_devices()
     if len(devices) == 1:
-        raise Skipped("one device")
+        raise NotMade("one device")
     mesh = jax.sharding.Mesh(np.array(devices), ("all",))
     rows, columns = (
         jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("all",), (None, "all"))
@@ -299,6 +307,8 @@ def _between_chips(recipe: Recipe) -> str:
     side = 1024 * len(devices)
     array = jax.device_put(np.ones((side, MOVED // 4 // side), np.float32), rows)
     seconds = _seconds(lambda x: multihost.reshard(x, columns), array)
+    if jax.default_backend() == "cpu":  # how fast says nothing about chips
+        return f"an array was moved between all {len(devices)} devices of this host"
     return f"{array.nbytes / seconds / 1e9:.1f} GB/s through all {len(devices)} devices of this host"
 
 

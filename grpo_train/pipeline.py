@@ -6,6 +6,7 @@ Every step keeps what is there already, so a run that was interrupted goes on wh
 all processes take every step together, and process 0 gets what a step returns.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -13,20 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import evaluation
-from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import write_json_atomic
+from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import require_space, write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems, take_different
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
-from grpo_train import cold_start, training
+from grpo_train import cold_start, training  # first: training prepares the environment before JAX is imported
+
+# isort: split
+
+import jax
+from flax import nnx
+
 from grpo_train.engines import conversion, maxtext_model
-from grpo_train.engines.model_files import require_engine
+from grpo_train.engines.model_files import ITEMSIZE, require_engine
 from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import Recipe, batch_plan
+from grpo_train.recipes.continuing import memory_remedies
 from grpo_train.report.comparison import read_json
-from grpo_train.runs import health_checks, multihost, tracking
+from grpo_train.runs import checkpoints, health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
 from grpo_train.runs.preemption import PreemptionHandler
@@ -40,6 +48,19 @@ def require_shared_folders(recipe: Recipe, directory: Path) -> None:
         multihost.require_shared(
             checkpoint_root(recipe.training, directory),
             "training.checkpoints on a disk that all hosts share, or in a bucket, gs://BUCKET/FOLDER",
+        )
+
+
+def require_same_step(recipe: Recipe, directory: Path) -> None:
+    """Raise CourseError where a run goes on with other devices than it began with, and its recipe counts the prompts of
+    a step by them."""
+    found = jax.device_count()
+    began = len(read_json(directory / "environment.json").get("devices", [])) or found
+    named = recipe.hardware.accelerator or recipe.hardware.trainer_devices  # then recipes.continuing compares the plans
+    if recipe.training.prompts_per_step_per_device and not named and began != found:
+        raise CourseError(
+            f"the run began on {began} devices, and JAX finds {found} here: with training.prompts_per_step_per_device "
+            "a step would have other prompts; continue it on as many, or start a new run with --run NAME"
         )
 
 
@@ -88,6 +109,11 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
             f"(update_applied), and {moved:.1%} of them move; set training.rounding=stochastic or "
             "model.weight_dtype=float32"
         )
+    if recipe.grpo.watch_kl and recipe.grpo.beta:
+        log(
+            f"grpo.watch_kl={recipe.grpo.watch_kl} changes nothing: with grpo.beta={recipe.grpo.beta:g} the KL is "
+            "measured in every step"
+        )
     if filtered := len(problems) - len(session.problems):
         log(
             f"filtered out of training: {filtered} of {len(problems)} problems, with prompts longer than "
@@ -132,10 +158,19 @@ def evaluate(session: training.Session, which: str, progress: bool = True) -> ev
             model=f"step {0 if which == 'before' else steps}",
         )
 
-    run = session.run_on_main(work)
+    with _explain_full_memory(recipe):
+        run = session.run_on_main(work)
     if run is not None:
         _log_once(recipe, session.directory, which, run)
     return run
+
+
+def _explain_full_memory(recipe: Recipe) -> contextlib.AbstractContextManager[None]:
+    """Of an evaluation or a validation."""
+    smaller = recipe.evaluation.batch_size // 2
+    return training.explain_full_memory(
+        "a batch of an evaluation", [f"evaluation.batch_size={smaller}"] if smaller else []
+    )
 
 
 def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> None:
@@ -170,10 +205,11 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
     problems = load_problems(session.recipe.problems, "validation")
 
     def validate() -> dict[str, float]:
-        run = evaluation.evaluate(
-            session.generate, problems, render=session.render, progress=False,
-            batch_size=session.recipe.evaluation.batch_size,
-        )  # fmt: skip
+        with _explain_full_memory(session.recipe):
+            run = evaluation.evaluate(
+                session.generate, problems, render=session.render, progress=False,
+                batch_size=session.recipe.evaluation.batch_size,
+            )  # fmt: skip
         summary = run.summary()
         return {
             "validation_accuracy": summary["accuracy"],
@@ -190,6 +226,89 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
 def export(session: training.Session) -> Path:
     """The trained policy as a Hugging Face directory, in the run's `export/`."""
     return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+
+
+def export_step(
+    recipe: Recipe,
+    directory: Path,
+    step: int | None = None,
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    log: Callable[[str], None] = print,
+) -> tuple[Path, int]:
+    """A checkpoint of a run as a Hugging Face directory: the directory and the step.  On the CPU, in one process.
+
+    It is what `export` writes after that step.
+
+    Args:
+      step: None takes the newest checkpoint that can be read.
+      output: default: `export-STEP` in the run.
+      overwrite: replace an export that is there; any other folder is never replaced.
+      log: called with a sentence about each newer checkpoint that cannot be read.
+
+    Raises CourseError when there is no such checkpoint, it cannot be read, or the folder exists.
+    """
+    folder = checkpoint_root(recipe.training, directory) / "actor"
+    iterations = recipe.grpo.iterations
+    saved = [update // iterations for update in checkpoints.updates(folder)]
+    if not saved:
+        raise CourseError(
+            f"{folder} has no checkpoint yet; there is one after every {recipe.training.checkpoint_every} steps "
+            "(training.checkpoint_every) and after the last"
+        )
+    if step is not None and step not in saved:
+        raise CourseError(
+            f"{folder} has no checkpoint of step {step}; there are those of step {', '.join(map(str, saved))}"
+        )
+    model_directory = maxtext_model.model_directory(recipe.model)
+    for candidate in reversed(saved) if step is None else [step]:
+        target = Path(output or directory / f"export-{candidate}").expanduser().resolve()
+        _require_replaceable(target, model_directory, overwrite)
+        try:
+            with maxtext_model.quiet():
+                tree = checkpoints.read(folder / str(candidate * iterations) / "model_params")
+        except Exception as error:  # Orbax, TensorStore and JSON raise types of their own
+            log(f"the checkpoint of step {candidate} cannot be read ({type(error).__name__}: {first_line(error)})")
+            continue
+        weights = _whole_weights(recipe, directory, tree)
+        arrays = jax.tree.leaves(weights)
+        exported = sum(array.size for array in arrays) * ITEMSIZE[recipe.model.dtype]
+        space = sum(array.nbytes for array in arrays) + exported
+        require_space([(target, space)], "give another --output, on a larger disk")
+        conversion.export_weights(functools.partial(conversion.save_tree, weights), recipe.model, target)
+        return target, candidate
+    raise CourseError(f"{folder}: no checkpoint can be read; give another --step, or continue the run with grpo train")
+
+
+def _require_replaceable(target: Path, model_directory: Path, overwrite: bool) -> None:
+    """Raise CourseError where an export would replace something else than an export, or was not asked to."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not overwrite:
+        raise CourseError(f"{target} exists; add --overwrite to replace it, or choose another --output")
+    is_export = (target / "config.json").is_file() and any(target.glob("*.safetensors"))
+    if not is_export or target == model_directory.resolve():
+        raise CourseError(f"{target} is not an export of a run, and is not replaced; choose another --output")
+
+
+def _whole_weights(recipe: Recipe, directory: Path, saved: Any) -> Any:
+    """The weights of a model from what Tunix saved of it; those of adapters are added to the base's."""
+    if not recipe.lora.rank:
+        return _without_random_state(saved["base"])
+    from grpo_train.engines import lora
+
+    start = directory / "checkpoints" / "start" if recipe.training.cold_start else base_of(directory)
+    actor = maxtext_model.load_actor(recipe.model, start / "0" / "items", max_length=64, lora=recipe.lora)
+    lora.put_adapters(actor.module, saved)
+    return nnx.to_pure_dict(actor.weights())["base"]
+
+
+def _without_random_state(tree: Any) -> Any:
+    """Arrays by name.  Orbax writes a variable of a model as {"value": array}."""
+    if set(tree) == {"value"}:
+        return tree["value"]
+    return {name: _without_random_state(part) for name, part in tree.items() if name != "rngs"}
 
 
 def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
@@ -226,7 +345,7 @@ def run(
 
     Returns the content of summary.json; None in all processes but the first.
     """
-    started, spent = time.perf_counter(), read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    started, spent = time.perf_counter(), _seconds_before(directory, log)
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
@@ -253,6 +372,7 @@ def run(
 
     # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
     require_shared_folders(recipe, directory)
+    require_same_step(recipe, directory)
     if recipe.training.warmup_steps >= recipe.training.steps:
         log(
             f"warning: training.warmup_steps={recipe.training.warmup_steps} is not less than the steps: the learning "
@@ -264,7 +384,8 @@ def run(
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
-    check = training.check_first_sync(session)
+    with training.explain_full_memory("the check of the first sync", memory_remedies(recipe, session.plan)):
+        check = training.check_first_sync(session)
     log(
         f"all {check.weights} weights arrived, and sampler and trainer agree: "
         f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
@@ -290,6 +411,7 @@ def run(
         log(f"continuing after step {session.step} of {recipe.training.steps}")
     with preemption.defer():
         training.train(session, each_step, validation(session), recipe.training.validate_every, stop)
+        preemption.progress = f"after step {session.step} of {recipe.training.steps}, which is saved"
 
     log(
         f"training completed: {session.step} of {recipe.training.steps} steps; {directory / 'metrics.jsonl'}, "
@@ -303,6 +425,18 @@ def run(
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
     return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
+
+
+def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:
+    """Seconds that earlier sessions of the run took; a damaged file costs the sum, and not the run."""
+    try:
+        seconds = read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+    except CourseError:
+        seconds = None
+    if isinstance(seconds, int | float):
+        return seconds
+    log(f"warning: {directory / 'seconds.json'} cannot be read; the seconds of the run are counted from now")
+    return 0.0
 
 
 def _rates(run: evaluation.EvalRun) -> str:

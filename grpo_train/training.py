@@ -21,12 +21,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
@@ -43,12 +43,13 @@ from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import compat, maxtext_model, weight_sync
+from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
+from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe
+from grpo_train.recipes import PromptsRecipe, Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
@@ -58,6 +59,8 @@ from grpo_train.runs.step_profile import StepProfile
 
 # How the operating system and TensorStore report a full disk; a limit on file sizes is reported the same way.
 DISK_FULL = ("No space left", "File too large", "quota exceeded")
+# How JAX reports that the memory of a device is full.
+MEMORY_FULL = ("RESOURCE_EXHAUSTED", "out of memory")
 COMPLETIONS_COMPARED = 2  # completions of a step by which sampler and trainer are compared
 
 
@@ -200,10 +203,11 @@ def build_session(
     )
     saved = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
     if multihost.is_main_process():
-        checkpoints.drop_unlogged_checkpoint(saved, recorder.last_step, recipe.grpo.iterations)
+        checkpoints.drop_unlogged_checkpoints(saved, recorder.last_step, recipe.grpo.iterations, recorder.torn)
 
     with maxtext_model.quiet():
-        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint.
+        # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
+        #    `watched`, from which the KL is measured where no penalty does it.
         trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
@@ -225,11 +229,13 @@ def build_session(
             seed=recipe.seed,
             max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
         )
-        reference = (
-            load(recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})).module
-            if recipe.grpo.beta and not recipe.lora.rank
-            else None
-        )
+        # The base: not trained, so in the dtype of computations.  With adapters it is in the actor.
+        load_base = functools.partial(load, recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype}))
+        reference, watched = None, None
+        if recipe.grpo.beta and not recipe.lora.rank:
+            reference = load_base().module
+        if recipe.grpo.kl_is_watched and not recipe.lora.rank:
+            watched = watched_kl.in_host_memory(load_base())
 
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
@@ -244,6 +250,7 @@ def build_session(
                 actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
                 tokenizer,
                 rollout_config,
+                adapts_beta=recipe.grpo.target_kl is not None,
                 sampler=sampler,
                 sampler_devices=None if shares_devices else sampler_devices,
                 checkpoints=saved.parent,
@@ -253,6 +260,8 @@ def build_session(
             )
 
         actor, cluster = checkpoints.restore(build, saved, log)
+        if recipe.grpo.kl_is_watched and recipe.lora.rank:
+            watched = watched_kl.without_adapters(actor)
         _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
@@ -263,7 +272,7 @@ def build_session(
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},
         )
-        learner = _make_learner(recipe, plan, actor, cluster, batches)
+        learner = _make_learner(recipe, plan, actor, cluster, watched, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -318,8 +327,10 @@ def _make_learner(
     plan: BatchPlan,
     actor: maxtext_model.Actor,
     cluster: rl.RLCluster,
+    watched: Callable[[], maxtext_model.Actor] | None,
     batches: Callable[[int], dict[str, np.ndarray]],
 ) -> learners.Learner:
+    """`watched`: gives the base, for grpo.watch_kl."""
     grpo = recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
     rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
@@ -330,6 +341,22 @@ def _make_learner(
     )
     sampler.scored_rows = compared if grpo.correction == "none" else plan.rollout_micro_batch_completions
     gap = functools.partial(sampler_trainer_gap, sampler, actor, compared, recipe.rollout.max_completion_length)
+    metrics: list[Callable] = [functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)]
+    if grpo.target_kl:
+        adaptive = AdaptiveBeta(
+            cluster.actor_trainer, actor.mesh, start=grpo.beta, target=grpo.target_kl, updates=grpo.iterations
+        )
+        metrics.append(adaptive.metrics)
+    if grpo.watch_kl and watched:
+
+        def measure() -> float:
+            # No more rows than an update has, so that there is memory for them.
+            at_once = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
+            rows = min(at_once, math.lcm(watched_kl.ROWS, actor.mesh.size))
+            width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
+            return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature)
+
+        metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -337,7 +364,7 @@ def _make_learner(
         rl_cluster=cluster,
         algo_config=learners.policy_loss_config(grpo, recipe.loss.implementation),
         reward_fns=rewards,
-        metric_fns=[functools.partial(batch_metrics, sampler, grpo.group_size, rewards, gap)],
+        metric_fns=metrics,
         batch_of_step=batches,
         temperature_of_step=(
             functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
@@ -347,7 +374,12 @@ def _make_learner(
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
-    logged = ["kl", "pg_clipfrac", *["importance_ratio"] * (grpo.correction == "tis"), "entropy"]  # the last ends a row
+    logged = ["pg_clipfrac"]
+    if grpo.beta:  # without a reference there is no KL to log
+        logged.append("kl")
+    if grpo.correction == "tis":
+        logged.append("importance_ratio")
+    logged.append("entropy")  # the last, since it completes a row (metrics_logger.REQUIRED_METRICS)
     cluster.actor_trainer.with_rl_metrics_to_log(dict.fromkeys(logged, np.mean))
     return learner
 
@@ -365,11 +397,38 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
-    meshes = ", ".join(
-        f"{mesh.size} {verb} ({' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one'})"
-        for verb, mesh in (("train", session.actor.mesh), ("sample", session.sampler.mesh))
+    return devices_line(
+        len(found),
+        found[0].device_kind,
+        jax.process_count(),
+        dict(session.actor.mesh.shape),
+        dict(session.sampler.mesh.shape),
     )
-    return f"{len(found)} x {found[0].device_kind}, {jax.process_count()} process(es): {meshes}"
+
+
+def devices_line(found: int, kind: str, processes: int, trainer: dict[str, int], sampler: dict[str, int]) -> str:
+    """What `describe_devices` says.
+
+    Args:
+      found: devices, of all processes.
+      trainer, sampler: axis -> size of their meshes.  In a multi-process run the trainer's has the devices of all
+        processes, and the sampler's those of one.
+    """
+    if found == 1:
+        return f"1 x {kind}: trains and samples"
+    train, sample = math.prod(trainer.values()), math.prod(sampler.values())
+    if processes == 1:
+        return f"{found} x {kind}: trainer {_devices(train, trainer)}, sampler {_devices(sample, sampler)}"
+    return (
+        f"{found} x {kind} in {processes} processes: trainer {_devices(train, trainer)}, sampler {sample * processes}, "
+        f"each process {_devices(sample, sampler)}"
+    )
+
+
+def _devices(count: int, mesh: dict[str, int]) -> str:
+    """So many, and the axes of their mesh that split something: 8 (fsdp 4 x tensor 2)."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return f"{count} ({axes})" if axes else str(count)
 
 
 def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncCheck:
@@ -477,7 +536,8 @@ def train(
                         recipe.tracking, session.directory, session.step, config=recipe.model_dump(mode="json")
                     )
                 session.timer.start()
-                with maxtext_model.quiet():
+                remedies = continuing.memory_remedies(recipe, session.plan)
+                with maxtext_model.quiet(), explain_full_memory("a training step", remedies):
                     # The seven stages of a step: see engines/learner.py, Learner.
                     session.learner.train(_batches(session, validate_after, stop, profile))
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
@@ -495,6 +555,26 @@ def train(
             profile.close()
             recorder.finish()
     return rows
+
+
+@contextlib.contextmanager
+def explain_full_memory(what: str, remedies: Sequence[str]) -> Iterator[None]:
+    """Say in one line what to do when the memory of a device does not hold what is computed inside.
+
+    Args:
+      what: is computed.
+      remedies: changes, `section.key=value`, with which the same command continues the run.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(sign in str(error) for sign in MEMORY_FULL) or _disk_full(error):
+            raise
+        changes = f"run the same command with {' or '.join(remedies)}: it continues the run; " if remedies else ""
+        raise CourseError(
+            f"{what} does not fit the memory of a device ({first_line(error)}); {changes}"
+            "grpo preflight RECIPE shows what fills the memory of a TPU"
+        ) from error
 
 
 def _disk_full(error: BaseException | None) -> str | None:

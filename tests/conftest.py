@@ -1,4 +1,5 @@
-"""What all tests share: caches inside the repo, the CPU, --run-long, the order, and a list of what did not run."""
+"""What all tests share: caches inside the repo, the CPU, --run-long and --run-nightly, the order, and a list of what
+did not run."""
 
 import os
 import shutil
@@ -31,32 +32,62 @@ hypothesis.settings.load_profile("course")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-long", action="store_true", help="also run the tests marked long, which take minutes each")
+    parser.addoption("--run-nightly", action="store_true", help="also run the tests marked nightly, which CI does not")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip long tests without --run-long.  Fast tests first: a plain mistake shows within seconds.  Of the long ones
-    those first that say how many minutes they take: two workers end together then."""
-    if not config.getoption("--run-long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: give --run-long"))
-    # The sort is stable: files keep their order.
-    items.sort(key=lambda item: ("slow" in item.keywords) + 2 * ("browser" in item.keywords) - _minutes(item))
+    """Skip what was not asked for, then put the files in order.
+
+    pytest-randomly has shuffled the files, and the tests of each file.  A file stays in one piece: its tests share
+    fixtures.  Files that only have fast tests come first, where a plain mistake shows within seconds; then those whose
+    tests say how many minutes they take, the longest first, so that two workers end together; then the others.
+    """
+    for item in items:
+        option = _missing_option(config, item)
+        if option:
+            item.add_marker(pytest.mark.skip(reason=f"{option.removeprefix('--run-')}: give {option}"))
+    places: dict[Path, tuple[bool, float]] = {}
+    for item in items:
+        slow, minutes = places.get(item.path, (False, 0))
+        places[item.path] = (slow or _is_slow(item), max(minutes, _minutes(item)))
+    order = sorted(places, key=lambda path: (places[path][0], -places[path][1]))
+    # Both sorts are stable: files of one place stay as pytest-randomly has shuffled them.
+    items.sort(key=lambda item: order.index(item.path))
 
 
-def _minutes(item: pytest.Item) -> int:
-    long = item.get_closest_marker("long")
-    return long.kwargs.get("minutes", 0) if long else 0
+def _missing_option(config: pytest.Config, item: pytest.Item) -> str | None:
+    """The option without which this test does not run; None if it runs."""
+    for name in ("nightly", "long"):
+        if item.get_closest_marker(name):
+            option = f"--run-{name}"
+            return None if config.getoption(option) else option
+    return None
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    marks = ("slow", "long", "nightly", "browser")
+    return not item.get_closest_marker("skip") and any(item.get_closest_marker(name) for name in marks)
+
+
+def _minutes(item: pytest.Item) -> float:
+    """The most minutes that a mark of this test names; 0 where none does, or where it does not run."""
+    if item.get_closest_marker("skip"):
+        return 0
+    return max((mark.kwargs.get("minutes", 0) for mark in item.iter_markers()), default=0)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter) -> None:
-    """List the tests that did not run, by reason: a suite that skips silently looks greener than it is."""
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """List the tests that did not run, by reason: a suite that skips silently looks greener than it is.  Then the seed
+    of the order, with which the same order comes again."""
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
     # One is (file, line, "Skipped: reason") or an object.
     reasons = Counter(str(one[2] if isinstance(one, tuple) else one).removeprefix("Skipped: ") for one in skipped)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"did not run: {reason} ({count} test{'s' if count > 1 else ''})")
+    if config.pluginmanager.hasplugin("randomly"):
+        seed = config.getoption("randomly_seed")
+        terminalreporter.write_line(f"random order; the same again: PYTEST_ADDOPTS=--randomly-seed={seed}")
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +189,8 @@ def chromium(request: pytest.FixtureRequest) -> str:
     if path is None:
         reason = "browser: no Chromium found; install one, or set CHROMIUM to its program"
         # Whoever names a browser, or asks for the long tests too, wants these to run. .ci/run does both.
-        if "CHROMIUM" in os.environ or request.config.getoption("--run-long"):
+        asked = any(request.config.getoption(option) for option in ("--run-long", "--run-nightly"))
+        if asked or "CHROMIUM" in os.environ:
             pytest.fail(reason)
         pytest.skip(reason)
     return path

@@ -37,6 +37,11 @@ def result_of(done) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def without_make() -> dict[str, str]:
+    """The environment for a `make` of a test's own: below `make test` it would say which folder it enters."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 40, pause: float = 0.01) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

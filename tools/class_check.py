@@ -131,6 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--step", type=float, metavar="SECONDS", help="of a step, which is not measured then")
     options = parser.parse_args(arguments)
+    if subprocess.run([ROOT / "tools" / "check-environment.sh", ".venv"]).returncode:
+        return 1  # it has said why
     rows, minutes, measured = machine(), {}, {"step": options.step} if options.step else {}
     if options.step or all(row.ok for row in rows):  # a machine that is too small is not made to install 2 GB
         measured = measured or measure()

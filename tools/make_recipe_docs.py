@@ -1,4 +1,6 @@
-"""Write docs/recipes.md from the recipe schema: python tools/make_recipe_docs.py"""
+"""Write docs/recipes.md from the recipe schema, and the table in docs/long-runs.md of the keys that may change when a
+run continues: python tools/make_recipe_docs.py
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,13 @@ from pathlib import Path
 
 from grpo_tpu.preflight import saved_results
 from grpo_train.engines.model_files import disk_use
-from grpo_train.recipes import Recipe, load_recipe, profiles_of
+from grpo_train.recipes import Recipe, continuing, load_recipe, profiles_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+LONG_RUNS = PAGE.with_name("long-runs.md")
+# Of the table there.
+BEGIN = "<!-- Made from grpo_train/recipes/continuing.py by tools/make_recipe_docs.py. -->\n"
+END = "<!-- The end of the table. -->\n"
 
 INTRO = """\
 # Recipe keys
@@ -62,7 +68,15 @@ packages take some of it ([tpu-vm.md](tpu-vm.md)).
 
 
 def main() -> None:
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[Path, str]:
+    """The pages that this program writes, with their texts."""
+    before, _, rest = LONG_RUNS.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return {PAGE: page(), LONG_RUNS: f"{before}{BEGIN}\n{continuing.table()}\n{END}{after}"}
 
 
 def page() -> str:

@@ -583,7 +583,7 @@ def write(out: Path, model: qwen3.Qwen3, tokenizer, record: dict) -> None:
     tokenizer.save_pretrained(out)
     write_json_atomic(out / "training.json", record)
     write_text_atomic(out / "README.md", card(record))
-    AutoTokenizer.from_pretrained(out)  # fails here rather than in the course
+    AutoTokenizer.from_pretrained(out, trust_remote_code=False)  # fails here rather than in the course
 
 
 if __name__ == "__main__":

@@ -250,8 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
     root = environment.repo_root()
     try:
         environment.prepare()
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.run):
-            raise CourseError(f"--run {options.run!r}: give a plain name, such as course")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", options.run):
+            raise CourseError(f"--run {options.run[:100]!r}: give a plain name of up to 100 letters, such as course")
         tiny = load_recipe(options.recipe).model.path == TINY_MODEL  # a mistake is found now, not in the third notebook
         recipe = Path(options.recipe).resolve()
         run_dir = run_course(_shown(recipe), options.run, root / "notebooks", root / "runs", options.in_place, tiny)

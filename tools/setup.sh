@@ -11,6 +11,7 @@ case $venv in
   .venv-tpu) lock=requirements/tpu.lock size="8 GB on disk, and as much again for the cache where it is on another disk" ;;
   *) echo "error: VENV=$venv: choose .venv or .venv-tpu" >&2; exit 1 ;;
 esac
+tools/check-environment.sh "$venv"
 stamp=$venv/.complete
 log=.cache/setup.log
 content=$(cat requirements/bootstrap.lock "$lock" pyproject.toml tools/setup.sh tools/install_kernel.py grpo_lib/common/environment.py | cksum)

@@ -1,9 +1,13 @@
 """Grader of Python functions: the code that a completion gives is called with a problem's inputs, in its own process.
 
-The process gets inputs and never the expected values, has limits of time, memory and file size, and is killed with all
-that it started.  This keeps accidents away: an endless loop, a gigabyte, `exit()`.  It is no sandbox against malice:
-the code may read files and use the network as its user may; train in a container where that matters.  (HumanEval's own
-runner has the same warning, and its child process checks itself; `evaluate`'s code_eval is that runner.)
+The process is given inputs and not the expected values.  Time, memory and the size of a file are limited, of each
+process by itself, and at the end its process group is killed.  This keeps accidents away: an endless loop, a gigabyte,
+`exit()`.
+
+It is no sandbox against malice.  The code does what its user may: it reads and writes files, uses the network, starts a
+process that leaves the group and lives on, and, as root or where the system lets a process read its parent's memory,
+finds the expected values there.  Train in a container, and not as root, where that matters.  (HumanEval's own runner
+has the same warning, and its child process checks itself; `evaluate`'s code_eval is that runner.)
 """
 
 import contextlib
@@ -20,7 +24,7 @@ from grpo_lib.answers.tagged import answer_block
 
 SECONDS = 2
 MEMORY = 2**29  # bytes of address space
-OUTPUT = 2**16  # bytes that the code may write, in all
+OUTPUT = 2**16  # bytes of what is printed, and of each file
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.S)
 
 # Limits first, then the code.  What it prints is not the result: that is the last line.

@@ -19,7 +19,7 @@ from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONI
 
 _BLOCKS = re.compile(rf"\s*{REASONING_OPEN}(.*){REASONING_CLOSE}\s*{ANSWER_OPEN}(.*){ANSWER_CLOSE}\s*", re.S)
 _INSIDE = r"\n?(\S(?:.*\S)?)\n?"
-_EXACT = re.compile(rf"{REASONING_OPEN}{_INSIDE}{REASONING_CLOSE}\n?{ANSWER_OPEN}{_INSIDE}{ANSWER_CLOSE}", re.S)
+_EXACT = re.compile(rf"\n?{REASONING_OPEN}{_INSIDE}{REASONING_CLOSE}\n?{ANSWER_OPEN}{_INSIDE}{ANSWER_CLOSE}\n?", re.S)
 
 WINDOW = 100  # characters that the lenient grader looks at, before the last digit
 _LAST_DIGIT = re.compile(r"(?s).*[\d¼½¾⅐-⅞]")
@@ -114,6 +114,9 @@ def format_is_loose(completion: str) -> bool:
 
 
 def format_is_exact(completion: str) -> bool:
-    """Exactly `<reasoning>…</reasoning><answer>…</answer>`: as `format_is_loose`, with no other white space at the tags
-    than a line break between the blocks and one inside each tag, as where the blocks are on lines of their own."""
+    """Exactly `<reasoning>…</reasoning><answer>…</answer>`, also with the blocks on lines of their own.
+
+    Both blocks once, in order, nothing else outside them, and at most one line break between the blocks and at each
+    edge of a tag, the outer edges included: a text may begin and end with a line break, as a triple-quoted one does.
+    """
     return format_is_loose(completion) and _EXACT.fullmatch(completion) is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, first_line
 
 
 def write_text_atomic(path: str | os.PathLike, text: str) -> Path:
@@ -98,6 +98,25 @@ def require_space(needs: Iterable[tuple[Path, float]], remedy: str) -> str:
     return text
 
 
+def read_json(path: str | os.PathLike, remedy: str) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Args:
+      remedy: what to do about a damaged one, for the error.
+
+    Raises:
+      CourseError: the file is not JSON, or holds something else than an object.
+      FileNotFoundError: there is no such file.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CourseError(f"{path}: not JSON ({first_line(error)}); {remedy}") from None
+    if not isinstance(content, dict):
+        raise CourseError(f"{path}: a JSON object is expected, not a {type(content).__name__}; {remedy}")
+    return content
+
+
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file, without the last line if that one is torn.
 
@@ -123,6 +142,18 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
     return rows
+
+
+def ends_torn(path: str | os.PathLike) -> bool:
+    """Whether `read_jsonl` leaves out the last line of a file."""
+    last = Path(path).read_bytes().rpartition(b"\n")[2]
+    if not last.strip():
+        return False
+    try:
+        json.loads(last.decode("utf-8", errors="replace"))
+    except json.JSONDecodeError:
+        return True
+    return False
 
 
 def _line(row: dict[str, Any]) -> str:

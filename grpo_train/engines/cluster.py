@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import metrics_logger
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import maxtext_model, tunix_sampler
+from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.losses import packing
 from grpo_train.recipes.batch_plan import BatchPlan
@@ -114,6 +115,7 @@ def make_cluster(
     tokenizer: Any,
     rollout_config: RolloutConfig,
     *,
+    adapts_beta: bool = False,
     sampler: Callable,
     sampler_devices: list[Any] | None,
     checkpoints: Path,
@@ -128,6 +130,7 @@ def make_cluster(
       iterations: updates per step.
       seed: of the noise of stochastic rounding.
       weights: dtype of the actor's.
+      adapts_beta: whether the optimizer's state has a place for it.
       sampler: by sampler_class; sampler_devices: where it samples, None: on the actor's mesh.
       reference: the model of the KL penalty, or None without one.
       checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
@@ -135,6 +138,9 @@ def make_cluster(
     """
     roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
     sampler_mesh = actor.mesh if sampler_devices is None else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
+    optimizer = make_optimizer(training, iterations, seed, weights)
+    if adapts_beta:
+        optimizer = optax.chain(optimizer, adaptive_beta.keep_factor())
     cluster = rl.RLCluster(
         actor=actor.module,
         reference=reference,
@@ -145,7 +151,7 @@ def make_cluster(
             rollout_engine=sampler,
             rollout_config=rollout_config,
             training_config=rl.RLTrainingConfig(
-                actor_optimizer=make_optimizer(training, iterations, seed, weights),
+                actor_optimizer=optimizer,
                 # Tunix counts updates; a step here is a batch, with all its updates.
                 max_steps=training.steps * iterations,
                 eval_every_n_steps=training.steps * iterations + 1,

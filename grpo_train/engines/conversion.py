@@ -39,6 +39,8 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
     A finished conversion is kept: calling again returns it.  The folder appears only when it is complete; in a bucket
     (gs://BUCKET/FOLDER, to which Orbax writes directly) it is complete when Orbax's mark of success is there.
     In a multi-process run process 0 converts, and the others wait.
+
+    Raises CourseError, in process 0, when the folder holds something else, or MaxText cannot convert the model.
     """
     base = location(output)
     if multihost.is_main_process() and not has_base(base):
@@ -55,12 +57,15 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
                 "0/items",
             )
         else:
+            if base.exists() and (not base.is_dir() or any(base.iterdir())):
+                raise CourseError(
+                    f"{base} has other files, and no MaxText checkpoint (0/items); give another folder, or remove it"
+                )
             partial = base.with_name(base.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _run_converter(_to_maxtext, partial / "conversion.log", model, source, partial, "0/items")
-            shutil.rmtree(base, ignore_errors=True)  # a folder without a checkpoint in it
-            partial.rename(base)
+            partial.rename(base)  # an empty folder gives way
     multihost.barrier("conversion")
     return base / "0" / "items"
 
@@ -68,8 +73,16 @@ def convert_to_maxtext(model: ModelRecipe, output: str | Path) -> Any:
 def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path) -> Path:
     """Write the actor's weights as a Hugging Face directory with tokenizer; returns the directory.
 
-    MaxText's converter reads a checkpoint, so all processes write one first, and process 0 converts it.
-    An existing directory is replaced only when the new one is complete.
+    All processes together; see `export_weights`.
+    """
+    return export_weights(lambda folder: save_weights(actor, folder), model, output)
+
+
+def export_weights(save: Callable[[Path], None], model: ModelRecipe, output: str | Path) -> Path:
+    """Write weights as a Hugging Face directory with the tokenizer of the recipe's model; returns the directory.
+
+    MaxText's converter reads a checkpoint, so all processes write one first, by `save(folder)`, and process 0 converts
+    it.  An existing directory is replaced only when the new one is complete.
     """
     output = Path(output).resolve()
     partial = output.with_name(output.name + ".partial")
@@ -78,7 +91,7 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
         partial.mkdir(parents=True)
     multihost.barrier("the folder of the export")
     weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
-    save_weights(actor, weights)
+    save(weights)
     if multihost.is_main_process():
         export_checkpoint(model, weights, result, log)
         shutil.rmtree(output, ignore_errors=True)
@@ -90,10 +103,15 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
 
 def save_weights(actor: Actor, folder: Path) -> None:
     """Write the actor's weights as a MaxText checkpoint, `folder` being its `0/items`; all processes together."""
+    save_tree(nnx.to_pure_dict(actor.weights())["base"], folder)
+
+
+def save_tree(weights: Any, folder: Path) -> None:
+    """The same for a tree of a model's weights by MaxText's names."""
     import orbax.checkpoint as ocp
 
     with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(folder, {"params": {"params": nnx.to_pure_dict(actor.weights())["base"]}}, force=True)
+        checkpointer.save(folder, {"params": {"params": weights}}, force=True)
 
 
 def export_checkpoint(model: ModelRecipe, weights: Path, output: Path, log: Path) -> None:

@@ -23,7 +23,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import grade
 from grpo_train import losses
 from grpo_train.engines.weight_sync import padded
-from grpo_train.losses.packing import Example
+from grpo_train.losses.packing import Example, to_example
 from grpo_train.recipes.schema import GRPORecipe
 
 ADVANTAGES = {"std": "grpo", "mean": "drgrpo", "leave-one-out": "rloo", "maxrl": "maxrl"}
@@ -146,7 +146,7 @@ class Learner(GRPOLearner):
             example = self._resample_uniform_groups(example, training_input, call, mode)
         if self._temperature_of_step:
             shape = example.completion_ids.shape  # [B, C]
-            example = _to_example(example, temperature=jnp.full(shape, self.algo_config.temperature, jnp.float32))
+            example = to_example(example, temperature=jnp.full(shape, self.algo_config.temperature, jnp.float32))
         return example
 
     def _set_temperature(self, temperature: float, mode: rl.Mode) -> None:
@@ -166,7 +166,7 @@ class Learner(GRPOLearner):
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
         rows, width = example.completion_ids.shape
         scored = self._sampler.last_scored(rows, width, self.algo_config.temperature)
-        return _to_example(
+        return to_example(
             example, **{CORRECTIONS[self._grpo.correction]: jnp.asarray(padded(scored.logps, width, 0, np.float32))}
         )
 
@@ -201,7 +201,7 @@ class Learner(GRPOLearner):
         if missing:
             kept = np.ones(len(spread), np.float32)
             kept[missing] = 0
-            example = _to_example(example, advantages=example.advantages * np.repeat(kept, size))
+            example = to_example(example, advantages=example.advantages * np.repeat(kept, size))
         self.rl_cluster.buffer_metrics(
             {
                 "step/dynamic_sampling/passes": (len(parts), np.mean),
@@ -224,11 +224,6 @@ def weight_by_tokens(examples: Sequence[common.TrainExample]) -> list[Example]:
     """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
     tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
     return [
-        _to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
+        to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
         for example in examples
     ]
-
-
-def _to_example(example: common.TrainExample, **more: Any) -> Example:
-    """As our own example, with more fields."""
-    return Example(**vars(example) | more)

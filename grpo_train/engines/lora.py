@@ -85,6 +85,17 @@ def _initial(key: jax.Array, shape: tuple[int, ...], dtype: Any, zero: bool) -> 
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
+def put_adapters(module: nnx.Module, saved: Any) -> None:
+    """Give the model the adapters of a checkpoint: a tree of arrays by the model's names, as Tunix saves them."""
+    filled = {}
+    for path, variable in nnx.state(module, nnx.LoRAParam).flat_state():
+        value = saved
+        for name in path:
+            value = value[str(name)]
+        filled[path] = variable.replace(jnp.asarray(value["value"]))
+    nnx.update(module, nnx.State.from_flat_path(filled))
+
+
 def merged(module: nnx.Module, scale: float) -> nnx.State:
     """The weights without adapters: matrices that have some are W + scale A B, in the dtype of W.
 

@@ -1,7 +1,6 @@
 """A recipe's model in MaxText: its tokenizer, its settings, and the actor that Tunix trains."""
 
 import contextlib
-import json
 import logging
 import os
 import warnings
@@ -16,8 +15,9 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import read_json
 from grpo_train.engines import compat
-from grpo_train.engines.model_files import maxtext_sizes, model_directory
+from grpo_train.engines.model_files import OWN_CODE, maxtext_sizes, model_directory, require_heads
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
 from grpo_train.runs import multihost
@@ -68,12 +68,16 @@ def load_tokenizer(model: ModelRecipe):
 
     The padding token is one of its own that no text holds: Tunix hides padding from the trainer, so one that also ends
     a turn or a text would be hidden there while the sampler has seen it.  (Qwen's chat models pad with <|endoftext|>,
-    which their generation_config.json names as a second end token.)  Raises CourseError when the tokenizer has none.
+    which their generation_config.json names as a second end token.)  Raises CourseError when the tokenizer has none, or
+    its files are damaged, or it has code of its own.
     """
     from transformers import AutoTokenizer
 
     directory = model_directory(model, weights=False)
-    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left", trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises no type of its own
+        raise _unreadable(model, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
     written = {tokenizer.eos_token_id, *_end_tokens(directory)}
@@ -89,10 +93,19 @@ def load_tokenizer(model: ModelRecipe):
     return tokenizer
 
 
+def _unreadable(model: ModelRecipe, part: str, error: Exception) -> CourseError:
+    """What to do about a model's config or tokenizer that Transformers does not load."""
+    if "trust_remote_code" in str(error):
+        return CourseError(f"the {part} of model.path={model.path}: {OWN_CODE}")
+    return CourseError(
+        f"the {part} of model.path={model.path} cannot be read ({first_line(error)}); copy or download the model again"
+    )
+
+
 def _end_tokens(directory: Path) -> list[int]:
     """Ids at which the model's own generation_config.json ends a text; none without such a file."""
     file = directory / "generation_config.json"
-    ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    ends = read_json(file, "copy or download the model again").get("eos_token_id") if file.is_file() else None
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
@@ -192,16 +205,14 @@ def load_actor(
                 **adapters.maxtext_settings(lora),
             )
         )
+        require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
         try:
             module = model_creation_utils.from_pretrained(
                 config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
             )
         except (ValueError, KeyError, OSError) as error:
-            raise CourseError(
-                f"checkpoint {weights} cannot be read ({first_line(error)}); remove the folder and convert the model "
-                "again"
-            ) from error
+            raise _loading_error(weights, config, mesh, error) from error
     modules: list[Any] = [module]  # the one that trains comes first
     if lora.rank:
         with quiet(), mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
@@ -214,6 +225,25 @@ def load_actor(
             cpu_speed.unroll_layers(module)
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
+
+
+def _loading_error(checkpoint: Any, config: Any, mesh: Any, error: Exception) -> CourseError:
+    """What to do about a model that was not loaded: the checkpoint is at fault where the model can be built without it.
+
+    Nobody should remove a conversion, which may have taken an hour, because of another mistake.
+    """
+    from maxtext.utils import model_creation_utils
+
+    try:
+        model_creation_utils.create_nnx_abstract_model(config, mesh)  # shapes and places, no weights
+    except Exception as reason:
+        return CourseError(
+            f"the model cannot be placed on {mesh.size} devices ({first_line(reason)}); change "
+            "hardware.trainer_tensor or hardware.trainer_devices"
+        )
+    return CourseError(
+        f"checkpoint {checkpoint} cannot be read ({first_line(error)}); remove the folder and convert the model again"
+    )
 
 
 def per_token_logps(
@@ -271,6 +301,9 @@ def register_architecture(model: ModelRecipe) -> None:
     from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model_directory(model, weights=False))
+    try:
+        config = AutoConfig.from_pretrained(model_directory(model, weights=False), trust_remote_code=False)
+    except Exception as error:  # of a damaged file
+        raise _unreadable(model, "config.json", error) from error
     HF_MODEL_CONFIGS[model.maxtext_name] = config
     compat.complete_converter_tables(model.maxtext_name, config)

@@ -6,13 +6,13 @@ No JAX is imported here: what is wrong with a model is said at once.
 
 import difflib
 import importlib.util
-import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import require_space
+from grpo_lib.common.files import read_json, require_space
 from grpo_train.recipes import ModelRecipe, Recipe
 from grpo_train.runs.run_directory import is_address, location
 
@@ -28,11 +28,20 @@ SIZES = {
     "tie_word_embeddings": "logits_via_embedding",
 }
 
+OWN_CODE = (
+    "it needs Python code from the model's folder (auto_map), which is never run; give a model whose architecture "
+    "Transformers knows"
+)
+
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
 # How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
 # are written into its LLaMARotaryEmbedding.
 LLAMA31_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+
+
+# What `make real-model` writes, relative to the repository.
+REAL_MODEL = Path(".cache/models/smollm2-135m-instruct")
 
 
 def require_engine(engine: str) -> None:
@@ -44,9 +53,30 @@ def require_engine(engine: str) -> None:
 def check_model(model: ModelRecipe) -> None:
     """Raise CourseError for what is wrong with a model, as far as it can be said without a download."""
     require_architecture(model)
+    require_path(model)
     if local_folder(model):
         model_directory(model)
         maxtext_sizes(model)
+
+
+def require_path(model: ModelRecipe) -> None:
+    """Refuse a `model.path` that is no folder here and cannot be the name of a model on the hub.
+
+    A name is NAME or OWNER/NAME.  What begins with `.`, `/` or `~`, or has two slashes, was meant as a folder, and
+    the hub is never asked for it.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if local_folder(model):
+        return
+    try:
+        validate_repo_id(model.path)
+    except HFValidationError:
+        fix = "give a Hugging Face model directory, or a name on the hub"
+        if Path(model.path) == REAL_MODEL:
+            fix = "make real-model brings it"
+        raise CourseError(f"model.path={model.path} is not a folder here; {fix}") from None
 
 
 def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
@@ -55,6 +85,7 @@ def model_directory(model: ModelRecipe, *, weights: bool = True) -> Path:
     A hub name such as Qwen/Qwen3-1.7B is downloaded once, into the hub's own cache; `weights=False` leaves out the
     weights.  Raises CourseError when the directory is missing or incomplete, or the download fails.
     """
+    require_path(model)
     path = local_folder(model) or _download(model.path, weights)
     for name in ("config.json", "tokenizer.json", *(["*.safetensors"] if weights else [])):
         if not list(path.glob(name)):
@@ -68,13 +99,34 @@ def local_folder(model: ModelRecipe) -> Path | None:
     return next((place for place in (path, environment.repo_root() / path) if place.is_dir()), None)
 
 
+def is_tiny(model: ModelRecipe) -> bool:
+    """Whether a folder has the course's tiny model, or one that was trained from it: its config.json has the sizes."""
+    folder, tiny = local_folder(model), environment.repo_root() / "assets" / "tiny-base"
+    if not folder or not all((place / "config.json").is_file() for place in (folder, tiny)):
+        return False
+    own, known = (read_json(place / "config.json", "copy the model again") for place in (folder, tiny))
+    return all(own.get(key) == known[key] for key in SIZES)
+
+
 def weight_files(model: ModelRecipe) -> Any:
-    """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub."""
+    """Names, shapes and types of the model's weights, from the headers of its files, here or on the hub.
+
+    Raises CourseError where they cannot be read.
+    """
     import huggingface_hub
 
-    if folder := local_folder(model):
-        return huggingface_hub.get_local_safetensors_metadata(folder)
-    return huggingface_hub.get_safetensors_metadata(model.path)
+    folder = local_folder(model)
+    try:
+        if folder:
+            return huggingface_hub.get_local_safetensors_metadata(folder)
+        return huggingface_hub.get_safetensors_metadata(model.path)
+    except Exception as error:  # of the hub's client, of the network, or of damaged files
+        fix = "fetch the model again"
+        if not folder:
+            fix = "check the network, and HF_TOKEN for a model that asks for it; or give a folder that has the model"
+        raise CourseError(
+            f"the weights of model.path={model.path} cannot be read ({first_line(error)}); {fix}"
+        ) from None
 
 
 def disk_use(recipe: Recipe) -> dict[str, int]:
@@ -90,27 +142,26 @@ def disk_use(recipe: Recipe) -> dict[str, int]:
     }
 
 
-def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str:
+def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str | None:
     """Refuse what the disks have no space for, before anything is downloaded or written; else say what was found.
+
+    None where the number of weights is not known: then nothing was compared, and what reads the weights next says why.
 
     What is there already does not count again, nor do buckets.  Args: the folder of the base, if one is to be made, and
     of the run.
     """
-    from huggingface_hub import constants, file_download
-
+    require_path(recipe.model)
     own = recipe.training.checkpoints
     places = {
-        "download": None
-        if local_folder(recipe.model)
-        else f"{constants.HF_HUB_CACHE}/{file_download.repo_folder_name(repo_id=recipe.model.path, repo_type='model')}",
+        "download": None if local_folder(recipe.model) else _hub_folder(recipe.model.path),
         "base": base,
         "checkpoints": run and (f"{own}/{run.name}" if own else run / "checkpoints" / "actor"),
         "export": run and run / "export",
     }
     try:
         weights = sum(weight_files(recipe.model).parameter_count.values())
-    except Exception as error:  # of the hub, or of damaged files: what reads them next says what to do
-        return f"the number of weights is not known ({first_line(error)})"
+    except CourseError:
+        return None
     needs = [
         (folder, max(0, weights * bytes_each - sum(file.lstat().st_size for file in folder.rglob("*"))))
         for name, bytes_each in disk_use(recipe).items()
@@ -121,10 +172,17 @@ def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = Non
     )
 
 
+def _hub_folder(name: str) -> str:
+    """Where a model of the hub is downloaded to."""
+    from huggingface_hub import constants, file_download
+
+    return f"{constants.HF_HUB_CACHE}/{file_download.repo_folder_name(repo_id=name, repo_type='model')}"
+
+
 def _download(name: str, weights: bool) -> Path:
     """Fetch a model from the Hugging Face hub; HF_TOKEN is used where the model asks for it."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError
+    from huggingface_hub.errors import GatedRepoError
 
     try:
         return Path(
@@ -136,10 +194,10 @@ def _download(name: str, weights: bool) -> Path:
         raise CourseError(
             f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"
         ) from None
-    except (HFValidationError, OSError) as error:  # no such model, no network, no space, …
+    except OSError as error:  # no such model, no network, no space, …
         raise CourseError(
             f"model.path={name} is not a folder here and could not be fetched from the hub ({first_line(error)}); "
-            "give a Hugging Face model directory" + ", or run make real-model" * name.startswith(".cache/")
+            "give a Hugging Face model directory"
         ) from None
 
 
@@ -160,12 +218,47 @@ def maxtext_sizes(model: ModelRecipe) -> dict[str, Any]:
     Raises CourseError when the recipe's `model.sizes` says something else (preflight relied on it), or when config.json
     scales the rotary embedding in another way than MaxText.
     """
-    config = json.loads((model_directory(model, weights=False) / "config.json").read_text(encoding="utf-8"))
+    config = read_config(model_directory(model, weights=False))
     sizes = {maxtext: config[key] for key, maxtext in SIZES.items() if key in config} | _constants(model, config)
     for key, value in model.sizes.items():
         if sizes.get(key, value) != value:
             raise CourseError(f"model.sizes.{key}={value}, but config.json of {model.path} says {sizes[key]}")
     return model.sizes | sizes
+
+
+def require_heads(kv_heads: int | None, tensor: int) -> None:
+    """Refuse tensor parallelism that does not divide a model's key-value heads; None: their number is not known yet.
+
+    MaxText gives each device whole heads.
+    """
+    if kv_heads and kv_heads % tensor:
+        fitting = [str(number) for number in range(1, kv_heads + 1) if kv_heads % number == 0]
+        raise CourseError(
+            f"hardware.trainer_tensor={tensor} does not divide the model's {kv_heads} key-value heads; take "
+            f"{' or '.join(fitting)}"
+        )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a model's folder.  Raises CourseError where it is damaged, or names code of the model's own."""
+    file = directory / "config.json"
+    remedy = "copy or download the model again"
+    config = read_json(file, remedy)
+    for key in SIZES:
+        if not isinstance(config.get(key), int | float | None):
+            raise CourseError(f"{file}: {key} is {reprlib.repr(config[key])}, not a number; {remedy}")
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(key), dict | None):
+            raise CourseError(f"{file}: {key} is {reprlib.repr(config[key])}, not an object; {remedy}")
+    if "auto_map" in config and not _known_to_transformers(config):
+        raise CourseError(f"{file}: {OWN_CODE}")
+    return config
+
+
+def _known_to_transformers(config: dict[str, Any]) -> bool:
+    from transformers import CONFIG_MAPPING  # only here: it takes seconds, and few models have code of their own
+
+    return config.get("model_type") in CONFIG_MAPPING
 
 
 def rotary_embedding(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -192,7 +285,7 @@ def _constants(model: ModelRecipe, config: dict[str, Any]) -> dict[str, Any]:
         "normalization_layer_epsilon": config.get("rms_norm_eps"),
         "rope_max_timescale": rope.get("rope_theta"),
     }
-    if config["model_type"] == "llama" and kind == "default":
+    if config.get("model_type") == "llama" and kind == "default":
         # MaxText's block for Llama folds the scale of the queries into their weights, and its Llamas have no tied
         # embedding.  Its block for Qwen2.5 computes the same, from the weights as they are published.
         constants |= {"decoder_block": "qwen2", "normalize_embedding_logits": False}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -352,7 +351,7 @@ def load_hugging_face(directory: str | Path) -> Any:
 
     Raises CourseError for another architecture, or for a weight file that cannot be read.
     """
-    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    config = model_files.read_config(Path(directory))
     scaling, rope = model_files.rotary_embedding(config)
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
     converted = tunix_models.model_config(

@@ -9,7 +9,6 @@ Sampling parameters are always explicit.  vLLM would otherwise take them from th
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import time
@@ -29,6 +28,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.maxtext_model import load_tokenizer, model_directory
+from grpo_train.engines.model_files import read_config
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe
@@ -192,7 +192,7 @@ def _start_engine(
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     devices, directory = jax.local_devices(), model_directory(model)
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = read_config(directory)
     tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")

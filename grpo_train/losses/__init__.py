@@ -157,7 +157,7 @@ def policy_loss(
     completion_mask: jax.Array,
     epsilon_low: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
+    beta: float | jax.Array = 0.0,
     aggregation: str = "sequence-mean-token-mean",
     entropy: jax.Array | None = None,
     weights: jax.Array | None = None,
@@ -200,6 +200,7 @@ def policy_loss(
       advantages: [B]; or [B, T], for rows that hold several completions.
       completion_mask: [B, T], true for tokens of a completion.  Everything else is ignored.
       epsilon_high: None: as epsilon_low.
+      beta: a number, or an array [] that may be another one in the next call of a compiled loss.
       aggregation: of Tunix's aggregate_loss; sequence-mean-token-scale divides by a constant.
       entropy: [B, T], for aux alone.
       weights: [B, T], what each token counts for in the loss; then `aggregation` is not looked at (see `packing`).
@@ -210,9 +211,9 @@ def policy_loss(
         token is multiplied by min(π_old / π_sampler, correction_cap) (truncated importance sampling).
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
-    log π_old/π), `is_ratio/max` and `is_ratio/min`, `kl` (mean of k3 over tokens), `kl_loss` (of `kl`), `entropy`
-    (aggregated like the loss), and with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler
-    before the cap.
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, and `entropy` (aggregated like the loss).  With
+    `ref_per_token_logps` also `kl` (mean of k3 over tokens) and `kl_loss` (what is penalised, aggregated like the
+    loss); with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler before the cap.
 
     Raises ValueError for another name of a kl, ratio or aggregation.
     """
@@ -262,8 +263,6 @@ def policy_loss(
         "ppo_kl": mean(old - logps),
         "is_ratio/max": jnp.max(jnp.where(mask > 0, r, 0.0)),
         "is_ratio/min": jnp.min(jnp.where(mask > 0, r, jnp.inf)),
-        "kl": jnp.float32(0),
-        "kl_loss": jnp.float32(0),
     }
 
     # 4. The KL penalty.
@@ -272,8 +271,7 @@ def policy_loss(
         k3 = jnp.exp(difference) - difference - 1
         penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": k3}[kl]
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
-        if beta:
-            loss = loss + beta * aux["kl_loss"]
+        loss = loss + beta * aux["kl_loss"]
     if entropy is not None:
         aux["entropy"] = aggregate(masked(entropy))
     return loss, aux
@@ -539,6 +537,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.segment_ids,
         train_example.segment_positions,
     )
+    beta = getattr(train_example, "beta", None)
     return policy_loss(
         logps,
         train_example.old_per_token_logps,
@@ -547,7 +546,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         train_example.completion_mask,
         epsilon_low=algo_config.epsilon,
         epsilon_high=getattr(algo_config, "epsilon_high", None),
-        beta=algo_config.beta,
+        beta=algo_config.beta if beta is None else beta,
         aggregation=algo_config.loss_agg_mode,
         entropy=entropy,
         weights=getattr(train_example, "weights", None),

@@ -39,12 +39,18 @@ PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_lo
 class Example(common.TrainExample):
     """A micro-batch of Tunix's, [B, C], with what the policy loss takes in addition; None where it does not.
 
-    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field is [R, W], too.
+    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field but beta is [R, W], too.
     """
 
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
+    beta: Any = None  # [], of this update, where it is not the configuration's (see engines.adaptive_beta)
     temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
+
+
+def to_example(example: common.TrainExample, **more: Any) -> Example:
+    """As our own example, with more fields."""
+    return Example(**vars(example) | more)
 
 
 @functools.partial(jax.jit, static_argnames="aggregation")

@@ -14,6 +14,8 @@ LOST = {
     "prompts": {"thinking": "the prompts that upstream is given ask the model not to think"},
     "loss": {"implementation": "upstream has Tunix's own loss"},
     "grpo": {
+        "target_kl": "upstream reads beta once, when the update is compiled",
+        "watch_kl": "upstream logs no KL without a penalty",
         "advantage": "upstream divides by the standard deviation of the group, without an option",
         "aggregation": "upstream has the mean of each completion, or of the tokens of a micro-batch",
         "epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",

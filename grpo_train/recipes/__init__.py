@@ -2,6 +2,7 @@
 
 from grpo_train.recipes.loading import (
     TINY,
+    changed_values,
     demo_reason,
     demo_recipe,
     differences,
@@ -31,6 +32,7 @@ __all__ = [
     "Recipe",
     "TaskRecipe",
     "TrackingRecipe",
+    "changed_values",
     "demo_reason",
     "demo_recipe",
     "differences",

@@ -179,6 +179,11 @@ def micro_batch_sizes(plan: BatchPlan) -> list[int]:
     return _multiples(math.lcm(plan.group_size, plan.trainer_replicas, plan.processes), plan.completions_per_step)
 
 
+def rollout_micro_batch_sizes(plan: BatchPlan) -> list[int]:
+    """All possible values of rollout.micro_batch_size for the plan's step, smallest first."""
+    return _multiples(plan.processes, plan.prompts_per_step)
+
+
 def divisors(number: int) -> list[int]:
     """Smallest first, without those between LARGEST_TRIED and number / LARGEST_TRIED."""
     small = [n for n in range(1, min(math.isqrt(number), LARGEST_TRIED) + 1) if number % n == 0]

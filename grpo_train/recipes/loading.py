@@ -6,6 +6,7 @@ recipe = load_recipe("recipes/tiny-cpu.yaml", ["training.steps=2", "problems.sou
 import difflib
 import re
 import reprlib
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.recipes import batch_plan
+from grpo_train.recipes.removed import REMOVED
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
 
 TINY = "recipes/tiny-cpu.yaml"
@@ -23,6 +25,9 @@ TINY = "recipes/tiny-cpu.yaml"
 KINDS = {"section": ProblemsRecipe, "list": TaskRecipe, "schedule": TemperatureSchedule}
 # Other parts of its places that are not in the file.
 PYDANTICS = re.compile(r"constrained-|literal\[|function-|list\[|\[key\]|(int|float|str|bool|number)$")
+LARGEST = 2**17  # bytes of a recipe file; those here have up to 2**13
+MOST_MERGED = 100_000  # keys of a recipe, merge keys counted as often as they are used
+MOST_ERRORS = 10  # that are explained at once
 SHORT = reprlib.Repr(maxstring=100, maxother=100, maxlong=100)
 PLAIN = {
     "model_type": "it is a section: give its keys, such as training.steps=2, or a mapping",
@@ -66,7 +71,11 @@ def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise CourseError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+        found = error.errors()
+        sentences = [_explain(one) for one in found[:MOST_ERRORS]]
+        if len(found) > MOST_ERRORS:
+            sentences.append(f"and {len(found) - MOST_ERRORS} more")
+        raise CourseError(f"{origin}: {'; '.join(sentences)}") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -84,8 +93,13 @@ def plan_table(recipe: Recipe) -> str:
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Fields in which two recipes differ, as `section.key: a != b`."""
+    return [f"{key}: {a} != {b}" for key, (a, b) in changed_values(one, other).items()]
+
+
+def changed_values(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two recipes differ: section.key -> (value of one, value of the other); None: it has no such."""
     a, b = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
-    return [f"{key}: {a.get(key)} != {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
+    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
 def plain_settings(recipe: Recipe) -> Any:
@@ -145,7 +159,11 @@ def _fits_demonstrations(recipe: Recipe) -> bool:
 
 def _read(path: Path) -> dict:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _OneValueEach)
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise CourseError(f"recipe {path} has over {LARGEST // 1024} kB, which no recipe has; give a recipe file")
+        data = yaml.load(content.decode("utf-8"), _RecipeLoader)
     except FileNotFoundError:
         found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
         raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
@@ -156,15 +174,40 @@ def _read(path: Path) -> dict:
     return data
 
 
-class _OneValueEach(yaml.SafeLoader):
-    """YAML's safe loader takes the last of several values of a key without a word."""
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses three things with a YAMLError.
+
+    It would take the last of several values of a key without a word, end with an error of Python for a scalar that only
+    looks like a date or a number, and copy without end where merge keys (<<) are nested.
+    """
+
+    def __init__(self, stream: Any):
+        super().__init__(stream)
+        self.merged = 0  # keys of all mappings, as often as they are merged
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.YAMLError(f"the key {key.value} is there {keys.count(key.value)} times; leave one")
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        times = Counter(key.value for key in own if isinstance(key, yaml.ScalarNode))
+        for name, number in times.items():
+            if number > 1:
+                raise yaml.YAMLError(f"the key {name} is there {number} times; leave one")
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            kind = node.tag.rpartition(":")[2]
+            reason = first_line(error) if isinstance(error, ValueError) else "no such value"
+            raise yaml.YAMLError(f"{SHORT.repr(node.value)} is no YAML {kind}: {reason}") from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > MOST_MERGED:
+            raise yaml.YAMLError(f"merge keys (<<) make over {MOST_MERGED:,} keys of it; write the keys out")
 
 
 def _flatten(data: dict, prefix: str = "") -> dict[str, object]:
@@ -189,7 +232,7 @@ def _apply_override(data: dict, override: str) -> None:
     if not equals or not key:
         raise CourseError(f"override {override!r} must read section.key=value, for example training.steps=2")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _RecipeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"override {SHORT.repr(override)}: the value is not YAML ({first_line(error)})") from None
     *sections, last = key.split(".")
@@ -199,15 +242,19 @@ def _apply_override(data: dict, override: str) -> None:
             place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
         place[int(last) if isinstance(place, list) else last] = value
     except (ValueError, IndexError):
-        raise CourseError(f"override {override!r}: no such item; number them from 0 to {len(place) - 1}") from None
+        raise CourseError(
+            f"override {SHORT.repr(override)}: no such item; number them from 0 to {len(place) - 1}"
+        ) from None
     except (AttributeError, TypeError):
-        raise CourseError(f"override {override!r}: {place!r} is a value, not a section") from None
+        raise CourseError(f"override {SHORT.repr(override)}: {SHORT.repr(place)} is a value, not a section") from None
 
 
 def _explain(error: dict) -> str:
     loc = [part for part in error["loc"] if part not in KINDS and not PYDANTICS.match(str(part))]
     where = ".".join(map(str, loc))
     if error["type"] == "extra_forbidden":
+        if where in REMOVED:
+            return f"{where} was removed: {REMOVED[where]}"
         known = _known_keys(error["loc"][:-1])
         near = difflib.get_close_matches(str(loc[-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"

@@ -309,6 +309,17 @@ class GRPORecipe(_Section):
         default="k3",
         description="estimator of the KL penalty (J. Schulman); the gradient of k1 has no reference in it",
     )
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="KL from the reference, in nats per token, that beta is adapted to: times 1.5 after a step above "
+        "it, divided by 1.5 after one below half of it, within a hundredth and 100 times the beta given; null: beta "
+        "stays",
+    )
+    watch_kl: Positive | None = Field(
+        default=None,
+        description="where beta is 0: every how many steps, and in the first, the KL from the model that GRPO starts "
+        "from is measured, on up to 32 completions; null: never; a beta above 0 has it in every step",
+    )
     advantage: Literal["std", "mean", "leave-one-out", "maxrl"] = Field(
         default="std",
         description="reward minus the group's mean, over its standard deviation (std: GRPO) or not (mean: Dr. GRPO); "
@@ -342,6 +353,25 @@ class GRPORecipe(_Section):
         description="for a sampler that computes other probabilities than the trainer, or has older weights; tis: each "
         "token's loss times π_old / π_sampler, at most 2; ratio: π_sampler takes the place of π_old",
     )
+
+    @property
+    def kl_is_watched(self) -> bool:
+        """Whether the KL is measured now and then, because no penalty has it in every step."""
+        return self.watch_kl is not None and self.beta == 0
+
+    @model_validator(mode="after")
+    def _target_kl_has_a_penalty(self) -> Self:
+        if self.target_kl and not self.beta:
+            raise ValueError(
+                f"target_kl={self.target_kl} adapts beta, and from 0 it never rises: set beta above 0, like 0.04, or "
+                "target_kl to null"
+            )
+        if self.target_kl and self.kl == "k1":
+            raise ValueError(
+                f"target_kl={self.target_kl} needs a penalty that lowers the KL, and as a loss k1 has no reference in "
+                "its gradient: set kl to k2 or k3"
+            )
+        return self
 
     @model_validator(mode="after")
     def _clip_range(self) -> Self:

@@ -1,6 +1,5 @@
 """Before and after, problem by problem: the data of the figures, the inspector and the exported tables."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import records, rewards, statistics
+from grpo_lib.common import files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.records import EvalRun, Record
 from grpo_train.recipes import load_recipe
@@ -53,13 +53,11 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file, such as summary.json; empty where there is no file."""
+    """The object in a JSON file, such as summary.json; empty where there is no file.  Raises CourseError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path, "remove the file")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise CourseError(f"{path}: not JSON ({error}); remove the file") from None
 
 
 def first_completions(run: EvalRun) -> list[Record]:

@@ -135,8 +135,12 @@ def _cell(value: Any, digits: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that neither HTML nor the notebook's MathJax interprets: a dollar sign would start a formula."""
-    return html.escape(text).replace("$", "<span>$</span>")
+    """Text that neither HTML nor the notebook's MathJax interprets.
+
+    A formula begins with a dollar sign, or with a backslash: `\\(`, `\\[`, `\\begin{}`.  MathJax looks for its marks in
+    text without tags between, so each of the two characters gets an element of its own.
+    """
+    return re.sub(r"[$\\]", r"<span>\g<0></span>", html.escape(text))
 
 
 def _markdown(text: str) -> str:

@@ -63,6 +63,7 @@ PANELS = (
     Panel("Sampling temperature", "of a step", (("temperature", "temperature"),), from_zero=True),
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
+    Panel("β, adapted", "weight of the KL penalty", (("beta", "beta"),), from_zero=True),
     Panel(
         "Seconds of a step",
         "seconds",
@@ -94,7 +95,7 @@ def training_curves(rows: Sequence[Row], total_steps: int | None = None) -> Figu
     """Small multiples of the training metrics over steps.
 
     Thin lines are single steps; thick ones are the mean of the last few steps, from 15 steps on. Metrics that no
-    row has (`kl` when beta is 0) get no panel; missing and non-finite values are left out.
+    row has (`kl` where nothing measures it) get no panel; missing and non-finite values are left out.
 
     Args:
       rows: rows of metrics.jsonl. Of two rows for one step the later one counts.
@@ -316,8 +317,7 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     """The panels for which these rows have values."""
 
     def has_values(panel: Panel) -> bool:
-        values = [value for key, _ in panel.series for value in _points(rows, key)[1]]
-        return any(values) if panel.series[0][0] == "kl" else bool(values)  # without a reference the KL is 0
+        return any(_points(rows, key)[1] for key, _ in panel.series)
 
     keys = dict.fromkeys(key for row in rows for key in row)
     series = tuple((key, name) for key in keys if (name := name_in(key, REWARD_MEAN)))

@@ -14,6 +14,7 @@ from grpo_train.report.comparison import PHASES, Comparison, read_json
 from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
 from grpo_train.runs import health_checks
 from grpo_train.runs.metric_glossary import Row, read_metrics
+from grpo_train.runs.run_directory import describe_change, read_changes
 
 RATES = {
     "strict": "strict (the number in the answer tags)",
@@ -71,6 +72,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
             curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
             smoothed=figures.smoothing(len(rows)),
             alerts=health_checks.find_alerts(rows),
+            changes=list(map(describe_change, read_changes(run_dir))),
             validated=any(row.get("validation_accuracy") is not None for row in rows),
             files=_text_files(run_dir),
             percent=percent,

@@ -9,17 +9,16 @@ Excel does not read it as UTF-8.
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from grpo_lib import rewards
 from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.spreadsheets import for_spreadsheet
 from grpo_lib.records import kind_of
 from grpo_train.report import comparison, taxonomy
 
 TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", "format", "truncated")
-_FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
 
 
 def export_table(run_dir: str | os.PathLike) -> Path:
@@ -37,7 +36,7 @@ def export_table(run_dir: str | os.PathLike) -> Path:
 
     frame = pandas.DataFrame(table(comparison.load(run_dir, need_evaluation=True)), dtype=object)
     return write_text_atomic(
-        Path(run_dir) / "evals" / "answers.csv", f"\ufeff{frame.map(_for_spreadsheet).to_csv(index=False)}"
+        Path(run_dir) / "evals" / "answers.csv", f"\ufeff{frame.map(for_spreadsheet).to_csv(index=False)}"
     )
 
 
@@ -65,7 +64,3 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
             rows.setdefault(key, own).update({f"{phase}_{name}": value for name, value in values.items()})
     names = dict.fromkeys(name for row in rows.values() for name in row)
     return [{name: row.get(name) for name in names} for row in rows.values()]
-
-
-def _for_spreadsheet(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value

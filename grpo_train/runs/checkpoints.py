@@ -35,21 +35,29 @@ def updates(folder: epath.Path) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(folder)) if folder.exists() else []
 
 
-def drop_unlogged_checkpoint(folder: epath.Path, rows: int, iterations: int) -> None:
+def drop_unlogged_checkpoints(folder: epath.Path, rows: int, iterations: int, torn: bool = False) -> None:
     """Delete the newest checkpoint if its step has no row in metrics.jsonl yet: the run takes that step again.
 
-    `rows` is the step of the last row, `iterations` the updates per step.  Raises CourseError when more than that one
-    row is missing: rows of the run were removed.
+    Where the last row was torn, two steps have none: both are taken again if there is a checkpoint before them.
+
+    Args:
+      rows: the step of the last whole row.
+      iterations: updates per step.
+      torn: a kill or a full disk left half a row behind it.
+
+    Raises CourseError when more rows are missing: rows of the run were removed.
     """
     found = updates(folder)
-    step = found[-1] // iterations if found else 0
-    if step > rows + 1:
+    logged = [update for update in found if update // iterations <= rows]
+    newest = found[-1] // iterations if found else 0
+    allowed = rows + 2 if torn and logged else rows + 1
+    if newest > allowed:
         raise CourseError(
-            f"metrics.jsonl ends with step {rows}, but the newest checkpoint is of step {step}: rows were lost; "
+            f"metrics.jsonl ends with step {rows}, but the newest checkpoint is of step {newest}: rows were lost; "
             f"put the file back, or remove the checkpoints after step {rows} from {folder}"
         )
-    if step == rows + 1:
-        (folder / str(found[-1])).rmtree()
+    for update in found[len(logged) :]:
+        (folder / str(update)).rmtree()
 
 
 def save_options(training: TrainingRecipe, iterations: int) -> ocp.CheckpointManagerOptions:

@@ -107,12 +107,17 @@ def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
 def _streaks(
     rows: Sequence[Row], name: str, unhealthy: Callable[[float], bool], least: int, message: str
 ) -> Iterator[str | None]:
-    """The message for each row that is at least the `least`-th in succession with an unhealthy value of a metric."""
-    steps = 0
+    """The message for each row that is at least the `least`-th in succession with an unhealthy value of a metric.
+
+    A row without the metric, which is not measured in every step, goes on as the row before it.
+    """
+    steps, said = 0, None
     for row in rows:
-        value = finite(row.get(name))
-        steps = steps + 1 if value is not None and unhealthy(value) else 0
-        yield message.format(value=value, steps=steps) if steps >= least else None
+        if name in row:
+            value = finite(row[name])
+            steps = steps + 1 if value is not None and unhealthy(value) else 0
+            said = message.format(value=value, steps=steps) if steps >= least else None
+        yield said
 
 
 def _entropy(rows: Sequence[Row]) -> Iterator[str | None]:
@@ -234,14 +239,15 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
         "problems, or rewards that give partial credit",
     ),
     "left out": _left_out,
-    # Far from the reference.  Without a penalty there is no reference, and the KL is logged as 0.
+    # Far from the reference, in the rows that have a KL: all with grpo.beta above 0, some with grpo.watch_kl.
     "kl": functools.partial(
         _streaks,
         name="kl",
         unhealthy=lambda value: value > KL,
         least=STEPS_ABOVE_KL,
-        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} for {{steps}} steps; raise "
-        "grpo.beta, or lower training.learning_rate",
+        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} {{steps}} times in "
+        "succession; continue the run with a larger grpo.beta, where that is above 0, or begin another one with "
+        "grpo.target_kl, which adapts it, or a lower training.learning_rate",
     ),
     "length": functools.partial(
         _streaks,

@@ -46,6 +46,15 @@ def describe(devices: bool = True) -> dict[str, Any]:
     return description
 
 
+def operating_system() -> str:
+    """Its name, from os-release where there is one, and the version of its kernel."""
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:  # not Linux
+        return f"{platform.system()} {platform.release()}"
+    return f"{name}, kernel {platform.release()}"
+
+
 def usable_cores() -> int:
     """Return the number of cores this process may use; in a container the machine can have more."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

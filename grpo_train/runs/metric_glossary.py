@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from grpo_lib.common.files import read_jsonl
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import ends_torn, read_jsonl
 
 Row = dict[str, Any]  # numbers, or None where a value was not finite
 
@@ -59,8 +60,42 @@ def name_in(key: str, form: str) -> str | None:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file."""
-    return read_jsonl(path) if path.exists() else []
+    """The rows of a metrics.jsonl, in the order of the file; empty where there is no file.
+
+    A last row that is not whole, as a kill or a full disk can leave it, is left out (`last_row_is_torn`).  Rows of
+    earlier versions have a `kl` of 0 where nothing measured it: it is left out where the run's recipe, next to the
+    file, says so.  Raises CourseError for a row that is not whole before the last.
+    """
+    rows = _whole_rows(path)
+    if any(row.get("kl") == 0 for row in rows) and not _measures_kl(path.with_name("recipe.yaml")):
+        return [{name: value for name, value in row.items() if name != "kl"} for row in rows]
+    return rows
+
+
+def _whole_rows(path: Path) -> list[Row]:
+    """The rows as they are in the file, without a last one that is not whole."""
+    rows = read_jsonl(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            if number == len(rows):
+                return rows[:-1]
+            raise CourseError(f"{path}: row {number} has no step; remove the row")
+    return rows
+
+
+def last_row_is_torn(path: Path) -> bool:
+    """Whether `read_metrics` leaves out the last row of this file."""
+    if not path.exists():
+        return False
+    return ends_torn(path) or len(read_jsonl(path)) > len(_whole_rows(path))
+
+
+def _measures_kl(recipe: Path) -> bool:
+    """Whether a run of this recipe measures the KL; without the file it is taken to."""
+    if not recipe.exists():
+        return True
+    grpo = (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("grpo") or {}
+    return bool(grpo.get("beta") or grpo.get("watch_kl"))
 
 
 def _entry(name: str) -> str:

@@ -20,7 +20,7 @@ from tunix.sft import hooks
 
 from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
 from grpo_lib.records import grade
-from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, read_metrics
+from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, last_row_is_torn, read_metrics
 
 # Tunix's metric -> the name in metrics.jsonl.  The rest of a row is computed here.
 TUNIX_METRICS = {
@@ -202,6 +202,7 @@ class Recorder:
         self.updates: dict[str, list[float]] = {}  # metrics of the updates of the current step
         self.pending: dict[int, Row] = {}
         self.rows: list[Row] = read_metrics(self.path)
+        self.torn = last_row_is_torn(self.path)  # the last row is not whole: its step is taken again
         self.trackers: Sequence[Any] = ()  # of grpo_train.runs.tracking; only where this process writes
         self.on_step: Callable[[Row], None] | None = None
         # JAX sends every scalar to every listener in the process, those of other sessions included.
@@ -215,9 +216,10 @@ class Recorder:
     def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
         """Start recording.  Rows of steps after `finished` are dropped: those steps are taken again."""
         self.on_step, self.recording = on_step, True
-        if self.last_step > finished:
+        if self.last_step > finished or self.torn:
             self.rows[:] = [row for row in self.rows if row["step"] <= finished]
             self._rewrite()
+            self.torn = False
         return self.rows
 
     def add(self, step: int, values: Row) -> None:

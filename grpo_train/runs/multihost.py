@@ -16,10 +16,12 @@ at the same time deadlock, sooner or later (jaxlib 0.11). So the functions here 
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -117,6 +119,8 @@ def _connect(coordinator: str | None, processes: int, process: int | None) -> No
     if coordinator:
         where, patience = f"--coordinator {coordinator}", ARRIVAL_SECONDS
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if not environment.has_accelerator():
+        keep_gloo_off_stdout()
     try:
         jax.distributed.initialize(
             coordinator,
@@ -132,6 +136,34 @@ def _connect(coordinator: str | None, processes: int, process: int | None) -> No
         reason = " ".join(str(error).split()) or type(error).__name__
         instead = f"; give --coordinator HOST:PORT and --process 0 to {processes - 1}" if not coordinator else ""
         raise CourseError(f"{where}: {number} cannot connect ({reason}){instead}") from None
+
+
+def keep_gloo_off_stdout() -> None:
+    """Let only Python print to stdout, for the rest of this process.
+
+    jaxlib 0.11 prints "[Gloo] Rank 0 is connected to 1 peer ranks. …" there for each group of devices, in the middle of
+    our lines, and has no setting for it.  So Python gets another descriptor of the same file, and what compiled code
+    prints to the old one is dropped; stderr stays as it is.
+    Test: test_gloo_still_prints_to_stdout.
+    """
+    try:
+        if sys.stdout.fileno() != 1:  # a notebook's or a test's, and not the terminal
+            return
+    except OSError:  # io.UnsupportedOperation: it has none
+        return
+    before: Any = sys.stdout
+    before.flush()
+    own = os.fdopen(os.dup(1), "wb", 0 if before.write_through else -1)
+    sys.stdout = io.TextIOWrapper(
+        own,
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
+    )
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _compare(processes: int, digest: str) -> None:

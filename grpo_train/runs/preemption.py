@@ -25,12 +25,14 @@ class PreemptionHandler:
         convert()                            # a SIGTERM raises Interrupted at once: there is nothing to save
         with preemption.defer():
             train(stop=lambda: preemption.requested)  # here it only sets that; Interrupted is raised after the block
+            preemption.progress = "after step 7"          # what it says is done
     """
 
     def __init__(self, stop_after: str | None = None):
         self._seconds = sum(int(number) * SECONDS[unit] for number, unit in re.findall(r"(\d+)(.)", stop_after or ""))
         self.requested = self._wait = False  # requested: by a signal here or, set by the caller, in another process
         self._reason = "SIGTERM"  # of another process, unless this one knows better
+        self.progress = ""
 
     @contextlib.contextmanager
     def defer(self) -> Iterator[None]:
@@ -41,7 +43,7 @@ class PreemptionHandler:
         finally:
             self._wait = False
         if self.requested:
-            raise Interrupted(self._reason)
+            raise Interrupted(f"{self._reason} {self.progress}".strip())
 
     def __enter__(self) -> Self:
         with contextlib.suppress(ValueError):  # not in the main thread

@@ -1,19 +1,24 @@
 """The run directory: all that one notebook, or one command, hands on to the next.
 
-runs/NAME/  recipe.yaml  environment.json  metrics.jsonl  tensorboard/  checkpoints/
+runs/NAME/  recipe.yaml  environment.json  changes.jsonl  metrics.jsonl  tensorboard/  checkpoints/
             evals/before.jsonl  evals/before.json  evals/after.jsonl  evals/after.json
             evals/base.jsonl  evals/answers.csv
             sync.json  seconds.json  export/  summary.json  report.html
+
+recipe.yaml is what the run goes on with; changes.jsonl has a row for each time that it went on with other values
+(recipes.continuing), with the values before and after.
 """
 
 import contextlib
+import datetime
 import errno
 import functools
+import itertools
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +27,139 @@ from etils import epath
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import write_json_atomic, write_text_atomic
-from grpo_train.recipes import Recipe, differences, dump_recipe, load_recipe, plan_table
+from grpo_lib.common.files import append_jsonl, read_jsonl, write_json_atomic, write_text_atomic
+from grpo_train.recipes import Recipe, changed_values, continuing, differences, dump_recipe, load_recipe, plan_table
 from grpo_train.runs import machine
+from grpo_train.runs.metric_glossary import read_metrics
+
+# What is made of the weights of the last step.  A run that goes on behind that step keeps them under other names.
+OF_THE_LAST_STEP = (
+    "evals/after.jsonl",
+    "evals/after.jsonl.partial",
+    "evals/after.json",
+    "evals/answers.csv",
+    "summary.json",
+    "report.html",
+    "export",
+)
 
 
-def open_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> Path:
-    """Start a run, or continue the existing one; with `overwrite` it is replaced.  Raises what `check_run` raises."""
+def open_run(
+    directory: str | Path, recipe: Recipe, *, overwrite: bool = False, log: Callable[[str], None] = print
+) -> Path:
+    """Start a run, or continue the existing one; with `overwrite` it is replaced.  Raises what `check_run` raises.
+
+    `log` is called with a sentence about the values with which it continues, if some have changed.
+    """
     directory = Path(directory).resolve()
     if check_run(directory, recipe, overwrite=overwrite):
+        _take_changes(directory, recipe, log)
         return directory
     if overwrite and directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_json_atomic(directory / "environment.json", machine.describe())
-    plan = "\n".join(f"# {line}".rstrip() for line in plan_table(recipe).splitlines())
-    write_text_atomic(directory / "recipe.yaml", f"{dump_recipe(recipe)}\n{plan}\n")  # last: it makes this a run
+    _write_recipe(directory, recipe)  # last: it makes this a run
     return directory
 
 
+def _write_recipe(directory: Path, recipe: Recipe) -> None:
+    plan = "\n".join(f"# {line}".rstrip() for line in plan_table(recipe).splitlines())
+    write_text_atomic(directory / "recipe.yaml", f"{dump_recipe(recipe)}\n{plan}\n")
+
+
+def _take_changes(directory: Path, recipe: Recipe, log: Callable[[str], None]) -> None:
+    """Write down what this recipe changes of the run's, and make it the run's.
+
+    A process that is killed in between leaves the old recipe.yaml, and the next one does the same again.
+    """
+    old = load_recipe(directory / "recipe.yaml")
+    changed = changed_values(old, recipe)
+    if not changed:
+        return
+    with one_at_a_time(directory):
+        row = {
+            "step": _step_to_continue_from(directory, old),
+            "changes": {key: {"before": before, "after": after} for key, (before, after) in changed.items()},
+        }
+        last = read_changes(directory)[-1:]
+        if not last or any(last[0].get(key) != row[key] for key in row):
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            append_jsonl(directory / "changes.jsonl", row | {"time": now})
+        if "training.steps" in changed:
+            _set_aside(directory, old.training.steps)
+            _bring_back(directory, recipe.training.steps)
+        _write_recipe(directory, recipe)
+    log(f"changed after step {row['step']}: {'; '.join(continuing.describe_changes(old, recipe))}")
+
+
+def read_changes(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a run's changes.jsonl: `step` after which it went on, `changes`, key -> before and after, `time`.
+
+    Raises CourseError for a row that is something else.
+    """
+    path = directory / "changes.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        changes = row.get("changes")
+        pairs = changes.values() if isinstance(changes, dict) else [None]
+        if "step" not in row or not all(isinstance(pair, dict) and {"before", "after"} <= set(pair) for pair in pairs):
+            raise CourseError(f"{path}: line {number} is not a change of a run; remove the line")
+    return rows
+
+
+def describe_change(row: dict[str, Any]) -> str:
+    """A row of changes.jsonl in one line."""
+    parts = [continuing.describe_change(key, pair["before"], pair["after"]) for key, pair in row["changes"].items()]
+    return f"after step {row['step']}: {'; '.join(parts)}"
+
+
+def _set_aside(directory: Path, step: int) -> None:
+    """Rename what was made of the weights of this step, evals/after.jsonl to evals/after-50.jsonl and so on."""
+    evaluated = directory / "evals" / "after.jsonl"
+    if not evaluated.exists() and not Path(f"{evaluated}.partial").exists():
+        return  # training has not come to its end
+    for name in OF_THE_LAST_STEP:
+        path = directory / name
+        kept = _of_step(path, step)
+        if path.is_dir() and kept.exists():  # grpo export has written the same weights there
+            shutil.rmtree(path)
+        elif path.exists():
+            path.rename(kept)
+
+
+def _bring_back(directory: Path, step: int) -> None:
+    """The other way: the run's last step is one at which it had ended before."""
+    for name in OF_THE_LAST_STEP:
+        kept = _of_step(directory / name, step)
+        if kept.exists():
+            kept.rename(directory / name)
+
+
+def _of_step(path: Path, step: int) -> Path:
+    """after.jsonl.partial -> after-50.jsonl.partial"""
+    stem, dot, suffixes = path.name.partition(".")
+    return path.with_name(f"{stem}-{step}{dot}{suffixes}")
+
+
+def finished_steps(directory: str | Path) -> int:
+    """The step of the last row of metrics.jsonl; 0 without one."""
+    rows = read_metrics(Path(directory) / "metrics.jsonl")
+    return max((int(row.get("step") or 0) for row in rows), default=0)
+
+
+def _step_to_continue_from(directory: Path, recipe: Recipe) -> int:
+    """The step of the newest checkpoint that has a row in metrics.jsonl; 0 without one."""
+    from grpo_train.runs import checkpoints  # here, because it imports JAX
+
+    folder = checkpoints.checkpoint_root(recipe.training, directory) / "actor"
+    saved = [update // recipe.grpo.iterations for update in checkpoints.updates(folder)]
+    rows = finished_steps(directory)
+    return max((step for step in saved if step <= rows), default=0)
+
+
 def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False) -> bool:
-    """True if there is a run of this recipe to continue.
+    """True if there is a run that this recipe continues; some of its values may be others (recipes.continuing).
 
     Raises CourseError when the directory holds a run of another recipe (it lists what differs) or other files.
     """
@@ -50,16 +167,29 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
     if (directory / "recipe.yaml").is_file():
         if overwrite:
             return False
-        hours = f"training.stop_after={recipe.training.stop_after or 'null'}"  # another session may have more or fewer
-        if differing := differences(load_recipe(directory / "recipe.yaml", [hours]), recipe):
+        old = load_recipe(directory / "recipe.yaml")
+        if differing := continuing.refused(old, recipe, finished_steps(directory)):
             raise CourseError(
-                f"run {directory} was started with another recipe ({'; '.join(differing)}); continue it with its own, "
-                "replace it with --overwrite, or choose another name with --run NAME"
+                f"run {directory} was started with another recipe ({'; '.join(differing)}); continue it with its own "
+                f"values, or start a new run: grpo train RECIPE … --run {_free_name(directory)}; --overwrite replaces "
+                "the old one"
             )
         return True
     if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
         raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
     return False
+
+
+def changed_keys(directory: str | Path, recipe: Recipe) -> set[str]:
+    """Keys in which a recipe differs from that of an existing run; empty where there is none."""
+    file = Path(directory) / "recipe.yaml"
+    return set(changed_values(load_recipe(file), recipe)) if file.is_file() else set()
+
+
+def _free_name(directory: Path) -> str:
+    """A name for another run next to this one: mine-2, mine-3, ..."""
+    numbers = itertools.count(2)
+    return next(name for n in numbers if not directory.with_name(name := f"{directory.name}-{n}").exists())
 
 
 def require_folder(folder: str | Path, given: str) -> None:
@@ -120,6 +250,11 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     """
     directory, evaluated = Path(directory).resolve(), Path("evals") / "after.jsonl"
     if check_run(directory, recipe) and (directory / evaluated).exists():
+        if others := changed_keys(directory, recipe).intersection(continuing.OF_THE_RUN):
+            raise CourseError(
+                f"run {directory} was trained with another {' and '.join(sorted(others))} than this recipe; go on with "
+                "the training (notebook 04), or name the run's own values"
+            )
         return directory
     same = [
         file.parents[1]

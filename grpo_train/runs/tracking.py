@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import socket
 import statistics
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_train.recipes import TrackingRecipe
 from grpo_train.runs.metric_glossary import Row, read_metrics
+from grpo_train.runs.run_directory import describe_change, read_changes
 
-# Of an evaluation: our name -> the name in the summary of published runs.
+# Of the evaluation after training: our name -> the name in the summary of published runs.
 ALIASES = {
     "accuracy": "eval_full/accuracy",
     "reward": "eval/reward/total/mean",
@@ -63,9 +65,13 @@ def start(
 
     Args:
       config: the whole recipe, which W&B keeps.
-      finished: steps that are done; TensorBoard discards what it has of later ones. None: it keeps all.
+      finished: steps that are done; TensorBoard discards what it has of later ones, and shows as a text with what
+        changes the run goes on from there. None: it keeps all.
     """
     boards = [TensorBoard(directory / "tensorboard", finished)]
+    for change in read_changes(directory):
+        if change["step"] == finished:
+            boards[0].log_text("changes", finished, describe_change(change))
     return boards if tracking.wandb == "off" else [*boards, WeightsAndBiases(tracking, directory, config)]
 
 
@@ -77,11 +83,16 @@ class TensorBoard:
 
     def __init__(self, folder: Path, finished: int | None):
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.events: Any = event_pb2  # protobuf makes the classes when the module is imported: no checker sees them
         self.summaries: Any = summary_pb2
-        self.writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names. Its EventFileWriter names them by the second, the
+        # process and a counter, as text: of one second, the tenth file would come before the ninth.
+        self.file = (folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}").open("xb")
+        self.records = RecordWriter(self.file)
+        self._write(file_version="brain.Event:2")  # what every file of TensorBoard begins with
         if finished is not None:
             self._write(step=finished + 1, session_log=self.events.SessionLog(status=self.events.SessionLog.START))
 
@@ -91,16 +102,22 @@ class TensorBoard:
         ]
         self._write(step=int(row["step"]), summary=self.summaries.Summary(value=values))
 
+    def log_text(self, name: str, step: int, text: str) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._write(step=step, summary=text_pb(name, text))
+
     def log_evaluation(self, rows: dict[str, Row]) -> None:
         *_, row = rows.values()
         self.log(row, "eval")
 
     def close(self) -> None:
-        self.writer.close()
+        self.file.close()
 
     def _write(self, **what: Any) -> None:
-        self.writer.add_event(self.events.Event(wall_time=time.time(), **what))
-        self.writer.flush()
+        event = self.events.Event(wall_time=time.time(), **what)
+        self.records.write(event.SerializeToString())
+        self.records.flush()
 
 
 class WeightsAndBiases:
@@ -133,18 +150,19 @@ class WeightsAndBiases:
 
     def log_evaluation(self, rows: dict[str, Row]) -> None:
         """To the summary of the W&B run, as before/accuracy and so on: its history cannot have a last step twice.
-        Also under the names of published GRPO runs (ALIASES), whose scripts read them.
+        That after training also under the names of published GRPO runs (ALIASES), whose scripts read them: a run
+        that has not ended has no value there.
 
         With everything that the summary had: `wandb sync` replaces it by that of the newest offline folder.
         """
         steps = read_metrics(self.metrics)
         trained = {name: value for row in steps[-1:] for name, value in _values(row)}
         evaluations = {f"{which}/{name}": value for which, row in rows.items() for name, value in _values(row)}
-        *_, last = rows.values()
-        others = {alias: last[name] for name, alias in ALIASES.items() if last.get(name) is not None}
+        after = rows.get("after", {})
+        others = {alias: after[name] for name, alias in ALIASES.items() if after.get(name) is not None}
         others |= {
             f"eval/reward/func/{name.split('/')[1]}/mean": value
-            for name, value in _values(last)
+            for name, value in _values(after)
             if name.startswith("rewards/")
         }
         if seconds := [row["seconds"] for row in steps[-10:] if row.get("seconds") is not None]:

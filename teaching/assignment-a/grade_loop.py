@@ -22,8 +22,10 @@ import pandas as pd
 
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.spreadsheets import for_spreadsheet
 from grpo_lib.problems.words import generate
 from grpo_lib.records import grade
+from grpo_teach.hand_ins import plain
 from grpo_teach.notebooks import read_exercises
 from grpo_teach.submissions import read_submissions
 
@@ -44,12 +46,14 @@ def run(code: str, seconds: float, *arguments: Any) -> str:
         functions = files.write_text_atomic(Path(folder) / "functions.py", code)
         command = list(map(str, [sys.executable, HERE / "train_loop.py", functions, *arguments]))
         try:
-            done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds, env=variables)
+            done = subprocess.run(
+                command, cwd=root, capture_output=True, text=True, errors="replace", timeout=seconds, env=variables
+            )
         except subprocess.TimeoutExpired:
             raise CourseError(f"stopped after {seconds:g} seconds") from None
     if done.returncode:
         last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
-        raise CourseError(last.replace(f"{root}/", "")[:300] or ENDED)
+        raise CourseError(plain(last.replace(f"{root}/", "")) or ENDED)
     return done.stdout
 
 
@@ -61,7 +65,7 @@ def values(code: str, seconds: float, cases: dict[str, list]) -> dict[str, Any]:
             return dict(json.loads(run(code, seconds, "--cases", path).splitlines()[-1]))
         except CourseError as error:
             return dict.fromkeys(cases, str(error))
-        except (ValueError, IndexError, TypeError):  # it printed something else
+        except (ValueError, IndexError, TypeError, RecursionError):  # it printed something else
             return dict.fromkeys(cases, ENDED)
 
 
@@ -76,10 +80,14 @@ def wrong_values(code: str, seed: int, seconds: float) -> dict[str, str]:
     """Of each function what was missed: "" for nothing."""
     cases, want = wanted(seed, seconds)
     found = values(code, seconds, cases)
-    return {
-        name: got if isinstance(got, str) else "" if equal(got, want[name]) else "not right"
-        for name, got in ((name, found.get(name, "no values")) for name in cases)
-    }
+    missed: dict[str, str] = {}
+    for name in cases:
+        got = found.get(name, "no values")
+        if isinstance(got, str):  # the error
+            missed[name] = plain(got) or ENDED
+        else:
+            missed[name] = "" if equal(got, want[name]) else "not right"
+    return missed
 
 
 def learns(code: str, seed: int, seconds: float) -> str:
@@ -90,10 +98,12 @@ def learns(code: str, seed: int, seconds: float) -> str:
         arguments = ["--problems", problems, "--seed", training, "--split", "test", "--output", output]
         try:
             run(code, seconds, *arguments)
+            if output.is_symlink() or not output.is_file():  # the functions could make something else of it
+                return ENDED
             said = {record["id"]: str(record["completion"]) for record in files.read_jsonl(output)}
         except CourseError as error:
-            return str(error)
-        except (OSError, LookupError, TypeError):
+            return plain(str(error))
+        except (OSError, LookupError, TypeError, RecursionError):
             return ENDED
     tests = generate("test", 500, seed=problems)
     share = np.mean([grade(said.get(one.id, ""), one.answer, one.kind)["strict"] for one in tests])
@@ -102,9 +112,19 @@ def learns(code: str, seed: int, seconds: float) -> str:
 
 
 def equal(got: Any, want: Any) -> bool:
-    return len(got) == len(want) and all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(got, want, strict=True)
-    )
+    """Whether all values are equal; what the student's process printed may be anything."""
+    try:
+        return len(got) == len(want) and all(
+            np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(got, want, strict=True)
+        )
+    except (ArithmeticError, TypeError, ValueError):
+        return False
+
+
+def write_table(lines: list[dict[str, Any]], path: Path) -> Path:
+    """The CSV, a line for each submission."""
+    frame = pd.DataFrame(lines, dtype=object)
+    return files.write_text_atomic(path, frame.map(for_spreadsheet).to_csv(index=False))
 
 
 def main() -> None:
@@ -113,7 +133,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True, help="draws what is secret: choose it, and keep it")
     parser.add_argument("--seconds", type=float, default=600, help="that a student's training may take")
     options = parser.parse_args()
-    lines = []
+    table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
+    lines: list[dict[str, Any]] = []
     for entry in read_submissions(options.folder):
         if code := entry.code.get(EXERCISE):
             missed = wrong_values(code, options.seed, options.seconds)
@@ -124,9 +145,8 @@ def main() -> None:
         reasons = {reason: [part for part in missed if missed[part] == reason] for reason in missed.values() if reason}
         remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in reasons.items())
         lines.append({"submission": entry.name, "points": points, "of": TEACHERS.points, "remarks": remarks})
+        write_table(lines, table)
         print(f"{entry.name}: {points:g}  {remarks}", flush=True)
-    table = options.folder.with_name(f"{options.folder.resolve().name}-loop.csv")
-    files.write_text_atomic(table, pd.DataFrame(lines).to_csv(index=False))
     print(f"grades: {table}")
 
 

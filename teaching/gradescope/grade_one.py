@@ -7,7 +7,6 @@ import json
 import re
 import secrets
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from grpo_teach import grading, submissions
 
 def results(root: Path) -> dict[str, Any]:
     """Gradescope's results of ROOT/submission.  Raises CourseError where no lesson is known, or it has no exercises."""
-    with tempfile.TemporaryDirectory() as folder:  # as `grpo grade` wants it: a folder of submissions
-        (Path(folder) / "submission").symlink_to(root.resolve() / "submission")
-        [submission] = submissions.read_submissions(Path(folder))
-    details = root / "submission_metadata.json"
-    title = json.loads(details.read_text("utf-8"))["assignment"]["title"] if details.exists() else ""
+    submission = submissions.read_submission(root / "submission", "submission")
+    title = assignment_title(root / "submission_metadata.json")
     # The first number in the assignment's title is the lesson, such as "Exercises 03"; else what was handed in says it.
     found = re.search(r"\d+", title)
     lesson = str(int(found[0])) if found else submissions.lesson_of([submission])
@@ -32,6 +28,14 @@ def results(root: Path) -> dict[str, Any]:
     seed = secrets.randbits(32)
     print(f"lesson {lesson}, seed {seed}")  # Gradescope shows it to the teacher, and students see results.json only
     return submissions.gradescope(submissions.grade_all([submission], exercises, seed)[0])
+
+
+def assignment_title(details: Path) -> str:
+    """The assignment's title by Gradescope's metadata; empty where there is none."""
+    try:
+        return str(json.loads(details.read_text("utf-8"))["assignment"]["title"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def main() -> None:

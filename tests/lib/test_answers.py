@@ -168,7 +168,13 @@ def test_comparison_is_exact_where_floats_are_not(answer: str, gold: str, equal:
         ("<reasoning>r\n\n</reasoning><answer>18</answer>", False, True),
         ("<reasoning>r</reasoning>\n\n<answer>18</answer>", False, True),
         (" <reasoning>r</reasoning><answer>18</answer>", False, True),
-        ("<reasoning>r</reasoning><answer>18</answer>\n", False, True),
+        ("<reasoning>r</reasoning><answer>18</answer>\n", True, True),
+        ("\n<reasoning>r</reasoning><answer>18</answer>", True, True),
+        ("\n<reasoning>\nr\n</reasoning>\n<answer>18</answer>\n", True, True),
+        ("<reasoning>r</reasoning><answer>18</answer>\n\n", False, True),
+        ("\n\n<reasoning>r</reasoning><answer>18</answer>", False, True),
+        ("<reasoning>r</reasoning><answer>18</answer> ", False, True),
+        ("<reasoning>r</reasoning><answer>18</answer>\n.", False, False),
         ("<reasoning>r</reasoning>so<answer>18</answer>", False, False),
         ("well <reasoning>r</reasoning><answer>18</answer>", False, False),
         ("<reasoning>r</reasoning><answer>18</answer>.", False, False),
@@ -190,6 +196,26 @@ def test_format(completion: str, exact: bool, loose: bool) -> None:
 
 
 # --- Properties ---
+
+# Where a line break may stand: at the outer edges, at the inner edges of the tags, and between the blocks.
+EDGES = st.tuples(*[st.text("\n", max_size=2) for _ in range(7)])
+
+
+@given(EDGES)
+@example(("\n", "\n", "\n", "\n", "\n", "\n", "\n"))
+def test_one_line_break_at_each_edge_is_exact_and_two_are_not(edges: tuple[str, ...]) -> None:
+    blocks = ("<reasoning>", "16 - 3", "</reasoning>", "<answer>", "18", "</answer>")
+    completion = edges[0] + "".join(block + edge for block, edge in zip(blocks, edges[1:], strict=True))
+    assert answers.format_is_exact(completion) is all(len(edge) <= 1 for edge in edges)
+    assert answers.format_is_loose(completion)
+
+
+@given(st.text(st.characters(), min_size=1), st.booleans())
+def test_nothing_but_a_line_break_may_stand_outside_the_blocks(text: str, in_front: bool) -> None:
+    block = "<reasoning>r</reasoning><answer>18</answer>"
+    completion = text + block if in_front else block + text
+    assert answers.format_is_exact(completion) is (text == "\n")
+
 
 ANY_TEXT = st.text(st.characters())  # st.characters() alone includes lone surrogates and NUL
 FRAGMENTS = st.lists(

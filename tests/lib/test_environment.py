@@ -111,6 +111,7 @@ def test_what_does_not_go_with_pathways_is_one_line(grpo, monkeypatch, tmp_path,
     assert line.startswith("error: ") and named in line
 
 
+@pytest.mark.slow
 def test_virtual_devices_do_not_wait_for_ever() -> None:
     """With as many threads as devices this ends within the first few rounds, on a machine with two cores."""
     seconds = (

@@ -329,7 +329,7 @@ def test_a_torn_file_is_not_a_finished_one(path):
     with pytest.raises(CourseError, match="greedy of problem p0 is False, not True"):
         quiet(refuse, sampled=refuse, samples=3, path=path)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(CourseError, match="79 records, 80 wanted"):
+    with pytest.raises(CourseError, match=r"before\.jsonl: the last line is not whole"):
         quiet(refuse, samples=4, path=path)
 
 
@@ -361,6 +361,21 @@ def test_a_kill_just_before_or_after_the_file_is_written(path, partial, monkeypa
     finished = path.read_bytes()
     assert len(quiet(refuse, path=path).records) == 20
     assert not partial.exists() and path.read_bytes() == finished
+
+
+@pytest.mark.parametrize("size", [2, 5, 50])
+def test_it_goes_on_with_batches_of_another_size(path, tmp_path, size):
+    """As after an evaluation that ran out of memory: what is answered is kept, each problem has one record."""
+    asked = []
+
+    def rest(prompts):
+        asked.append(len(prompts))
+        return double(prompts)
+
+    interrupt(path, 2, batch_size=6)
+    run = quiet(rest, path=path, batch_size=size)
+    assert sum(asked) == 20 - 12 and max(asked) == min(size, 8)
+    assert run == quiet(double, path=tmp_path / "whole.jsonl", batch_size=6)
 
 
 def test_the_seconds_of_an_interrupted_evaluation_add_up(path, partial):

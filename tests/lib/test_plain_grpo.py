@@ -93,7 +93,7 @@ def test_off_policy_the_loss_is_the_librarys():
 # --- the model, against Tunix's own -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["qwen3-8b", "llama3-8b"])
+@pytest.fixture(scope="module", params=["qwen3-8b", pytest.param("llama3-8b", marks=pytest.mark.long)])
 def directory(tmp_path_factory, request) -> Path:
     """A model with random weights and an output matrix of its own, in Hugging Face layout."""
     return random_model.write_random_model(
@@ -192,7 +192,11 @@ def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
 
 
 @pytest.fixture(
-    scope="module", params=["tied", *(pytest.param(name, marks=pytest.mark.long) for name in ("untied", *SWITCHED))]
+    scope="module",
+    params=[
+        *(pytest.param(name, marks=pytest.mark.long(minutes=4)) for name in ("tied", "untied", "dr-grpo")),
+        pytest.param("step mean", marks=pytest.mark.nightly),
+    ],
 )
 def both(request, root, converted_base, tmp_path_factory):
     """One step of MaxText and Tunix, with all that it computed on the way, and plain_grpo's policy from before it.

@@ -35,7 +35,10 @@ def total(completion, functions=rewards.REFERENCE_REWARDS, gold="18") -> float:
     [
         (PERFECT, 3.0, 2.0),
         (GARBAGE, 3.0, 2.0),
-        (PERFECT + "\n", 1.5, 2.0),
+        (PERFECT + "\n", 3.0, 2.0),
+        ("\n" + PERFECT, 3.0, 2.0),
+        (PERFECT + "\n\n", 1.5, 2.0),
+        (PERFECT + " ", 1.5, 2.0),
         (PERFECT.replace("><answer", ">\n<answer"), 3.0, 2.0),
         (PERFECT.replace("><answer", ">\n\n<answer"), 1.5, 2.0),
         ("So " + PERFECT, 0.0, 2.0),
@@ -95,6 +98,21 @@ def test_answer_rewards(answer: str, gold: str, checked: float, numbers: float) 
 def test_totals_of_both_rewards(completion: str, reference: float, repaired: float) -> None:
     assert total(completion) == reference
     assert total(completion, rewards.REPAIRED_REWARDS) == pytest.approx(repaired)
+
+
+# A worked example as courses print it: in a triple-quoted string, which begins and ends with a line break.
+WORKED_EXAMPLE = """
+<reasoning>
+16 - 3 - 4 = 9 eggs are left, and 9 * 2 = 18.
+</reasoning>
+<answer>18</answer>
+"""
+
+
+def test_the_published_worked_example_earns_everything() -> None:
+    points = [part.points for part in rewards.explain(WORKED_EXAMPLE, "18")]
+    assert points == [3.0, 2.0, 3.0, 1.5] and sum(points) == 9.5
+    assert [one(function, WORKED_EXAMPLE) for function in rewards.REPAIRED_REWARDS] == [1.0, 0.1]
 
 
 @given(st.text(st.characters()), st.booleans())

@@ -37,7 +37,10 @@ OTHERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(1, marks=pytest.mark.long(minutes=2)), pytest.param(10, marks=pytest.mark.nightly(minutes=10))],
+)
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
     mistakes, without_work = mutants.mistakes(exercise), mutants.without_work(exercise)

@@ -94,6 +94,23 @@ def test_memory_adds_up_by_hand():
     assert chip.phase == "update" and result.margin / GIB == pytest.approx(31.24 - chip.total("update") / GIB)
 
 
+def test_a_watched_base_is_on_the_chips_for_its_log_probabilities_only():
+    """Adapters have it on the chips anyway.  With a penalty, which measures the KL, the key changes nothing."""
+    plain, watched = {}, {"watch_kl": 10}
+    found = preflight.preflight(recipe(grpo=watched), stand_in())
+    (chip,) = found.chips
+    gib = {line.name: line.bytes / GIB for line in chip.lines if line.phases == ("log-probabilities",)}
+    assert gib == {"log-probabilities: base weights": 1, "log-probabilities: temporaries": 4}
+    assert "grpo.watch_kl keeps the base in the hosts' memory: 8.0 GiB on each" in found.notes
+    assert [part.name for part in found.lower_bound.parts] == ["decoding", "policy update"]
+
+    adapters = preflight.examine(recipe(grpo=watched, lora={"rank": 4}), stand_in())
+    assert not any("base weights" in line.name for line in adapters.chips[0].lines)
+    assert preflight.digest(recipe(grpo=watched)) != preflight.digest(recipe(grpo=plain))
+    penalty = {"beta": 0.1}
+    assert preflight.digest(recipe(grpo=watched | penalty)) == preflight.digest(recipe(grpo=penalty))
+
+
 def tunix(**sections):
     """Two hosts of four chips; each samples 8 of the 16 prompts, 64 completions, on one replica of its four chips."""
     data = {

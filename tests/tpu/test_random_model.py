@@ -7,11 +7,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flax import nnx
 from parity import LENGTH, changed_config, mean_gap, published
 from safetensors.numpy import load_file
 
+from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
 from grpo_tpu import random_model
 from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
@@ -89,6 +91,26 @@ def test_a_local_config_json_wins(tmp_path):
     assert (local["rope_theta"], local["tie_word_embeddings"]) == (77.0, True)
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen3-1.7b"])
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_devices_that_share_a_small_model_find_a_head_each(name, tensor):
+    assert random_model.small_config(published(name), tensor)["num_key_value_heads"] % tensor == 0
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8])
+def test_the_tiny_model_with_more_heads_computes_the_same(tmp_path, heads):
+    tiny = plain_grpo.load_policy(ROOT / "assets" / "tiny-base")
+    wider = plain_grpo.load_policy(random_model.write_tiny_model(tmp_path, heads))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_key_value_heads"] == heads and config["num_attention_heads"] % heads == 0
+    tokens = plain_grpo.encode(tiny, PROMPTS)
+
+    def log_probabilities(policy):
+        return plain_grpo.per_token_logps(policy.weights, policy.config, tokens[:, :-8], tokens[:, -8:], 1.0)
+
+    np.testing.assert_allclose(log_probabilities(wider)[0], log_probabilities(tiny)[0], atol=1e-4)
+
+
 # --- faults ---------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +148,11 @@ class Model:
 
 
 # Untied with biases; tied; tied without norms of queries and keys, and with another rotary base.
-FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-7b", "qwen3-1.7b", "llama3-8b")]
+FAMILIES = [
+    pytest.param("qwen2.5-7b", marks=pytest.mark.long),
+    pytest.param("qwen3-1.7b", marks=pytest.mark.nightly),  # the family of the course's own model
+    pytest.param("llama3-8b", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

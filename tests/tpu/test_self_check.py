@@ -23,6 +23,7 @@ from grpo_tpu import self_check
 from grpo_train import machine_checks
 from grpo_train.engines import maxtext_model, model_files
 from grpo_train.recipes import load_recipe
+from grpo_train.runs import machine
 
 SMOKE = [
     *("recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"),
@@ -44,8 +45,8 @@ def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]
 def test_a_healthy_machine_passes(root, tmp_path):
     code, checks = run(root, tmp_path)
     assert code == 0, checks
-    assert {name for name, check in checks.items() if check["outcome"] == "skipped"} == {
-        *("chips", "memory", "attention", "peak memory")
+    assert {name for name, check in checks.items() if check["outcome"] == "not made"} == {
+        *("chips", "memory", "from the host", "attention", "peak memory")
     }
     assert all(
         text in checks[name]["text"]
@@ -185,6 +186,29 @@ def test_the_tokenizer_of_another_model_is_named(root, tmp_path):
         machine_checks._tokenizer(recipe)
 
 
+def test_what_was_not_checked_is_not_counted_as_passed(root, tmp_path):
+    """There is no hub here: the number of weights is not known."""
+    recipe = load_recipe(root / SMOKE[0])
+    checks = machine_checks.examine(
+        {
+            "weights": lambda: self_check._weights(recipe),
+            "disk": lambda: self_check._disk(recipe, tmp_path),
+            "from the host": lambda: machine_checks._from_the_host(recipe),
+        }
+    )
+    assert [check.outcome for check in checks] == ["FAIL", "not made", "not made"]
+    assert "the weights of model.path=Qwen/Qwen3-1.7B cannot be read" in checks[0].text
+    assert "check the network" in checks[0].text and "ConnectError" not in checks[0].text
+    assert self_check.page(recipe, checks).startswith(f"{recipe.name}: 1 failed, 0 passed, 2 were not made:")
+    assert f"{recipe.name}: 0 checks passed, 2 were not made" in self_check.page(recipe, checks[1:])
+    assert self_check.line(checks[1]).startswith("not made  disk")
+
+
+def test_the_operating_system_is_named(root):
+    text = machine_checks._packages(root / "requirements")
+    assert machine.operating_system() in text and "kernel" in text
+
+
 def test_a_model_that_asks_for_a_token_is_named(root, monkeypatch):
     import httpx
     import huggingface_hub
@@ -202,8 +226,10 @@ def test_fewer_hosts_or_devices_than_the_recipe_has_are_named(root):
     recipe = load_recipe(root / SMOKE[0], [*SMOKE[1:], "hardware.processes=2", "rollout.engine=tunix"])
     with pytest.raises(CourseError, match=r"2 hosts .*process 0 of 1; start this on all hosts"):
         machine_checks._devices(recipe)
-    with pytest.raises(CourseError, match="needs 8 devices"):
+    with pytest.raises(CourseError, match=r"needs 8 devices.*start this on a v6e-8"):
         machine_checks._devices(load_recipe(root / SMOKE[0]))
+    with pytest.raises(CourseError, match=r"needs 8 devices.*set hardware.accelerator to this machine"):
+        machine_checks._devices(load_recipe(root / "recipes/tiny-cpu.yaml", ["hardware.trainer_devices=8"]))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +259,7 @@ def test_the_recipes_own_limit_of_the_gap_decides(root, tmp_path, limit):
 
 def test_the_page_says_how_long_a_start_will_take(root, monkeypatch):
     recipe = load_recipe(root / SMOKE[0], SMOKE[1:])  # of four layers
-    checks = [self_check.Check("stopped", "pass", "", 180.0), self_check.Check("memory", "skipped", "", 0.0)]
+    checks = [self_check.Check("stopped", "pass", "", 180.0), self_check.Check("memory", "not made", "", 0.0)]
     assert "minutes" not in self_check.page(recipe, checks)
     monkeypatch.setattr(environment, "has_accelerator", lambda: True)
     assert (

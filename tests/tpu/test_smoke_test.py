@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,6 +119,59 @@ def test_axes_become_two_and_those_that_share_devices_grow_together(hardware, ex
     small = smoke_test.scaled_hardware(HardwareRecipe(accelerator="v6e-64", **hardware))
     assert (small.trainer_count(), small.trainer_tensor, small.sampler_count(), small.sampler_tensor) == expected
     assert smoke_test.scaled_hardware(HardwareRecipe()) == HardwareRecipe()
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: Path(path).name)
+@pytest.mark.parametrize("engine", ["tunix", "vllm"])
+def test_the_shipped_recipes_take_the_tiny_model_as_it_is(path, engine):
+    """They share the conversion of it that `--base` names."""
+    assert smoke_test.tiny_heads(smoke_test.scaled_recipe(load_recipe(path), engine=engine)) == 1
+
+
+@pytest.mark.parametrize("trainer", [1, 2, 4, 8])
+@pytest.mark.parametrize("sampler", [1, 2, 4, 8])
+@pytest.mark.parametrize("engine", ["tunix", "vllm"])
+def test_the_tiny_model_has_heads_for_every_mesh(tmp_path, trainer, sampler, engine):
+    recipe = smoke(f"hardware.trainer_tensor={trainer}", f"hardware.sampler_tensor={sampler}")
+    scaled = smoke_test.scaled_recipe(recipe, engine=engine)
+    tiny = smoke_test.tiny_recipe(scaled, tmp_path)
+    heads = smoke_test.tiny_heads(scaled)
+    if heads == 1:
+        assert tiny == scaled and scaled.hardware.trainer_tensor == 1 and scaled.sampler_tensor() <= 2
+        return
+    assert tiny.model.path == str(tmp_path)
+    assert heads % scaled.hardware.trainer_tensor == 0 and heads % scaled.sampler_tensor() == 0
+    assert any(f"its key-value head {heads} times" in note for note in smoke_test.notes(recipe, scaled))
+
+
+def test_tensor_parallelism_that_the_recipes_own_model_cannot_have_is_refused(tmp_path):
+    recipe = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-jax.yaml", ["hardware.trainer_tensor=4"])
+    scaled = smoke_test.scaled_recipe(recipe, engine="tunix")
+    with pytest.raises(
+        CourseError, match="trainer_tensor=4 does not divide the model's 2 key-value heads; take 1 or 2"
+    ):
+        smoke_test.run(recipe, scaled, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+LLAMA = ["training.prompts_per_step=1", "hardware.trainer_tensor=4", "rollout.vllm.memory_fraction=0.2"]
+
+
+@pytest.mark.slow
+@pytest.mark.long(minutes=2)
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("qwen3-1.7b-gsm8k-smoke", ["hardware.trainer_tensor=2"]),
+        ("qwen2.5-32b-dapo-math", ["hardware.trainer_tensor=8"]),
+        ("llama3.1-8b-gsm8k", LLAMA),
+    ],
+)
+def test_tensor_parallel_training_passes(root, tmp_path, file, changes):
+    command = [sys.executable, "-m", "grpo_tpu.cli", "smoke-test", f"recipes/{file}.yaml", *changes]
+    done = subprocess.run([*command, "--runs", tmp_path, "--engine", "tunix"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout.splitlines()[-1] and "remove the folder" not in done.stdout
 
 
 @pytest.mark.parametrize(

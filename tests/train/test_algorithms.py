@@ -21,6 +21,7 @@ from grpo_lib.problems import load_problems
 from grpo_lib.rewards import overlong_penalty
 from grpo_train import losses, training
 from grpo_train.engines import learner, weight_sync
+from grpo_train.losses.packing import to_example
 from grpo_train.recipes import load_recipe
 
 whole_lengths = st.lists(st.integers(1, C), min_size=B, max_size=B)
@@ -184,7 +185,7 @@ def test_truncated_importance_sampling_by_hand():
 
 @pytest.mark.parametrize("layout", ["packed", "groups"])
 def test_the_sampler_s_probabilities_of_rows_of_several(layout):
-    padded = learner._to_example(batch([5, 1, 3, 2, 4, 5], [3, 4]), sampler_per_token_logps=drawn(3))
+    padded = to_example(batch([5, 1, 3, 2, 4, 5], [3, 4]), sampler_per_token_logps=drawn(3))
     packed = pack(padded, layout)
 
     def loss(example, logps, **more):
@@ -200,7 +201,7 @@ def test_the_sampler_s_probabilities_of_rows_of_several(layout):
 
 def test_packing_keeps_the_weights_of_a_step():
     (example,) = learner.weight_by_tokens([batch([5, 1, 3, 2, 4, 5], [3, 4])])
-    packed = pack(learner._to_example(example, weights=3 * example.weights), "packed")
+    packed = pack(to_example(example, weights=3 * example.weights), "packed")
     assert np.asarray(packed.weights)[np.asarray(packed.completion_mask)] == pytest.approx(3 / 20)  # of 20 tokens
 
 
@@ -212,6 +213,7 @@ class Sampled(learner.Learner):
 
     def __init__(self, recipe, table):
         self._grpo, self._steps, self._calls_per_step = recipe.grpo, recipe.training.steps, 1
+        self._temperature_of_step = None
         self.table = table
         self.algo_config = SimpleNamespace(num_generations=2)
         self.logged = {}

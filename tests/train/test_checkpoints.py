@@ -74,14 +74,26 @@ def test_a_damaged_checkpoint_is_recognised_or_has_its_values(saved, tmp_path, h
 @pytest.mark.parametrize(("rows", "iterations", "left"), [(4, 1, [2, 4]), (3, 1, [2]), (2, 2, [2, 4]), (1, 2, [2])])
 def test_a_checkpoint_without_its_row_is_taken_again_but_not_for_rows_that_were_removed(folder, rows, iterations, left):
     with pytest.raises(CourseError, match=r"ends with step 1, but the newest checkpoint is of step 4: rows were lost"):
-        checkpoints.drop_unlogged_checkpoint(folder, 1, 1)
+        checkpoints.drop_unlogged_checkpoints(folder, 1, 1)
     assert checkpoints.updates(folder) == [2, 4]
-    checkpoints.drop_unlogged_checkpoint(folder, rows, iterations)
+    checkpoints.drop_unlogged_checkpoints(folder, rows, iterations)
     assert checkpoints.updates(folder) == left
+
+
+@pytest.mark.parametrize(("rows", "left"), [(4, [2, 4]), (3, [2]), (2, [2]), (1, None)])
+def test_behind_a_torn_row_two_steps_are_taken_again_from_a_checkpoint_before_them(folder, rows, left):
+    if left is None:
+        with pytest.raises(CourseError, match="rows were lost"):
+            checkpoints.drop_unlogged_checkpoints(folder, rows, 1, torn=True)
+    else:
+        checkpoints.drop_unlogged_checkpoints(folder, rows, 1, torn=True)
+    assert checkpoints.updates(folder) == (left or [2, 4])
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_run_stops_when_its_time_is_over(deferred):
-    with pytest.raises(Interrupted, match="stop_after"), PreemptionHandler("1s") as preemption:  # noqa: SIM117
+    said = "training.stop_after after step 7" if deferred else "training.stop_after$"
+    with pytest.raises(Interrupted, match=said), PreemptionHandler("1s") as preemption:  # noqa: SIM117
         with preemption.defer() if deferred else contextlib.nullcontext():
             assert wait_for(lambda: preemption.requested) == deferred
+            preemption.progress = "after step 7"

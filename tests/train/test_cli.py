@@ -15,7 +15,9 @@ from helpers import Program, result_of, wait_for
 
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
+from grpo_tpu import cli as _more_commands  # noqa: F401  (self-check and preflight)
 from grpo_train import cli
+from grpo_train.engines import model_files
 from grpo_train.recipes import load_recipe, plan_table
 from grpo_train.runs.run_directory import one_at_a_time, open_run
 
@@ -86,6 +88,27 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     assert list(tmp_path.iterdir()) == []
 
 
+COMMANDS_WITH_A_MODEL = ["train", "convert", "evaluate", "config", "self-check", "preflight"]
+
+
+@pytest.mark.parametrize("path", ["./nope", "/tmp/nope", "~/nope", "runs/nowhere/export", ".cache/models/nope", "a//b"])
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
+def test_a_folder_that_is_not_there_is_never_called_a_name_on_the_hub(grpo, tmp_path, command, path):
+    runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
+    done = grpo(command, "recipes/tiny-cpu.yaml", f"model.path={path}", *runs)
+    assert_one_line_error(done, f"model.path={path} is not a folder here", "give a Hugging Face model directory")
+    assert "fetched" not in done.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
+def test_before_make_real_model_its_recipe_names_it(grpo, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(model_files, "local_folder", lambda _: None)  # on this machine it may have been run
+    runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
+    done = grpo(command, "recipes/smollm2-135m-cpu.yaml@two-steps", *runs)
+    assert_one_line_error(done, "model.path=.cache/models/smollm2-135m-instruct is not a folder here")
+    assert done.stderr.endswith("make real-model brings it\n") and list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_said_before_anything_is_written(grpo, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     for command in (TRAIN, ["convert", "recipes/tiny-cpu.yaml"]):
@@ -116,13 +139,13 @@ def test_a_run_that_exists_is_not_touched(grpo, tmp_path):
 def test_a_step_on_the_terminal(root):
     row = {
         "step": 1, "reward": 0.5, "accuracy": 0.25, "format": 1.0, "completions/mean_length": 12.0, "loss": None,
-        "kl": 0.001, "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
+        "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
     }  # fmt: skip
     assert cli._step(row, load_recipe(root / "recipes" / "tiny-cpu.yaml")) == (
         "reward 0.500  accuracy 25.0%  format 100.0%  length 12.0  loss nan  rollout 1.00  update 2.00  seconds 3.50"
     )
     tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
-    shown = cli._step(row | {"validation_accuracy": 0.75}, tasks)
+    shown = cli._step(row | {"kl": 0.001, "validation_accuracy": 0.75}, tasks)
     assert "  sums 12.5%  " in shown and "  kl 0.001  " in shown and shown.endswith("  validation 75.0%")
 
 
@@ -140,6 +163,19 @@ def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
     assert sorted(path.name for path in run.iterdir()) == [
         "environment.json", "export", "recipe.yaml", "report.html", "summary.json"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"before": 1, "after": 2}'])
+def test_a_run_with_a_damaged_summary_is_not_finished_and_goes_on(grpo, tmp_path, root, monkeypatch, content):
+    """It writes its summary again; what `train` does then is not done here."""
+    run = open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
+    (run / "export").mkdir()
+    for file, text in {"export/config.json": "{}", "report.html": "", "summary.json": content}.items():
+        (run / file).write_text(text)
+    went_on = []
+    monkeypatch.setattr(cli, "_train", lambda *arguments: went_on.append(arguments[1]))
+    done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
+    assert (done.returncode, done.stderr, went_on) == (0, "", [tmp_path / "run"])
 
 
 HOLD = """
@@ -183,7 +219,7 @@ def test_a_shared_disk_without_locks_can_be_trained_on(tmp_path, monkeypatch, nu
 def test_a_run_of_another_recipe_is_not_continued_and_what_differs_is_listed(grpo, tmp_path, root):
     open_run(tmp_path / "run", load_recipe(root / "recipes" / "tiny-cpu.yaml"))
     done = grpo(*TRAIN, "grpo.beta=0.5", "--runs", tmp_path, "--run", "run")
-    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run NAME")
+    assert_one_line_error(done, "grpo.beta: 0.0 != 0.5", "--overwrite", "--run run-2")
 
 
 @pytest.mark.slow
@@ -227,10 +263,25 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
     assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 
+    assert said.startswith("2 of 30 completions failed")  # before the number that they make smaller
+    write_jsonl_atomic(path, rows[:14])
+    done = grpo(*WORDS, "--completions", path, "--output", tmp_path / "few.jsonl")
+    assert_one_line_error(done, "completions of 14 of the 30 problems", "problems.test")
+    assert not (tmp_path / "few.jsonl").exists()
+
     write_jsonl_atomic(path, [row for row in rows for _ in range(3)])
     assert_one_line_error(grpo(*WORDS, "--completions", path), path, "--samples 3")
     graded = result_of(grpo(*WORDS, "--completions", path, "--samples", "3", "--json"))
     assert graded["maj_at_k"] == graded["pass_at_k"]["3"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_the_tiny_model_on_other_problems_says_why_it_solves_none(grpo, root):
+    gsm8k = ["evaluate", "recipes/tiny-cpu.yaml", "problems.source=gsm8k", "problems.test=3"]
+    gsm8k += [f"problems.path={root / 'tests/lib/gsm8k_fixture'}", "rollout.max_completion_length=8"]
+    assert "tiny model" in grpo(*gsm8k).stdout.splitlines()[-1]
+    assert set(result_of(grpo(*gsm8k, "--json"))) >= {"accuracy", "n"}
+    assert "tiny model" not in grpo("evaluate", "recipes/tiny-cpu.yaml", "problems.test=12").stdout
 
 
 # What a shell runs in the background ignores SIGINT, and so would its children: a Python child listens again.

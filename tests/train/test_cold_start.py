@@ -21,7 +21,7 @@ def test_no_problem_is_both_taught_and_trained_on(questions, count):
     assert [problem.question for problem in rest] == [text for text in questions if text not in names]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_cold_start_ends_with_the_same_weights(root, tmp_path, monkeypatch):
     recipe = load_recipe(root / "recipes" / "tiny-hard.yaml", ["problems.train=200", "problems.test=20"])
     taught, _ = take_different(load_problems(recipe.problems, "train"), 64)

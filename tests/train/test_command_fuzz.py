@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import typer
+from helpers import within
 
 from grpo_train import cli
 from grpo_train.recipes import Recipe
@@ -31,7 +32,19 @@ WRONG = [
     ),
     *("[" * 500, "x" * 10_000, "{{}}", "!!python/object:os.system x", "- a", "? b", "%", "@"),
 ]
+# What PyYAML's own constructors end with a ValueError, a KeyError or an AttributeError for.
+BAD_SCALARS = [
+    *("2001-99-99", "2001-01-01T99:00:00Z", "0x_", "0b_", "0o_", "!!int x", "!!float x", "!!bool maybe"),
+    *("!!timestamp x", "9" * 5000, "-" + "9" * 5000, "{a: 1, a: 2}"),
+]
+MERGES = "k0: &k0 {a: 1}\n" + "".join(
+    f"k{n}: &k{n} {{<<: [{', '.join([f'*k{n - 1}'] * 12)}], b{n}: 1}}\n" for n in range(1, 12)
+)
 FILES = {
+    **{f"scalar {value[:20]}": f"name: tiny\nseed: {value}\n".encode() for value in BAD_SCALARS},
+    "120,000 unknown keys": "".join(f"k{number}: 1\n" for number in range(120_000)).encode(),
+    "12,000 unknown keys": "".join(f"k{number}: 1\n" for number in range(12_000)).encode(),
+    "merge keys, nested": MERGES.encode(),
     "empty": b"",
     "binary": bytes(range(256)),
     "not utf-8": "name: é".encode("latin-1"),
@@ -83,8 +96,19 @@ def test_a_wrong_value_of_any_key_is_one_line_that_names_it(grpo, tmp_path, monk
 def test_a_file_that_is_no_recipe_is_one_line_that_names_it(grpo, tmp_path, content):
     file = tmp_path / "recipe.yaml"
     file.write_bytes(content)
-    assert assert_accepted_or_one_line(grpo("train", file, "--runs", tmp_path / "runs"), "recipe.yaml")
+    with within(10):
+        assert assert_accepted_or_one_line(grpo("train", file, "--runs", tmp_path / "runs"), "recipe.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("value", BAD_SCALARS, ids=lambda value: value[:20])
+def test_a_scalar_that_yaml_cannot_construct_is_one_line(grpo, value):
+    done = grpo("config", "recipes/tiny-cpu.yaml", f"seed={value}")
+    assert assert_accepted_or_one_line(done, "seed")
+
+
+def test_a_device_without_an_end_is_no_recipe(grpo):
+    assert assert_accepted_or_one_line(grpo("config", "/dev/zero"), "/dev/zero")
 
 
 COMMANDS = {

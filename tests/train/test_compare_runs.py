@@ -11,6 +11,7 @@ from grpo_lib.records import EvalRun
 from grpo_train.recipes import dump_recipe, load_recipe
 from grpo_train.report import compare_runs
 from grpo_train.report.compare_runs import compare
+from grpo_train.runs.metric_glossary import read_metrics
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_the_difference_of_two_evaluations_is_paired(make_run):
 
 def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
     a = make_run("a", [100.0] * 5 + [1.0, 2.0] * 5, metrics={"entropy": 0.5, "mine": 1.0, "loss": None})
-    b = make_run("b", [2.0, 4.0], metrics={"entropy": 0.25, "kl": 0.0, "loss": 1.0, "format": 0.5})
+    b = make_run("b", [2.0, 4.0], "grpo.beta=0.1", metrics={"entropy": 0.25, "kl": 0.0, "loss": 1.0, "format": 0.5})
     append_jsonl(b / "metrics.jsonl", {"step": 2, "reward": 6.0, "entropy": 0.25, "kl": 0.0})  # done again: it counts
     append_jsonl(a / "metrics.jsonl", {"step": 3, "reward": 1.0, "format": 0.75})  # measured seldom: the last value
     assert list(compare(a, b).metrics.items()) == [  # in the order of the glossary; what is not in it comes last
@@ -61,15 +62,26 @@ def test_last_metrics_are_means_of_ten_steps_or_fewer(make_run):
     ]  # fmt: skip
 
 
+def test_a_kl_that_nothing_measured_is_a_dash(make_run):
+    """Earlier versions wrote a 0 into every row of a run without a penalty."""
+    a, b = make_run("a", [1.0], metrics={"kl": 0.0}), make_run("b", [1.0], "grpo.beta=0.1", metrics={"kl": 0.0})
+    compared = compare(a, b)
+    assert compared.metrics["kl"] == (None, 0.0)
+    (line,) = (line for line in compare_runs.text(compared).splitlines() if line.startswith("kl "))
+    assert line.split()[1:4] == ["–", "0", "–"]
+    assert "kl" not in compare(a, make_run("c", [2.0], metrics={"kl": 0.0})).metrics
+
+
+def test_the_shipped_runs_have_no_kl(root):
+    for file in (root / "assets" / "reference").glob("*/metrics.jsonl"):
+        assert "kl" not in {name for row in read_metrics(file) for name in row}, file
+
+
 @pytest.mark.parametrize(
     ("other", "words"),
     [
         (lambda: None, "no evals/after.jsonl in b"),
-        (lambda: answered(range(3), problems=PROBLEMS[:-1]), "39 in common"),
-        (
-            lambda: EvalRun([r | {"gold": "9"} if r["id"] == "p3" else r for r in answered(range(9)).records]),
-            "39 in common",
-        ),
+        (lambda: EvalRun([r | {"gold": "-9"} for r in answered(range(9)).records]), " 0 in common"),
         (lambda: answered(range(3), samples=2), "temperature"),
     ],
 )
@@ -77,6 +89,45 @@ def test_evaluations_that_cannot_be_paired_say_why(make_run, other, words):
     evaluations = {"after": run} if (run := other()) else {}
     compared = compare(make_run("a", [1.0], after=answered(range(5))), make_run("b", [1.0], **evaluations))
     assert compared.paired is None and words in compared.unpaired and compared.metrics
+
+
+def with_another_gold(run: EvalRun, number: str) -> EvalRun:
+    return EvalRun([record | {"gold": "9"} if record["id"] == number else record for record in run.records])
+
+
+@pytest.mark.parametrize(
+    ("other", "n", "left_out"),
+    [
+        (answered(range(10), problems=PROBLEMS[:30]), 30, (10, 0)),
+        (with_another_gold(answered(range(10)), "p3"), 39, (1, 1)),  # the same id, and another problem
+    ],
+)
+def test_problems_that_both_have_are_paired(make_run, other, n, left_out):
+    compared = compare(make_run("a", after=answered(range(20))), make_run("b", after=other))
+    assert compared.left_out == left_out and compared.paired["after"]["n"] == n
+    assert sum(compared.paired["flips"].values()) == n
+    said = compare_runs.verdict(compared)
+    assert f"{n} problems that both were evaluated on" in said and f"{left_out[0]} of A alone" in said
+    everything = compare_runs.verdict(compare(make_run("c", after=other), make_run("d", after=other)))
+    assert "left out" not in everything
+
+
+def test_the_table_says_how_many_steps_its_means_have(make_run):
+    a, b = make_run("a", [1.0, 2.0]), make_run("b", [1.0] * 12)
+    assert compare(a, b).steps == (2, 10)
+    assert "last 2 steps (A), 10 steps (B)" in compare_runs.text(compare(a, b))
+    assert "mean of the last 2 steps  " in compare_runs.text(compare(a, make_run("c", [1.0, 2.0])))
+
+
+def test_steps_that_compile_have_no_say_in_the_clocks(make_run):
+    a, b = make_run("a"), make_run("b")
+    for step, (seconds, compilations) in enumerate([(40.0, 29), (2.0, 0), (9.0, 1), (4.0, 0)], start=1):
+        row = {"step": step, "seconds": seconds, "tokens_per_second": 1 / seconds, "reward": seconds}
+        append_jsonl(a / "metrics.jsonl", row | {"compilations": compilations})
+    append_jsonl(b / "metrics.jsonl", {"step": 1, "seconds": 40.0, "reward": 1.0, "compilations": 29})
+    metrics = compare(a, b).metrics
+    assert metrics["seconds"] == (3.0, None) and metrics["tokens_per_second"] == (0.375, None)
+    assert metrics["reward"] == (13.75, 1.0)
 
 
 # --- what is refused ---

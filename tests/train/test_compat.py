@@ -165,7 +165,11 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
 
 
 @pytest.mark.parametrize(
-    ("workaround", "swapped"), [("multiply_in_two_dimensions", "TwoDimensions"), ("unroll_layers", "Unrolled")]
+    ("workaround", "swapped"),
+    [
+        ("multiply_in_two_dimensions", "TwoDimensions"),
+        pytest.param("unroll_layers", "Unrolled", marks=pytest.mark.long),
+    ],
 )
 def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(tiny_recipe, workaround, swapped):
     from test_losses import one_layer

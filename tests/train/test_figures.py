@@ -9,6 +9,7 @@ import nbclient
 import nbconvert
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from matplotlib.colors import to_rgb
 from test_report import ROWS, run_with
 
@@ -210,6 +211,16 @@ def test_an_exported_notebook_keeps_its_tables(executed):
     ]
     assert len(executed.cells[0].outputs) == 1
     assert all("a|b" in text.replace("\\", "") and "*d*" in text.replace("\\", "") for text in texts)
+
+
+def test_what_a_model_writes_is_text_and_no_formula(tokenizer):
+    """JupyterLab's MathJax looks for the beginning of a formula within a text without tags."""
+    written = r"$x$ \(a+b\) \[c\] \begin{align}d\end{align} \ref{e} \$5 <b>"
+    for shown in (display.completions([{"text": written}])._repr_html_(), display.tokens(tokenizer, written).data):
+        parts = [str(part) for part in BeautifulSoup(shown, "html.parser").find_all(string=True)]
+        assert [part for part in parts if len(part) > 1 and ("$" in part or "\\" in part)] == []
+    cell = BeautifulSoup(display.completions([{"text": written}])._repr_html_(), "html.parser").find("tbody")
+    assert cell.get_text() == written
 
 
 def test_a_notebook_says_who_holds_the_chips(executed):

@@ -200,6 +200,15 @@ def test_a_streak_is_found_where_it_is(ratios):
     assert [alert.step for alert in find_alerts(rows)] == wanted
 
 
+def test_a_metric_that_is_measured_now_and_then_has_its_streak():
+    rows = run(kl=None)
+    for row in rows[9::10]:  # steps 10, 20, 30 and 40
+        row["kl"] = 0.2
+    assert found(rows) == [("kl", 30)]
+    rows[29]["kl"] = None  # not finite: the streak ends, and another alert says so
+    assert found(rows) == [("not finite", 30)]
+
+
 def test_dynamic_sampling_that_finds_too_little_is_said_once():
     short = {"dynamic_sampling/uniform_groups": lambda step: float(step > 9) * 2, "dynamic_sampling/passes": 3.0}
     assert found(run(**short)) == [("left out", 10)]

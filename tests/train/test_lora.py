@@ -12,7 +12,7 @@ from tunix.rl import common, rl_cluster
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_train import training
-from grpo_train.engines import cluster, conversion, lora, maxtext_model, tunix_sampler, weight_sync
+from grpo_train.engines import cluster, conversion, lora, maxtext_model, tunix_sampler, watched_kl, weight_sync
 from grpo_train.recipes import load_recipe
 from grpo_train.recipes.schema import LoRARecipe
 
@@ -75,6 +75,40 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
     assert np.abs(np.asarray(theirs) - logps(actor)).mean() < weight_sync.MAX_MEAN_GAP["float32"]
 
 
+@pytest.mark.long
+def test_the_kl_from_a_base_in_host_memory_is_that_from_the_shared_one(load, tiny_actor, sampler, rollout_config):
+    sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
+    actor = load(LAYERS)
+    in_host_memory, shared = watched_kl.in_host_memory(tiny_actor), watched_kl.without_adapters(actor)
+
+    def kl(actor, base, temperature=1.0):
+        return watched_kl.kl_from_base(sampler, actor, base(), 8, 12, temperature)
+
+    assert kl(tiny_actor, in_host_memory) == pytest.approx(0, abs=1e-9)
+    scored = sampler.last_scored(8, 12)
+    policy, base = (
+        np.asarray(maxtext_model.per_token_logps(model, scored.prompt_ids, scored.completion_ids, 0, 1))
+        for model in (actor, tiny_actor)
+    )
+    written = [len(ids) for ids in scored.logps]
+    difference = np.concatenate([(b - p)[:length] for p, b, length in zip(policy, base, written, strict=True)])
+    expected = np.mean(np.exp(difference) - difference - 1)
+    assert kl(actor, in_host_memory) == pytest.approx(expected, rel=1e-4) and expected > 0.01
+    assert kl(actor, shared) == pytest.approx(expected, rel=1e-4)
+    # Flatter distributions are nearer to each other.
+    assert 0.01 < kl(actor, shared, temperature=2.0) < 0.9 * expected
+
+
+def test_the_kl_is_watched_once_in_a_step():
+    cluster, values = SimpleNamespace(global_steps=0), iter((0.5, 0.6, 0.7))
+    metrics = watched_kl.measured_every(3, cluster, lambda: next(values))
+    found = []
+    for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 4, 5):  # counted from 0; most steps sample twice
+        found += [(cluster.global_steps + 1, value) for value, _ in metrics(prompts=[]).values()]
+    assert found == [(1, 0.5), (1, 0.5), (3, 0.6), (3, 0.6), (6, 0.7)]
+
+
+@pytest.mark.long
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
     changes = [
         *("training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"),

@@ -53,6 +53,7 @@ OTHER = {
     "training.schedule": "cosine", "training.checkpoints": "gs://bucket/grpo", "tracking.wandb": "online",
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
+    "grpo.target_kl": 0.02, "grpo.watch_kl": 5,
     "training.profile_steps": "[3, 5]",
     "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
@@ -62,6 +63,7 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "grpo.target_kl": ["grpo.beta=0.1"],
     "training.optimizer_dtype": ["model.dtype=bfloat16"],
     "training.prompts_per_step_per_device": [
         "training.prompts_per_step=null",

@@ -217,6 +217,20 @@ def test_a_missing_or_damaged_checkpoint_is_refused(tiny_recipe, converted_base,
             maxtext_model.load_actor(tiny_recipe.model, base, 64)
 
 
+def test_too_few_heads_for_the_devices_are_named_and_the_checkpoint_is_not_blamed(tiny_recipe, converted_base):
+    with pytest.raises(CourseError, match="trainer_tensor=2 does not divide the model's 1 key-value heads; take 1"):
+        maxtext_model.load_actor(tiny_recipe.model, converted_base, 64, devices=jax.devices()[:1] * 2, tensor=2)
+
+
+def test_a_mesh_that_does_not_fit_the_model_is_not_blamed_on_the_checkpoint(tiny_recipe, converted_base, monkeypatch):
+    monkeypatch.setattr(maxtext_model, "require_heads", lambda *_: None)
+    with pytest.raises(
+        CourseError, match=r"cannot be placed on 2 devices \(num_kv_heads \(1\).*trainer_tensor"
+    ) as refused:
+        maxtext_model.load_actor(tiny_recipe.model, converted_base, 64, devices=jax.devices()[:1] * 2, tensor=2)
+    assert "remove" not in str(refused.value)
+
+
 @pytest.fixture
 def bucket(tmp_path):
     """A folder that epath takes for gs://bucket.  Orbax reads and writes weights without epath, so not here."""
@@ -336,3 +350,68 @@ def test_without_a_network_it_ends_in_one_line_and_leaves_nothing(root, tmp_path
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run make real-model again" in done.stderr
     assert not list((tmp_path / ".cache").glob("*/*"))
+
+
+def test_a_folder_with_other_files_is_no_place_for_a_conversion(tiny_recipe, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years")
+    with pytest.raises(CourseError, match="thesis has other files"):
+        conversion.convert_to_maxtext(tiny_recipe.model, tmp_path / "thesis")
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter.tex"]
+
+
+# What is not refused would be trained.
+BRIEF = ["training.steps=1", "training.validate_every=0", "problems.train=64", "problems.test=4"]
+DAMAGED = [
+    *(("config.json", content, "config.json") for content in ('{"hidden_size": 64, "num', "[1]", "", "null")),
+    ("config.json", '{"hidden_size": "many"}', "hidden_size"),
+    ("config.json", '{"rope_scaling": 3}', "rope_scaling"),
+    *(("tokenizer.json", content, "tokenizer of model.path=") for content in ("", "{", "[]", "{}")),
+    ("tokenizer_config.json", "[", "tokenizer of model.path="),
+    ("generation_config.json", "{", "generation_config.json"),
+    ("chat_template.jinja", "{% for n in range(10 ** 9) %}a{% endfor %}", "chat template"),
+    ("chat_template.jinja", "{{ messages.none.at.all }}", "chat template"),
+    ("chat_template.jinja", "{% for", "chat template"),
+    ("chat_template.jinja", "{{ raise_exception('no system message') }}", "no system message"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
+def test_a_damaged_file_of_a_model_is_one_line_that_says_what_to_do(grpo, model_copy, name, content, words):
+    (model_copy / name).write_text(content)
+    done = grpo(
+        "train", "recipes/tiny-cpu.yaml", f"model.path={model_copy}", *BRIEF, "--runs", model_copy.parent / "runs"
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr[-2000:]
+    assert len(done.stderr.strip().splitlines()) == 1 and words in done.stderr, done.stderr
+    assert "again" in done.stderr or "correct its chat_template.jinja" in done.stderr
+    assert not (model_copy.parent / "runs").exists()
+
+
+@pytest.fixture
+def with_code(model_copy, tmp_path, monkeypatch):
+    """A model with Python code of its own, and the file that this code would make."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
+    (model_copy / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((model_copy / name).read_text())
+        kinds = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", None]}
+        (model_copy / name).write_text(json.dumps(settings | {"auto_map": kinds}))
+    return model_copy, tmp_path / "ran"
+
+
+def test_a_model_that_needs_its_own_code_is_refused_and_the_code_is_not_run(grpo, with_code, tmp_path):
+    folder, ran = with_code
+    set_in_config(folder, model_type="own")
+    done = grpo("train", "recipes/tiny-cpu.yaml", f"model.path={folder}", *BRIEF, "--runs", tmp_path / "runs")
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr[-2000:]
+    assert "never run" in done.stderr and not ran.exists() and not (tmp_path / "runs").exists()
+
+
+def test_a_known_model_is_loaded_without_its_own_code(with_code, tiny_recipe):
+    folder, ran = with_code
+    sizes = model_files.maxtext_sizes(model_in(folder))
+    assert sizes == model_files.maxtext_sizes(tiny_recipe.model)
+    assert len(maxtext_model.load_tokenizer(model_in(folder))) == len(maxtext_model.load_tokenizer(tiny_recipe.model))
+    maxtext_model.register_architecture(model_in(folder))
+    assert not ran.exists()

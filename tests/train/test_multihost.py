@@ -60,7 +60,7 @@ with multihost.distributed_context(sys.argv[1], 2, number, digest="the same"):
         found["typed keys"] = "are moved"
     except ValueError:
         found["typed keys"] = "are not moved"
-    print(json.dumps(found))  # the last line: what gloo and JAX say is not kept back till the end
+    print(json.dumps(found))
 """
 
 
@@ -146,7 +146,28 @@ def said_by(members: list[Program]) -> str:
 def two(tmp_path_factory) -> list[dict]:
     address, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("two")
     members = [Program(PROGRAM, address, n, output=folder / f"{n}", XLA_FLAGS=devices(2)) for n in (0, 1)]
-    return [json.loads(member.lines()[-1]) for member in members]
+    said = [member.lines() for member in members]
+    assert all(len(lines) == 2 and lines[0] == "not what JSON is" for lines in said), said  # nothing of gloo's
+    return [json.loads(lines[-1]) for lines in said]
+
+
+# One of two processes.  argv: coordinator, process.
+AS_GLOO_PRINTS = """
+import sys
+from grpo_train.runs import multihost
+
+multihost.keep_gloo_off_stdout = lambda: None
+with multihost.distributed_context(sys.argv[1], 2, int(sys.argv[2]), digest="the same"):
+    multihost.gather(["one"])
+"""
+
+
+@pytest.mark.slow
+def test_gloo_still_prints_to_stdout(tmp_path):
+    """jaxlib 0.11.  When this fails, keep_gloo_off_stdout is no longer needed."""
+    address = f"127.0.0.1:{free_port()}"
+    members = [Program(AS_GLOO_PRINTS, address, n, output=tmp_path / f"{n}") for n in (0, 1)]
+    assert all("[Gloo] Rank " in "\n".join(member.lines()) for member in members)
 
 
 @pytest.mark.slow
@@ -224,9 +245,16 @@ def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_process_ends_the_other_within_a_minute(tmp_path, how, victim):
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [
+        (0, signal.SIGKILL),
+        (1, signal.SIGSTOP),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.nightly),
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_lost_process_ends_the_other_within_a_minute(tmp_path, victim, how):
     address = f"127.0.0.1:{free_port()}"
     members = [Program(CONNECT, address, 2, n, "one", 60, output=tmp_path / f"{n}") for n in (0, 1)]
     assert wait_for(lambda: all("connected\n" in member.said() for member in members))

@@ -84,6 +84,10 @@ def test_overrides_are_read_as_yaml(override, section, key, value):
         (["grpo.advantage=rloo"], ["grpo.advantage='rloo'", "leave-one-out"]),
         (["grpo.aggregation=token-mean"], ["grpo.aggregation='token-mean'", "step"]),
         (["grpo.kl=k4"], ["grpo.kl='k4'", "k3"]),
+        (["grpo.target_kl=0.02"], ["target_kl=0.02 adapts beta", "set beta above 0"]),
+        (["grpo.target_kl=0.02", "grpo.beta=0.1", "grpo.kl=k1"], ["target_kl=0.02", "set kl to k2 or k3"]),
+        (["grpo.target_kl=0", "grpo.beta=0.1"], ["grpo.target_kl=0: "]),
+        (["grpo.watch_kl=0"], ["grpo.watch_kl=0: ", "1"]),
         (
             ["grpo.overlong_buffer=24"],
             ["grpo.overlong_buffer=24 must be shorter than rollout.max_completion_length=24"],

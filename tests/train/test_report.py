@@ -235,9 +235,12 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
     with pytest.raises(CourseError, match="different problems"):
         report.write_report(run_dir)
     AFTER.save(run_dir / "evals" / "after.jsonl")
-    (run_dir / "summary.json").write_text("{")
-    with pytest.raises(CourseError, match=r"summary\.json"):
-        report.write_report(run_dir)
+    for name, content in (("summary.json", "{"), ("summary.json", "[1]"), ("environment.json", "[1]")):
+        before = (run_dir / name).read_text() if (run_dir / name).exists() else "{}"
+        (run_dir / name).write_text(content)
+        with pytest.raises(CourseError, match=re.escape(f"{name}: ")):
+            report.write_report(run_dir)
+        (run_dir / name).write_text(before)
     assert not (run_dir / "report.html").exists()
 
 

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.long(minutes=8)
 
 STEPS = 8
 # Everything is in it: several rollout micro-batches, accumulation, two updates a batch, the correction of the sampler's
-# log-probabilities, a reference model, validation, checkpoints, and two devices to hold a sampler's model together.
+# log-probabilities, a reference model, an adapted beta, validation, checkpoints, and two devices to hold a sampler's
+# model together.
 RECIPE = [
     "hardware.sampler_tensor=2",
     f"training.steps={STEPS}",
@@ -31,6 +32,7 @@ RECIPE = [
     "rollout.max_completion_length=16",
     "grpo.group_size=4",
     "grpo.beta=0.04",
+    "grpo.target_kl=0.01",
     "grpo.iterations=2",
     "grpo.correction=tis",
     "problems.train=200",
@@ -47,6 +49,7 @@ EQUAL = (
     "completions/mean_length",
     "completions/clipped_ratio",
     "validation_accuracy",
+    "beta",
 )
 
 
@@ -122,11 +125,24 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
     assert "continuing after step" in "\n".join(run.lines())
 
     same_rows(alone, together, STEPS)
+    assert len({row["beta"] for row in rows(together)}) > 1
     for which in ("before", "after"):
         assert read_jsonl(alone / "evals" / f"{which}.jsonl") == read_jsonl(together / "evals" / f"{which}.jsonl")
     assert json.loads((together / "environment.json").read_text())["processes"] == 2
     for name in ("summary.json", "report.html", "sync.json", "export/config.json"):
         assert (together / name).is_file()
+
+
+def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
+    """Each process has its part of the base in its own memory."""
+    watched = ["grpo.beta=0", "grpo.target_kl=null", "grpo.watch_kl=3", "training.steps=3", "training.validate_every=0"]
+    directories = {processes: tmp_path / f"of {processes}" for processes in (1, 2)}
+    for processes, directory in directories.items():
+        for member in start(directory, converted_base, processes, *watched):
+            member.lines()
+    same_rows(directories[1], directories[2], 3)
+    first, last = (row["kl"] for row in rows(directories[2]) if "kl" in row)
+    assert abs(first) < 1e-6 < last
 
 
 def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):

@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
     for row in rows:
         assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
         assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
-        assert row["clip_ratio"] == 0  # on-policy
+        assert row["clip_ratio"] == 0 and "kl" not in row  # on-policy; without a reference
         assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
         assert row["seconds"] >= row["seconds_update"] > 0
         assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
@@ -89,9 +90,12 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
     changes = [
         *("grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"),
-        *("rollout.temperature=0.8", "training.learning_rate=1e-3"),
+        *("rollout.temperature=0.8", "training.learning_rate=1e-3", "grpo.watch_kl=3"),
     ]
-    for row in training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes]))):
+    rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
+    assert [row["step"] for row in rows if "kl" in row] == [1, 3]
+    assert abs(rows[0]["kl"]) < 1e-6 < rows[2]["kl"]
+    for row in rows:
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
         assert 1 <= row["dynamic_sampling/passes"] <= 3 and row["dynamic_sampling/uniform_groups"] >= 0
@@ -138,6 +142,14 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(recipe, tmp_path):
         board.close()
 
 
+def test_tensorboard_shows_the_last_of_many_starts_within_a_second(recipe, tmp_path):
+    for reward in range(12):
+        [board] = tracking.start(recipe.tracking, tmp_path, finished=0, config={})
+        board.log({"step": 1, "reward": reward})
+        board.close()
+    assert events(tmp_path) == {"train/reward": [(1, 11)]}
+
+
 def test_a_finished_run_is_left_alone(whole_run, build):
     session, _, rows, _ = whole_run
     again = build(session.directory)
@@ -160,12 +172,36 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
         assert f"within 10 % {found['partial_accuracy']:.1%}, format {found['format_accuracy']:.1%}" in line
 
 
+def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
+    session = whole_run[0]
+    exported = pipeline.export(session)
+    folder, step = pipeline.export_step(recipe, session.directory, output=tmp_path / "newest")
+    assert step == 4 and files(folder) == files(exported)
+    with pytest.raises(CourseError, match="--overwrite"):
+        pipeline.export_step(recipe, session.directory, output=folder)
+
+    copy = Path(shutil.copytree(session.directory, tmp_path / "copy"))
+    newest = copy / "checkpoints" / "actor" / "4" / "model_params"
+    for path in newest.rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:300])
+    said = []
+    folder, step = pipeline.export_step(recipe, copy, output=folder, overwrite=True, log=said.append)
+    assert step == 2 and "step 4 cannot be read" in said[0] and newest.exists()  # nothing is moved
+    assert files(folder)["model.safetensors"] != files(exported)["model.safetensors"]
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_the_recipes_own_limit_decides_whether_a_run_starts(whole_run, recipe):
     strict = change(recipe, rollout={"max_mean_gap": 1e-9})
     with pytest.raises(CourseError, match="limit 1e-09"):
         training.check_first_sync(dataclasses.replace(whole_run[0], recipe=strict), prompts=8)
 
 
+@pytest.mark.long
 def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole_run, build, tmp_path):
     """Files of both are cut short."""
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
@@ -177,6 +213,33 @@ def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole
     assert build(tmp_path, log=said.append).step == 0
     assert "update 4" in said[0] and "update 2" in said[0] and len(said) == 2
     assert sorted(path.name for path in (folder / "damaged").iterdir()) == ["actor-2", "actor-4"]
+
+
+@pytest.mark.parametrize("ending", ['{"step": 3, "los', "{}\n", "{}"])
+def test_a_torn_last_row_is_taken_again_from_the_checkpoint_before_it(whole_run, build, tmp_path, ending):
+    """As a kill leaves it: the row of step 3 is not whole, and the checkpoint of step 4 is there."""
+    shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
+    metrics = tmp_path / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:2]) + ending)
+    session = build(tmp_path)
+    assert session.step == 2
+    again = training.train(session)
+    assert without_clocks(again) == without_clocks(whole_run[2]) == without_clocks(read_jsonl(metrics))
+
+
+def test_a_damaged_row_before_the_last_names_its_number(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{}\n{"step": 3}\n')
+    with pytest.raises(CourseError, match="row 2 has no step"):
+        Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+
+
+@pytest.mark.parametrize("content", ["", "[", "[1]", '{"wall_seconds": "many"}', "null"])
+def test_damaged_seconds_cost_the_sum_and_not_the_run(tmp_path, content):
+    (tmp_path / "seconds.json").write_text(content)
+    said = []
+    assert pipeline._seconds_before(tmp_path, said.append) == 0
+    assert len(said) == 1 and "seconds.json cannot be read" in said[0]
 
 
 def change(recipe, **sections):
@@ -249,7 +312,8 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
-@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.long), "stochastic"])
+@pytest.mark.long(minutes=2)
+@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.nightly), "stochastic"])
 def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
@@ -368,6 +432,8 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
     before = tracking.evaluation_row(0, {"accuracy": 0.25, "n": 12, "reward": 0.5, "seconds": None})
     samples = {"samples": 2, "maj_at_k": 0.75, "pass_at_k": {"1": 0.5, "2": 1.0}}
     after = tracking.evaluation_row(4, {"accuracy": 0.5, "n": 12, "reward": 0.5, **samples, **rewards})
+    tracking.log_evaluation(offline.tracking, tmp_path, {"before": before}, {"name": "tiny-cpu"})
+    assert summary == {"before/accuracy": 0.25, "before/reward": 0.5}  # a published name is for the result alone
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 4, "loss": 0.125, "kl": None, "seconds": 2.0})
     tracking.log_evaluation(offline.tracking, tmp_path, {"before": before, "after": after}, {"name": "tiny-cpu"})
     assert summary == {
@@ -377,6 +443,22 @@ def test_the_evaluations_are_in_the_summary_of_the_wandb_run(recipe, tmp_path, m
         "eval_full/accuracy": 0.5, "eval/reward/total/mean": 0.5, "eval/reward/func/tags/mean": 0.5,
         "time/train/step_avg_last10_s": 2.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "processes", "trainer", "sampler", "line"),
+    [
+        (1, 1, {"fsdp": 1}, {"fsdp": 1}, "1 x cpu: trains and samples"),
+        (2, 1, {"fsdp": 1}, {"fsdp": 1}, "2 x cpu: trainer 1, sampler 1"),
+        (4, 1, {"fsdp": 2, "tensor": 2}, {"tp": 4}, "4 x cpu: trainer 4 (fsdp 2 x tensor 2), sampler 4 (tp 4)"),
+        (
+            *(8, 2, {"fsdp": 8}, {"fsdp": 4}),
+            "8 x cpu in 2 processes: trainer 8 (fsdp 8), sampler 8, each process 4 (fsdp 4)",
+        ),
+    ],
+)
+def test_the_line_about_devices_has_all_and_the_share_of_a_process(found, processes, trainer, sampler, line):
+    assert training.devices_line(found, "cpu", processes, trainer, sampler) == line
 
 
 def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
@@ -417,7 +499,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "peak_memory_gib",  # of a chip
         *("validation_accuracy", "validation_lenient"),
         # From learner and optimizer, where a recipe asks for them.
-        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied"),
+        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta", "temperature"),
     }
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"

@@ -93,7 +93,10 @@ class Letters:
     pad_id = staticmethod(lambda: 0)
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "qwen2.5-0.5b", "llama3-8b"])
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-0.5b", "llama3-8b")]
+
+
+@pytest.fixture(scope="module", params=["qwen3-0.6b", *OTHER_FAMILIES])
 def models(request):
     """(Tunix's model, the one that shares prompts), with the same random weights, and heads that share keys."""
     sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}

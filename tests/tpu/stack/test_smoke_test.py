@@ -2,7 +2,7 @@
 
 Recipes that scale down to one and the same run are tested once.  One of each kind (where the sampler is, KL penalty,
 updates per batch) goes through the real vLLM engine.  The others use Tunix's sampler, take minutes each and run
-with --run-long.  A test's name has its engine.
+with --run-nightly.  A test's name has its engine.
 """
 
 import os
@@ -66,7 +66,7 @@ def is_short(name: str) -> bool:
 
 each_shape = pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if is_short(name) else pytest.mark.long) for name in SHAPES],
+    [pytest.param(name, marks=[] if is_short(name) else pytest.mark.nightly) for name in SHAPES],
     ids=lambda name: f"{' = '.join(SHAPES[name])} through {ENGINES[name]}",
 )
 
@@ -110,7 +110,7 @@ def test_it_passes(name, base, request, tmp_path):
     run = Path(result["run"])
     rows = read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2] and all(row["loss"] is not None for row in rows)
-    assert (rows[-1]["kl"] != 0) == bool(recipe.grpo.beta)
+    assert ("kl" in rows[-1]) == bool(recipe.grpo.beta)
     scaled = load_recipe(run / "recipe.yaml")
     for when in ("before", "after"):
         records = read_jsonl(run / "evals" / f"{when}.jsonl")

@@ -157,7 +157,7 @@ def test_two_replicas_on_devices_of_their_own_whose_processes_end_with_the_run(g
     assert max(result[check]["mean_gap"] for check in ("check", "check_after")) < 2e-3
 
 
-@pytest.mark.long(minutes=3)
+@pytest.mark.nightly(minutes=3)
 def test_after_vllm_s_own_precompilation_steps_stop_compiling(root, tmp_path):
     """The other runs here leave it out (vllm_on_cpu), as a TPU does not.  A step may meet rows of a new shape."""
     done = subprocess.run(
