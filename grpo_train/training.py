@@ -350,11 +350,11 @@ def _make_learner(
     if grpo.watch_kl and watched:
 
         def measure() -> float:
-            # No more rows than an update has, so that there is memory for them.
-            at_once = min(plan.micro_batch_size, plan.rollout_micro_batch_completions)
-            rows = min(at_once, math.lcm(watched_kl.ROWS, actor.mesh.size))
+            rows = min(plan.rollout_micro_batch_completions, math.lcm(watched_kl.ROWS, actor.mesh.size))
+            # No more at once than an update has, so that there is memory for them.
+            at_once = math.gcd(rows, plan.micro_batch_size)
             width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
-            return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature)
+            return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature, at_once)
 
         metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
     learner = learners.Learner(

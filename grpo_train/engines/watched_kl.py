@@ -39,7 +39,9 @@ def without_adapters(actor: Actor) -> Callable[[], Actor]:
     return lambda: dataclasses.replace(actor, module=actor.base)
 
 
-def kl_from_base(sampler: Any, actor: Actor, base: Actor, rows: int, width: int, temperature: float) -> float:
+def kl_from_base(
+    sampler: Any, actor: Actor, base: Actor, rows: int, width: int, temperature: float, at_once: int | None = None
+) -> float:
     """The KL of the policy from the base by the k3 estimator, nats per token: the mean over the tokens of the first
     `rows` completions that were sampled last.
 
@@ -48,6 +50,7 @@ def kl_from_base(sampler: Any, actor: Actor, base: Actor, rows: int, width: int,
     Args:
       width: tokens to which completions are padded, so that one shape is compiled.
       temperature: of both models, as the loss has it.
+      at_once: completions that are computed together, a divisor of `rows`; None: all.
     """
     tokens = sampler.last.tokens[:rows]
     prompt_ids = sampler.last.left_padded_prompt_tokens[:rows]
@@ -56,8 +59,12 @@ def kl_from_base(sampler: Any, actor: Actor, base: Actor, rows: int, width: int,
     written = np.arange(width) < lengths[:, None]  # [B, C]
 
     def logps(model: Actor) -> np.ndarray:  # of all written tokens
-        each = per_token_logps(model, prompt_ids, completion_ids, sampler.pad_id(), sampler.eos_id(), temperature)
-        return each[written].astype(np.float64)
+        parts = []
+        for first in range(0, len(tokens), at_once or rows):
+            part = slice(first, first + (at_once or rows))
+            ids = prompt_ids[part], completion_ids[part]
+            parts.append(per_token_logps(model, *ids, sampler.pad_id(), sampler.eos_id(), temperature))
+        return np.concatenate(parts)[written].astype(np.float64)
 
     difference = logps(base) - logps(actor)
     return float(np.mean(np.exp(difference) - difference - 1))
