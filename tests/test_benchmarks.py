@@ -10,7 +10,7 @@ import pytest
 
 from grpo_train.recipes import load_recipe
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "dev" / "benchmarks"
 
 
 @pytest.fixture(scope="module")

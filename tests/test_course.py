@@ -28,7 +28,7 @@ def notebook(*sources: str) -> nbformat.NotebookNode:
 
 def write_all(folder: Path, *sources: str) -> Path:
     """Write a small notebook for each of the course, and these cells."""
-    folder.mkdir()
+    (folder / "further").mkdir(parents=True)
     for name in run_notebooks.NOTEBOOKS:
         nbformat.write(notebook("shown = RUN.upper()\nprint(shown)", *sources), folder / f"{name}.ipynb")
     return folder
@@ -37,7 +37,7 @@ def write_all(folder: Path, *sources: str) -> Path:
 @pytest.fixture(autouse=True)
 def a_short_course(monkeypatch):
     monkeypatch.setattr(run_notebooks, "PRELOADED", dict.fromkeys(run_notebooks.NOTEBOOKS, "json"))  # takes no time
-    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", run_notebooks.NOTEBOOKS[:2])
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", (*run_notebooks.NOTEBOOKS[:2], run_notebooks.NOTEBOOKS[-1]))
     monkeypatch.setenv("GRPO_RUN", "the/environment")  # a default of the tool, but not for the kernels of a course
 
 
@@ -103,12 +103,12 @@ def test_in_place_writes_outputs_and_hash(tmp_path):
 
 def test_in_place_publishes_all_or_nothing(tmp_path):
     folder = write_all(tmp_path / "notebooks")
-    before = {path: path.read_text() for path in folder.iterdir()}
+    before = {path: path.read_text() for path in folder.glob("*.ipynb")}
     executed = {path.stem: nbformat.read(path, as_version=4) for path in sorted(before)}
     executed["01_checkpoint_conversion"].cells[-1].outputs = [new_output("stream", text="/home/someone/x")]
     with pytest.raises(CourseError, match=r"01_checkpoint_conversion\.ipynb is not published: cell None shows a path"):
         run_notebooks.publish(executed, folder)
-    assert {path: path.read_text() for path in folder.iterdir()} == before
+    assert {path: path.read_text() for path in folder.glob("*.ipynb")} == before
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ import pytest
 from helpers import without_make
 
 COMMANDS = {
-    "setup": (".venv", ["tools/setup.sh"]),
-    "setup-tpu": (".venv-tpu", ["tools/setup.sh", ".venv-tpu"]),
+    "setup": (".venv", ["dev/tools/setup.sh"]),
+    "setup-tpu": (".venv-tpu", ["dev/tools/setup.sh", ".venv-tpu"]),
     "student": (".venv-teach", ["make", "student"]),
-    "class-check": (".venv", [sys.executable, "tools/class_check.py"]),
+    "class-check": (".venv", [sys.executable, "dev/tools/class_check.py"]),
 }
 
 
 @pytest.fixture
 def course(root: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "course"
-    for name in ("tools", "requirements"):
+    for name in ("dev/tools", "requirements"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "Makefile", folder)
     return folder

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from grpo_lib.records import EvalRun, summarize
 
-# --- tools/find-python.sh -------------------------------------------------------------------------------------
+# --- dev/tools/find-python.sh -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["bin/python3", ".pyenv/versions/3.12.9/bin/python3", "miniconda3/bin/python3"])
@@ -31,7 +31,7 @@ def test_finder_goes_past_a_shim_that_fails(root: Path, tmp_path: Path, place: s
         path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         path.chmod(0o755)
     result = subprocess.run(
-        [str(root / "tools" / "find-python.sh")],
+        [str(root / "dev" / "tools" / "find-python.sh")],
         env={"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -125,11 +125,11 @@ def test_the_two_readmes_are_in_step(root: Path) -> None:
 
 
 def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
-    from grpo_teach import cli
+    from grpo_train import cli
 
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     known = {("make", target): set() for target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)}
-    for name, one in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+    for name, one in typer.main.get_command(cli.command_line()).commands.items():  # type: ignore[attr-defined]
         known["grpo", name] = {"--help", *(flag for each in one.params for flag in each.opts + each.secondary_opts)}
     for path in [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "teaching").rglob("*.md")]:
         place, text = path.relative_to(root), path.read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:
 def test_hardware_table_is_that_of_the_preflights(root: Path) -> None:
     import preflight_results
 
-    from grpo_tpu import preflight
+    from grpo_train.tpu import preflight
 
     rows = preflight_results.hardware_table(preflight.saved_results()).splitlines()[2:]
     assert "\n".join(rows) in (root / "docs" / "tpu.md").read_text(encoding="utf-8")

@@ -15,8 +15,13 @@ from grpo_train.recipes import dump_recipe, load_recipe
 
 
 @pytest.fixture(scope="module", params=run_notebooks.NOTEBOOKS)
-def notebook(request: pytest.FixtureRequest, root: Path) -> nbformat.NotebookNode:
-    return nbformat.read(root / "notebooks" / f"{request.param}.ipynb", as_version=4)
+def path(request: pytest.FixtureRequest, root: Path) -> Path:
+    return root / "notebooks" / f"{request.param}.ipynb"
+
+
+@pytest.fixture(scope="module")
+def notebook(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
 
 
 def test_outputs_are_from_this_code(notebook) -> None:
@@ -43,11 +48,11 @@ def test_every_picture_has_an_alternative_text(notebook) -> None:
     assert all(len(output.metadata.get("image/png", {}).get("alt", "")) > 20 for output in pictures)
 
 
-def test_pictures_and_links_are_in_the_repo(notebook, root: Path) -> None:
+def test_pictures_and_links_are_in_the_repo(notebook, path: Path) -> None:
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     assert not re.search(r"!\[[^\]]*\]\(https?:", text), "a picture is loaded from the web"
     links = re.findall(r"\]\((?!https?:|#|attachment:)([^)#\s]+)", text)
-    assert [link for link in links if "runs/" not in link and not (root / "notebooks" / link).exists()] == []
+    assert [link for link in links if "runs/" not in link and not (path.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "../course", "", ".hidden", "a b"])
@@ -87,7 +92,7 @@ TASKS = f"problems=[{{name: small-numbers, {SIZES}}}, {{name: large-numbers, dif
 @pytest.mark.parametrize(
     ("recipe", "changes", "notebooks"),
     [
-        ("tiny-tasks.yaml", [*SMALL, TASKS], ("02_reward_design", "04_grpo_training", "05_evaluation")),
+        ("lessons/tiny-tasks.yaml", [*SMALL, TASKS], ("02_reward_design", "04_grpo_training", "05_evaluation")),
         # With the real model, which CI brings only after this.
         pytest.param("smollm2-135m-cpu.yaml@two-steps", [], run_notebooks.NOTEBOOKS, marks=pytest.mark.nightly),
     ],

@@ -2,7 +2,7 @@
 
 `@tries(...)` registers the rows that a test tries.  Three lists have to agree: the rows of the page, those that are
 tried (or told elsewhere, for what no test can try), and tests/published_rows.txt.  A row that is taken out of the page
-and out of this file stays in that list, with a line in CHANGELOG.md that says "Removed" and names it.
+and out of this file stays in that list, with a line in docs/CHANGELOG.md that says "Removed" and names it.
 """
 
 import functools
@@ -28,8 +28,9 @@ from grpo_lib import evaluation, plain_grpo, prompts, rewards, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
-from grpo_teach import cli as whole_cli
 from grpo_train import cli, pipeline, training
+from grpo_train.cli.main import REMOVED as REMOVED_OPTIONS
+from grpo_train.cli.train import step_line
 from grpo_train.recipes import differences, load_recipe, profiles_of
 from grpo_train.recipes.loading import REMOVED
 from grpo_train.runs import health_checks, metric_glossary, run_directory, tracking
@@ -40,9 +41,10 @@ PAGE = ROOT / "docs" / "published.md"
 ROWS_EVER = 96  # the 89 rows of the five texts and the brief, and the 7 controls that had been removed
 RECIPES = ROOT / "recipes"
 TINY, LLAMA = RECIPES / "tiny-cpu.yaml", RECIPES / "llama3.1-8b-gsm8k.yaml"
-SMOKE, TWO_HOSTS = RECIPES / "qwen3-1.7b-gsm8k-smoke.yaml", RECIPES / "qwen2.5-7b-gsm8k-2hosts.yaml"
-JAX, PALLAS = RECIPES / "qwen2.5-3b-gsm8k-jax.yaml", RECIPES / "qwen2.5-3b-gsm8k-pallas.yaml"
-DAPO = RECIPES / "qwen2.5-32b-dapo-math.yaml"
+SMOKE = RECIPES / "published" / "qwen3-1.7b-gsm8k-smoke.yaml"
+TWO_HOSTS = RECIPES / "published" / "qwen2.5-7b-gsm8k-2hosts.yaml"
+JAX = RECIPES / "published" / "qwen2.5-3b-gsm8k.yaml"
+DAPO = RECIPES / "published" / "qwen2.5-32b-dapo-math.yaml"
 
 # --- the page ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ def test_no_row_disappears() -> None:
     assert {row.name for row in HERE} == TRIED | set(ELSEWHERE) | SHOWN
     assert set(on_page) <= set(listed), "add new rows to tests/published_rows.txt"
     assert len(listed) >= ROWS_EVER
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n- ")
+    changes = (ROOT / "docs" / "CHANGELOG.md").read_text(encoding="utf-8").split("\n- ")
     removed = [entry for entry in changes if "Removed" in entry]
     missing = [name for name in listed if name not in on_page]
     assert [name for name in missing if not any(f"`{name}`" in entry for entry in removed)] == []
@@ -172,7 +174,7 @@ SENTENCES = {
 
 @functools.cache
 def options_of_grpo() -> set[str]:
-    commands = typer.main.get_command(whole_cli.app).commands.values()  # type: ignore[attr-defined]
+    commands = typer.main.get_command(cli.command_line()).commands.values()  # type: ignore[attr-defined]
     return {flag for command in commands for parameter in command.params for flag in parameter.opts}
 
 
@@ -394,7 +396,7 @@ def test_a_size_that_does_not_divide_lists_those_that_do() -> None:
 
 @tries("loss-pair")
 def test_the_two_recipes_differ_in_the_loss_alone() -> None:
-    changed = [line.partition(":")[0] for line in differences(load_recipe(JAX), load_recipe(PALLAS))]
+    changed = [line.partition(":")[0] for line in differences(load_recipe(JAX), load_recipe(f"{JAX}@pallas"))]
     assert sorted(changed) == ["loss.implementation", "name"]
 
 
@@ -402,7 +404,7 @@ def test_the_two_recipes_differ_in_the_loss_alone() -> None:
 def test_slices_and_tasks_have_recipes() -> None:
     assert load_recipe(LLAMA).hardware.accelerator == "v6e-8"
     assert load_recipe(f"{LLAMA}@v5p-8").hardware.accelerator == "v5p-8"
-    tasks = load_recipe(RECIPES / "qwen3-1.7b-tasks.yaml").tasks
+    tasks = load_recipe(RECIPES / "lessons" / "qwen3-1.7b-tasks.yaml").tasks
     assert [task.source for task in tasks] == ["gsm8k", "math", "code"]
 
 
@@ -506,7 +508,7 @@ def test_tensorboard_can_read_the_run(whole_run) -> None:
 def test_a_step_has_its_seconds_and_the_log_says_it(whole_run) -> None:
     [first, *_] = whole_run.rows
     assert {"seconds_rollout", "seconds_update", "seconds_sync", "seconds", "loss", "kl", "reward"} <= set(first)
-    shown = cli._step(first, whole_run.recipe)
+    shown = step_line(first, whole_run.recipe)
     assert [name for name in ("reward", "loss", "kl", "rollout", "update", "seconds") if f"{name} " not in shown] == []
     assert " x cpu: " in whole_run.log and "train" in whole_run.log  # the devices, and what each does
 
@@ -697,7 +699,7 @@ def test_a_kl_above_a_tenth_is_an_alert() -> None:
 
 @tries("spot-first")
 def test_the_task_asks_for_spot_first_and_then_on_demand() -> None:
-    task = yaml.safe_load((ROOT / "tools" / "grpo.sky.yaml").read_text(encoding="utf-8"))
+    task = yaml.safe_load((ROOT / "dev" / "tools" / "grpo.sky.yaml").read_text(encoding="utf-8"))
     assert [choice["use_spot"] for choice in task["resources"]["any_of"]] == [True, False]
 
 
@@ -724,7 +726,7 @@ def test_the_published_papers_are_in_the_list() -> None:
 
 @tries("step-notebooks")
 def test_the_notebooks_have_the_outputs_of_a_run() -> None:
-    for path in sorted((ROOT / "notebooks").glob("0*.ipynb")):
+    for path in [path for folder in ("", "further") for path in (ROOT / "notebooks" / folder).glob("0*.ipynb")]:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         assert any(cell.get("outputs") for cell in cells), path.name
 
@@ -753,19 +755,19 @@ def test_a_removed_key_is_back_or_its_error_says_what_to_do(grpo, key: str) -> N
     assert [name for name in named if name not in KEYS] == []  # what it sends the user to is there
 
 
-@pytest.mark.parametrize("command_line", cli.REMOVED)
+@pytest.mark.parametrize("command_line", REMOVED_OPTIONS)
 def test_a_removed_option_says_what_to_do(grpo, command_line: str) -> None:
     command, *options = command_line.split()
     done = grpo(command, "recipes/tiny-cpu.yaml", *options)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert cli.REMOVED[command_line] in done.stderr
+    assert REMOVED_OPTIONS[command_line] in done.stderr
 
 
 def test_the_page_lists_what_was_removed() -> None:
     [table] = [table for table in tables(PAGE.read_text(encoding="utf-8")) if table[0][0] == "removed"]
     text = "\n".join(removed for removed, *_ in table[1:])
     assert {name for name in names_in(text) if not name.startswith("grpo ")} == GONE_KEYS
-    assert [command_line for command_line in cli.REMOVED if f'"{command_line}"' not in text] == []
+    assert [command_line for command_line in REMOVED_OPTIONS if f'"{command_line}"' not in text] == []
     for _, back, instead in table[1:]:
         assert back or instead
         assert [name for name in names_in(back) if name not in KEYS] == []

@@ -6,7 +6,7 @@ executed: a calculation is read as the numbers in it.
 
 Why not math-verify, the field's library for this: it parses LaTeX into SymPy, which costs about 0.3 ms a completion
 and guards against endless expressions with a timer signal (main thread only); and it accepts what must not count
-here, such as one of several different numbers. benchmarks/grading.py measures both side by side.
+here, such as one of several different numbers. dev/benchmarks/grading.py measures both side by side.
 
 Both functions are meant for short texts: callers cut long ones first (`LONGEST`).
 """

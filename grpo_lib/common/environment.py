@@ -98,7 +98,7 @@ def prepare() -> None:
     if uses_pathways():
         _start_pathways()
     shell = notebook_shell()
-    # In a cell: earlier a kernel imports what tools/run_notebooks.py tells it to, while the last one still works.
+    # In a cell: earlier a kernel imports what dev/tools/run_notebooks.py tells it to, while the last one still works.
     if shell and len(shell.user_ns.get("In", ())) > 1 and os.environ.get("JAX_PLATFORMS") != "cpu":
         _require_free_chips_once()
 

@@ -5,7 +5,7 @@
   handles better.
 
 Together with rows of groups in the update (losses.packing) a step of recipes/tiny-cpu.yaml takes 0.55 of the time of
-plain_grpo, which has none of them, on the two cores of docs/results.md (benchmarks/step_time.py).
+plain_grpo, which has none of them, on the two cores of docs/results.md (dev/benchmarks/step_time.py).
 
 Tunix 0.1.7 computes the prompt of every row again, and keeps keys and values of prompt and completion in one array,
 which XLA's CPU compiler copies several times a token.  Here a prompt is computed once, and its keys and values lie

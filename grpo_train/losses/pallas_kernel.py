@@ -3,7 +3,8 @@
     per_token_logps, entropy = from_hidden(hidden, head, target_ids)       # hidden [B, T, D], head [D, V]
 
 The kernel has the head's matmul in it, so that a tile of logits is in the chip's VMEM (its scratchpad) and nowhere
-else.  A simpler one, from logits that are there already, is in notebooks/kernels.py: notebook 07 takes it apart.
+else.  A simpler one, from logits that are there already, is in notebooks/further/kernels.py: notebook 07 takes
+it apart.
 
 With logits l, temperature τ and target y, a token needs the largest logit m and z = Σ_v exp((l_v - m) / τ):
 

@@ -12,6 +12,7 @@ from grpo_train.recipes.loading import (
     plain_settings,
     plan_table,
     profiles_of,
+    shipped_recipes,
 )
 from grpo_train.recipes.schema import (
     HardwareRecipe,
@@ -42,4 +43,5 @@ __all__ = [
     "plain_settings",
     "plan_table",
     "profiles_of",
+    "shipped_recipes",
 ]

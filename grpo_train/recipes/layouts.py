@@ -33,7 +33,7 @@ def choose_layout(wanted: str, *, accelerator: bool, groups: int, replicas: int)
         return wanted  # pyright: ignore[reportReturnType]
     # seconds_update of recipes/tiny-cpu.yaml on two cores: groups 0.32, padded 0.51, packed 0.68 (the last ten of 100
     # steps, by `grpo compare`).  On a TPU rows of groups would need attention without its flash kernel; packed rows are
-    # 0.4 of the padded update's FLOPs at 195 tokens a completion (benchmarks/update_tokens.py --compile).
+    # 0.4 of the padded update's FLOPs at 195 tokens a completion (dev/benchmarks/update_tokens.py --compile).
     return "packed" if accelerator or groups % replicas else "groups"
 
 

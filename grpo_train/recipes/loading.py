@@ -20,7 +20,9 @@ from grpo_train.recipes import batch_plan
 from grpo_train.recipes.removed import REMOVED
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
 
-TINY = "recipes/tiny-cpu.yaml"
+RECIPES, FOLDERS = "recipes", ("published", "lessons")  # the folder of the shipped ones, and those in it
+TINY = f"{RECIPES}/tiny-cpu.yaml"
+ELSEWHERE = "no recipes are here: they are in the course's repository, in recipes/; give the path of a file"
 # Kinds of `problems` and of `rollout.temperature`; pydantic's errors name them after the key.
 KINDS = {"section": ProblemsRecipe, "list": TaskRecipe, "schedule": TemperatureSchedule}
 # Other parts of its places that are not in the file.
@@ -39,6 +41,8 @@ ONE_DEVICE = "hardware.trainer_devices=1"  # on any slice: the tiny model gains 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe file and apply `section.key=value` overrides (values are YAML; the last one wins).
 
+    `path` is found as `find_recipe` says.
+
     `FILE.yaml@PROFILE` applies the changes under `profiles: PROFILE:` in the file, and adds the profile to the
     recipe's name; `@ONE,OTHER` applies both, in that order.
 
@@ -46,7 +50,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
       CourseError: the file is missing or not YAML, or a key or value is not in the schema.
     """
     file, _, chosen = str(path).partition(".yaml@")
-    path = Path(f"{file}.yaml") if chosen else Path(path)
+    path = find_recipe(f"{file}.yaml" if chosen else path)
     data = _read(path)
     profiles = data.pop("profiles", None) or {}
     if not isinstance(profiles, dict) or not all(isinstance(changes, dict) for changes in profiles.values()):
@@ -61,9 +65,29 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     return parse_recipe(data, origin=str(path))
 
 
+def find_recipe(path: str | Path) -> Path:
+    """Return a file as it is named, or a shipped recipe that is named with another of its folders, or with none.
+
+    recipes/lessons/tiny-hard.yaml is also recipes/tiny-hard.yaml and tiny-hard.yaml, wherever one stands.  A path of
+    which no file is there is returned as it is.
+    """
+    path = Path(path)
+    shipped = environment.repo_root() / RECIPES
+    if path.exists() or path.parent.name not in ("", RECIPES, *FOLDERS):
+        return path
+    places = (shipped / folder / path.name for folder in ("", *FOLDERS))
+    return next((place for place in places if place.is_file()), path)
+
+
+def shipped_recipes() -> list[Path]:
+    """The files of the shipped recipes: those that one starts from, then the others by folder."""
+    shipped = environment.repo_root() / RECIPES
+    return [file for folder in ("", *FOLDERS) for file in sorted((shipped / folder).glob("*.yaml"))]
+
+
 def profiles_of(path: str | Path) -> list[str]:
     """Names of the profiles in a recipe file."""
-    return list(_read(Path(path)).get("profiles") or {})
+    return list(_read(find_recipe(path)).get("profiles") or {})
 
 
 def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
@@ -165,8 +189,8 @@ def _read(path: Path) -> dict:
             raise CourseError(f"recipe {path} has over {LARGEST // 1024} kB, which no recipe has; give a recipe file")
         data = yaml.load(content.decode("utf-8"), _RecipeLoader)
     except FileNotFoundError:
-        found = ", ".join(sorted(str(p) for p in Path("recipes").glob("*.yaml"))) or "none"
-        raise CourseError(f"recipe {path} does not exist; recipes here: {found}") from None
+        names = ", ".join(str(file.relative_to(environment.repo_root())) for file in shipped_recipes())
+        raise CourseError(f"recipe {path} does not exist; {f'recipes here: {names}' if names else ELSEWHERE}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"recipe {path} cannot be read as YAML: {first_line(error)}") from None
     if not isinstance(data, dict):

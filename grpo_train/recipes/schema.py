@@ -1,7 +1,7 @@
 """The recipe schema: one model per section of the YAML file.
 
 Unknown keys and wrong types are refused.  The defaults suit most runs; a recipe file states what it changes.
-docs/recipes.md is generated from the descriptions (tools/make_recipe_docs.py).
+docs/recipes.md is generated from the descriptions (dev/tools/make_recipe_docs.py).
 """
 
 from typing import Annotated, Any, Literal, Self

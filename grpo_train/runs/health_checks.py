@@ -36,7 +36,7 @@ SOLVED = 0.8  # from this accuracy on a low entropy is fine
 # A fall of the reward, by this many times its noise from step to step, and by this fraction of the gain so far.
 FALL_IN_NOISE, FALL_OF_GAIN = 4.0, 0.5
 # Accuracy below this fraction of what it was in the first steps, while the reward rose; both by this many times the
-# noise of a mean.  Calibrated on three hacked runs of recipes/tiny-hard.yaml and the healthy runs of assets/reference.
+# noise of a mean.  Calibrated on three hacked runs of tiny-hard.yaml and the healthy runs of assets/reference.
 HACKED_FRACTION, HACKED_IN_NOISE = 0.5, 2.0
 WINDOW = 5  # steps over which entropy, accuracy and reward are averaged; also the number of "first steps"
 QUIET = 5  # steps without the condition, after which the same alert may be given again

@@ -22,10 +22,10 @@ from grpo_lib.problems import load_problems, training_batches
 from grpo_lib.prompts import render
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
-from grpo_tpu import random_model
 from grpo_train import losses, training
 from grpo_train.engines import conversion, tunix_sampler, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe, plain_settings
+from grpo_train.tpu import random_model
 
 PAD, EOS, VOCABULARY = 0, 1, 256  # of the tiny model's tokenizer
 

@@ -7,9 +7,8 @@ import subprocess
 
 import nbformat
 import pytest
-
 import translations
-from grpo_teach import cli, grading, mutants  # noqa: F401  cli adds its commands to `grpo`
+from grpo_teach import grading, mutants
 from grpo_teach.notebooks import read_exercises
 
 EXERCISES = grading.teachers_exercises()
@@ -88,7 +87,7 @@ def test_student_build_holds_nothing_secret_and_runs_to_the_first_exercise(root,
     python.exists() or pytest.skip("the student build: make student installs what cuts it")
     assert translations.main(["build"]) == 0
     subprocess.run(
-        [python, "-m", "grpo_teach.student", build], cwd=root, env=os.environ | {"PYTHONPATH": "."}, check=True
+        [python, "-m", "grpo_teach.student", build], cwd=root, env=os.environ | {"PYTHONPATH": ".:teaching"}, check=True
     )
     texts = (path.read_text("utf-8", errors="replace") for path in build.rglob("*") if path.is_file())
     given = "\n".join(texts).replace("\\n", "\n").replace('\\"', '"')  # as notebooks keep lines

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from grpo_teach import grading, hand_ins, limited
 from helpers import result_of
-
-from grpo_teach import cli, grading, hand_ins, limited  # noqa: F401  cli adds its commands to `grpo`
 
 SOLUTIONS = grading.teachers_exercises()
 LESSON = SOLUTIONS["3.2"].path

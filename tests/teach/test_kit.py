@@ -5,18 +5,19 @@ import re
 from itertools import pairwise, product
 
 import reading_minutes
-import yaml
-
 import translations
-from grpo_lib.common import environment
+import yaml
 from grpo_teach import grading
+
+from grpo_lib.common import environment
 
 KIT = environment.repo_root() / "teaching"
 CELL = re.compile(r"`(\d\d)#([\w-]+)`")  # as in `03#estimator`
 MINUTES = re.compile(r"^\| *(\d+)–(\d+) *\|", re.MULTILINE)  # the first column of a plan
 CELLS = {  # ids, by a notebook's stem and by its number
     key: {cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]}
-    for path in (KIT.parent / "notebooks").glob("*.ipynb")
+    for path in (KIT.parent / "notebooks").rglob("*.ipynb")
+    if "zh_TW" not in path.parts
     for key in (path.stem, path.stem[:2])
 }
 
@@ -85,7 +86,7 @@ def test_minutes_by_section() -> None:
     names = sorted(name for name in CELLS if len(name) > 2)
     tables = {path: reading_minutes.page(path[1], path[0]) for path in product(reading_minutes.PAGES, names)}
     stale = [path for path, table in tables.items() if table not in (KIT / f"{'/'.join(path)}.md").read_text("utf-8")]
-    assert stale == []  # `python tools/reading_minutes.py --write` writes them again
+    assert stale == []  # `python dev/tools/reading_minutes.py --write` writes them again
     minutes = {(name[:2], cell): each[0] for name in names for cell, (_, each) in reading_minutes.cells(name).items()}
     plans = "\n".join(path.read_text("utf-8") for path in (KIT / "plans").glob("*.md"))
     rows = [(row[0], int(row[2]) - int(row[1])) for row in re.finditer(r"(?m)^\| *(\d+)–(\d+) *\|.*", plans)]

@@ -4,10 +4,10 @@ import runpy
 
 import numpy as np
 import pytest
+from grpo_teach import leaderboard, mutants
 from helpers import result_of
 
 from grpo_lib.common.files import write_text_atomic
-from grpo_teach import cli, leaderboard, mutants  # noqa: F401  cli adds its commands to `grpo`
 
 RIGHT = "def reward(completion, gold): return float(f'<answer>{gold}</answer>' in completion)"
 # Files of an entry, and words of its remark, or its rank.
@@ -30,7 +30,9 @@ ENTRIES = {
 @pytest.mark.long
 def test_what_is_wrong_is_a_remark_and_others_are_trained_once(grpo, root, tmp_path) -> None:
     texts = {f"a6/{name}/{file}": text for name, (files, _) in ENTRIES.items() for file, text in files.items()}
-    texts["tiny.yaml"] = (root / "recipes" / "tiny-hard.yaml").read_text("utf-8").replace("test: 500", "test: 20")
+    texts["tiny.yaml"] = (
+        (root / "recipes" / "lessons" / "tiny-hard.yaml").read_text("utf-8").replace("test: 500", "test: 20")
+    )
     _ = [write_text_atomic(tmp_path / name, text) for name, text in texts.items()]
     done = grpo("leaderboard", tmp_path / "a6", "--recipe", tmp_path / "tiny.yaml", "--seed", 3, "--seeds", 1, "--json")
     rows = {row["entry"]: row for row in result_of(done)["leaderboard"]}

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from grpo_teach import student
 from helpers import without_make
 
 from grpo_lib.common.errors import CourseError
-from grpo_teach import student
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
@@ -30,10 +30,10 @@ def git(folder: Path, *arguments: str) -> None:
 def course(root: Path, tmp_path: Path) -> Path:
     """A small repository: what `make student` runs before it makes an environment, two lessons and a teacher's file."""
     folder = tmp_path / "course"
-    for name in ("Makefile", "tools/check-environment.sh", "tools/find-python.sh", "grpo_lib/__init__.py"):
+    for name in ("Makefile", "dev/tools/check-environment.sh", "dev/tools/find-python.sh", "grpo_lib/__init__.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, folder / name)
-    for name in ("grpo_lib/common", "grpo_teach"):
+    for name in ("grpo_lib/common", "teaching/grpo_teach"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     texts = ("recipes/a.yaml", "notebooks/00.ipynb", "notebooks/01.ipynb", "teaching/solutions.md")
     for name in (*texts, *student.STUDENTS_README.values()):

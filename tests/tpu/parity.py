@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from tunix.rl import common
 
-from grpo_tpu.random_model import END, PADDING
 from grpo_train.engines import maxtext_model, tunix_sampler
 from grpo_train.recipes import ModelRecipe
+from grpo_train.tpu.random_model import END, PADDING
 
 ROWS, PROMPT, COMPLETION = 8, 96, 32  # half of the rows have padding
 LENGTH = PROMPT + COMPLETION

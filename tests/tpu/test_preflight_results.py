@@ -3,7 +3,7 @@
 import preflight_results
 import pytest
 
-from grpo_tpu.memory import GIB, PHASES, ChipMemory, MemoryItem
+from grpo_train.tpu.memory import GIB, PHASES, ChipMemory, MemoryItem
 
 
 def line(name: str, gib: float, *phases: str) -> MemoryItem:

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
-from grpo_tpu import random_model
 from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe
+from grpo_train.tpu import random_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = "decoder.layers."
@@ -67,7 +67,7 @@ def test_config_json_is_that_of_the_architecture(name, kind, tied, heads, own, t
 def test_every_recipe_gets_its_own_architecture():
     kinds = {random_model.family(load_recipe(file).model) for file in (ROOT / "recipes").rglob("*.yaml")}
     assert kinds == {"qwen2", "qwen3", "llama"}
-    three = load_recipe(ROOT / "recipes" / "qwen2.5-3b-gsm8k-jax.yaml").model
+    three = load_recipe(ROOT / "recipes" / "published" / "qwen2.5-3b-gsm8k.yaml").model
     assert random_model.small_config(three)["num_key_value_heads"] == 2  # the recipe's sizes, not those of the 1.5B
     assert random_model.small_config(published("qwen2.5-14b", logits_via_embedding=True))["tie_word_embeddings"] is True
     assert random_model.family(published("qwen3-30b-a3b")) is None

@@ -19,14 +19,13 @@ from safetensors.numpy import load_file, save_file
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl
-from grpo_tpu import self_check
-from grpo_train import machine_checks
 from grpo_train.engines import maxtext_model, model_files
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import machine
+from grpo_train.tpu import machine_checks, self_check
 
 SMOKE = [
-    *("recipes/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"),
+    *("recipes/published/qwen3-1.7b-gsm8k-smoke.yaml", "model.path=assets/tiny-base", "model.maxtext_name=qwen3-0.6b"),
     "loss.implementation=chunked",
 ]
 
@@ -34,7 +33,7 @@ SMOKE = [
 def run(root: Path, runs: Path, **variables: str) -> tuple[int, dict[str, dict]]:
     """Exit code and checks by name, on eight virtual devices."""
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "grpo_tpu.cli", "self-check", *SMOKE, "--runs", str(runs), "--json"]
+    command = [sys.executable, "-m", "grpo_train.cli", "self-check", *SMOKE, "--runs", str(runs), "--json"]
     done = subprocess.run(command, cwd=root, env=os.environ | devices | variables, capture_output=True, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((runs / "self-check-qwen3-1.7b-gsm8k-smoke.json").read_text()) == result

@@ -14,7 +14,7 @@ from grpo_train.recipes.batch_plan import BatchPlan, make_plan, micro_batch_size
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "recipes" / "tiny-cpu.yaml"
-TWO_HOSTS = ROOT / "recipes" / "qwen2.5-7b-gsm8k-2hosts.yaml"
+TWO_HOSTS = ROOT / "recipes" / "published" / "qwen2.5-7b-gsm8k-2hosts.yaml"
 PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size", "training.micro_batch_size"
 EACH = "_per_device"
 REPLICAS = {PROMPTS: "trainer_replicas", ROLLOUT: "sampler_replicas", MICRO: "trainer_replicas"}  # of a size per device
@@ -179,7 +179,7 @@ def test_a_size_is_given_once():
     with pytest.raises(CourseError, match="prompts_per_step=null needs prompts_per_step_per_device"):
         load_recipe(TINY, [f"{PROMPTS}=null"])
     # The default of prompts_per_step is not a second size, and the resolved recipe is read back as it is.
-    small = load_recipe(ROOT / "recipes" / "tiny-hard.yaml", [f"{PROMPTS}=null", f"{PROMPTS}{EACH}=2"])
+    small = load_recipe(ROOT / "recipes" / "lessons" / "tiny-hard.yaml", [f"{PROMPTS}=null", f"{PROMPTS}{EACH}=2"])
     assert small.plan.prompts_per_step == 2 and parse_recipe(yaml.safe_load(dump_recipe(small))) == small
 
 
@@ -222,9 +222,11 @@ def test_config_shows_given_and_derived_sizes(grpo):
 
 
 def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_length():
-    from grpo_tpu.preflight import at_mean_length, programs_of
+    from grpo_train.tpu.preflight import at_mean_length, programs_of
 
-    path = ROOT / "recipes" / "qwen3-1.7b-gsm8k-smoke.yaml"  # prompts of 256 tokens, completions of 768, eight chips
+    path = (
+        ROOT / "recipes" / "published" / "qwen3-1.7b-gsm8k-smoke.yaml"
+    )  # prompts of 256 tokens, completions of 768, eight chips
     recipe = load_recipe(path, ["training.layout=padded"])
     padded = programs_of(recipe)["update"]
     assert padded.rows is None and at_mean_length(padded, recipe) == padded

@@ -15,8 +15,8 @@ from helpers import Program, result_of, wait_for
 
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
-from grpo_tpu import cli as _more_commands  # noqa: F401  (self-check and preflight)
-from grpo_train import cli
+from grpo_train.cli import train as train_command
+from grpo_train.cli.train import step_line
 from grpo_train.engines import model_files
 from grpo_train.recipes import load_recipe, plan_table
 from grpo_train.runs.run_directory import one_at_a_time, open_run
@@ -121,7 +121,7 @@ def test_help_version_and_a_reader_that_has_seen_enough(grpo, root):
     assert grpo("--version").stdout.strip() == importlib.metadata.version("grpo-hands-on")
     assert grpo().returncode == 2
     done = subprocess.run(
-        f"{sys.executable} -m grpo_tpu.cli config recipes/tiny-cpu.yaml | head -n 1",
+        f"{sys.executable} -m grpo_train.cli config recipes/tiny-cpu.yaml | head -n 1",
         shell=True, cwd=root, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("name: tiny-cpu\n", "")
@@ -141,11 +141,11 @@ def test_a_step_on_the_terminal(root):
         "step": 1, "reward": 0.5, "accuracy": 0.25, "format": 1.0, "completions/mean_length": 12.0, "loss": None,
         "seconds_rollout": 1.0, "seconds_update": 2.0, "seconds": 3.5, "tasks/sums/accuracy": 0.125,
     }  # fmt: skip
-    assert cli._step(row, load_recipe(root / "recipes" / "tiny-cpu.yaml")) == (
+    assert step_line(row, load_recipe(root / "recipes" / "tiny-cpu.yaml")) == (
         "reward 0.500  accuracy 25.0%  format 100.0%  length 12.0  loss nan  rollout 1.00  update 2.00  seconds 3.50"
     )
     tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
-    shown = cli._step(row | {"kl": 0.001, "validation_accuracy": 0.75}, tasks)
+    shown = step_line(row | {"kl": 0.001, "validation_accuracy": 0.75}, tasks)
     assert "  sums 12.5%  " in shown and "  kl 0.001  " in shown and shown.endswith("  validation 75.0%")
 
 
@@ -173,7 +173,7 @@ def test_a_run_with_a_damaged_summary_is_not_finished_and_goes_on(grpo, tmp_path
     for file, text in {"export/config.json": "{}", "report.html": "", "summary.json": content}.items():
         (run / file).write_text(text)
     went_on = []
-    monkeypatch.setattr(cli, "_train", lambda *arguments: went_on.append(arguments[1]))
+    monkeypatch.setattr(train_command, "_train", lambda *arguments: went_on.append(arguments[1]))
     done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
     assert (done.returncode, done.stderr, went_on) == (0, "", [tmp_path / "run"])
 

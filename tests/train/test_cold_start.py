@@ -23,7 +23,7 @@ def test_no_problem_is_both_taught_and_trained_on(questions, count):
 
 @pytest.mark.long
 def test_an_interrupted_cold_start_ends_with_the_same_weights(root, tmp_path, monkeypatch):
-    recipe = load_recipe(root / "recipes" / "tiny-hard.yaml", ["problems.train=200", "problems.test=20"])
+    recipe = load_recipe(root / "recipes" / "lessons" / "tiny-hard.yaml", ["problems.train=200", "problems.test=20"])
     taught, _ = take_different(load_problems(recipe.problems, "train"), 64)
     monkeypatch.setattr(cold_start, "SAVED_EVERY", 3)
 

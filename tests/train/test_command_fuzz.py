@@ -120,7 +120,7 @@ COMMANDS = {
 
 def test_a_wrong_value_of_any_flag_is_one_line_and_leaves_nothing(grpo, root):
     """The commands are refused for what else they are given, if not for the flag: nothing is computed."""
-    commands = typer.main.get_command(cli.app).commands
+    commands = typer.main.get_command(cli.command_line()).commands
     chosen = [
         (name, option, value)
         for name in COMMANDS

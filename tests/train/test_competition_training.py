@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from grpo_lib.common.files import read_jsonl
-from grpo_tpu.placeholder_problems import write_placeholders
+from grpo_train.tpu.placeholder_problems import write_placeholders
 
 pytestmark = pytest.mark.long(minutes=2)
 
@@ -19,7 +19,7 @@ def test_a_run_on_dapo_math_is_judged_on_aime_with_samples(root, tmp_path):
         *(
             sys.executable,
             "-m",
-            "grpo_tpu.cli",
+            "grpo_train.cli",
             "train",
             "recipes/tiny-cpu.yaml",
             "--runs",

@@ -16,7 +16,8 @@ from test_compare_runs import make_run as make_run  # a fixture
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl
-from grpo_train import cli, pipeline, report, training
+from grpo_train import pipeline, report, training
+from grpo_train.cli.train import finished_summary
 from grpo_train.recipes import continuing, load_recipe
 from grpo_train.report import compare_runs
 from grpo_train.runs import run_directory, tracking
@@ -86,9 +87,9 @@ def test_every_key_is_in_the_table_or_refused(keys):
 def test_the_table_names_keys_of_the_schema_and_is_in_the_docs():
     options = {key for key in continuing.RULES if key.startswith("rollout.vllm.options.")}
     assert set(continuing.RULES) - options <= set(continuing.known_keys())
-    pages = runpy.run_path(str(ROOT / "tools" / "make_recipe_docs.py"))["pages"]()
+    pages = runpy.run_path(str(ROOT / "dev" / "tools" / "make_recipe_docs.py"))["pages"]()
     for page, text in pages.items():
-        assert page.read_text(encoding="utf-8") == text, "run python tools/make_recipe_docs.py"
+        assert page.read_text(encoding="utf-8") == text, "run python dev/tools/make_recipe_docs.py"
 
 
 PER_DEVICE = ["training.prompts_per_step=null", "training.prompts_per_step_per_device=8"]
@@ -188,16 +189,16 @@ def test_a_longer_run_keeps_what_was_made_of_its_last_step(run):
     of_50 = json.dumps({phase: {"accuracy": 0.5} for phase in ("before", "after")})
     for name in made:
         (run / name).write_text(of_50)
-    assert cli._finished(run, tiny()) and not cli._finished(run, tiny("training.steps=60"))
+    assert finished_summary(run, tiny()) and not finished_summary(run, tiny("training.steps=60"))
     open_run(run, tiny("training.steps=60"))
     kept = ("evals/after-50.jsonl", "evals/after-50.json", "summary-50.json", "report-50.html")
     assert all((run / name).read_text() == of_50 for name in kept)
     assert (run / "export-50" / "config.json").is_file()
     assert not any((run / name).exists() for name in (*made, "export"))
-    assert not cli._finished(run, tiny("training.steps=60"))
+    assert not finished_summary(run, tiny("training.steps=60"))
 
     open_run(run, tiny())  # nothing was trained meanwhile: it is the finished run again
-    assert cli._finished(run, tiny()) and not any((run / name).exists() for name in kept)
+    assert finished_summary(run, tiny()) and not any((run / name).exists() for name in kept)
 
 
 def test_a_run_with_another_number_of_steps_is_not_the_finished_one(run):

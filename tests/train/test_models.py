@@ -329,12 +329,12 @@ def test_a_run_of_ones_own_comes_first(root, tiny_recipe, tmp_path):
         run_directory.finished_run(run, other)
 
 
-# --- tools/real_model.py ------------------------------------------------------------------------------------------
+# --- dev/tools/real_model.py ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj"])
 def test_the_rows_of_a_head_go_back_where_llama_cpp_found_them(root, monkeypatch, name):
-    monkeypatch.syspath_prepend(root / "tools")
+    monkeypatch.syspath_prepend(root / "dev" / "tools")
     import real_model
 
     weight = np.random.default_rng(0).normal(size=(24, 5))
@@ -344,7 +344,7 @@ def test_the_rows_of_a_head_go_back_where_llama_cpp_found_them(root, monkeypatch
 
 
 def test_without_a_network_it_ends_in_one_line_and_leaves_nothing(root, tmp_path):
-    program = Path(shutil.copytree(root / "tools", tmp_path / "tools")) / "real_model.py"
+    program = Path(shutil.copytree(root / "dev" / "tools", tmp_path / "dev" / "tools")) / "real_model.py"
     (tmp_path / "requirements").symlink_to(root / "requirements")
     nowhere = {"PIP_CONFIG_FILE": "/dev/null", "https_proxy": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)

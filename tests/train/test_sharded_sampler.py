@@ -8,10 +8,10 @@ from flax import nnx
 from helpers import Program, devices
 
 from grpo_lib.common.errors import CourseError
-from grpo_tpu import random_model
 from grpo_train.engines import conversion, tunix_models, weight_sync
 from grpo_train.engines.tunix_sampler import TunixSampler
 from grpo_train.recipes import ModelRecipe
+from grpo_train.tpu import random_model
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ def test_a_training_on_the_chips_is_stopped_and_continued(root, tmp_path, chips,
         pytest.skip(f"on_tpu: needs a TPU with {chips} chip(s), and /dev has {CHIPS}")
     changes = [*changes, f"hardware.trainer_devices={chips}", "rollout.max_prompt_length=64", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_tpu.cli", "self-check", "recipes/tiny-cpu.yaml", "--runs", tmp_path, *changes],
+        [sys.executable, "-m", "grpo_train.cli", "self-check", "recipes/tiny-cpu.yaml", "--runs", tmp_path, *changes],
         env=os.environ | {"JAX_PLATFORMS": "tpu,cpu"},  # tests/conftest.py chooses the CPU
         cwd=root, capture_output=True, text=True,
     )  # fmt: skip

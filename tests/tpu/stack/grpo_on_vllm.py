@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from grpo_tpu import vllm_on_cpu
+from grpo_train.tpu import vllm_on_cpu
 
 
 def run(job: dict) -> dict:

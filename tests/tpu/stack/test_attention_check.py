@@ -6,12 +6,12 @@ import sys
 
 COMPARE = """
 import dataclasses, json
-from grpo_tpu import vllm_on_cpu
+from grpo_train.tpu import vllm_on_cpu
 vllm_on_cpu.install()
 import jax, jax.numpy as jnp
 from tpu_inference.layers.common import attention_interface
-from grpo_tpu import self_check
-from grpo_train import machine_checks
+from grpo_train.tpu import self_check
+from grpo_train.tpu import machine_checks
 from grpo_train.recipes import load_recipe
 
 changes = ["hardware.accelerator=v6e-1", "rollout.engine=vllm", "rollout.max_prompt_length=64", "model.dtype=bfloat16"]

@@ -29,7 +29,7 @@ SEQUENCES = 2  # to a device
 COMPILE = """
 import json, sys
 sys.path.append("notebooks")
-from grpo_tpu import compiler
+from grpo_train.tpu import compiler
 compiler.prepare()
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

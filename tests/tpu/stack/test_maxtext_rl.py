@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 from helpers import result_of
 
-from grpo_tpu import vllm_on_cpu
 from grpo_train.engines import compat
+from grpo_train.tpu import vllm_on_cpu
 
 ROOT = Path(__file__).parents[3]
 RECIPE = [
@@ -31,10 +31,10 @@ def run(*command: str) -> subprocess.CompletedProcess:
 def test_twenty_steps_lift_the_accuracy(tmp_path):
     """Measured by upstream's own evaluation and grader."""
     runs = ["--runs", str(tmp_path)]
-    run("-m", "grpo_tpu.cli", "convert", *RECIPE, *runs)
+    run("-m", "grpo_train.cli", "convert", *RECIPE, *runs)
     more = ["--as", "maxtext", "--json", "--problems", str(tmp_path / "problems"), *runs]
-    arguments = result_of(run("-m", "grpo_tpu.cli", "config", *RECIPE, *more))["arguments"]
-    done = run("-m", "grpo_tpu.vllm_on_cpu", "-m", "grpo_train.maxtext_rl", *arguments)
+    arguments = result_of(run("-m", "grpo_train.cli", "config", *RECIPE, *more))["arguments"]
+    done = run("-m", "grpo_train.tpu.vllm_on_cpu", "-m", "grpo_train.maxtext_rl", *arguments)
     log = done.stdout + done.stderr
     found = {when: (int(right), int(n), float(form)) for when, right, n, form in PERCENT.findall(log)}
     assert found.keys() == {"Pre", "Post"}, log[-4000:]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from grpo_tpu.preflight import Result
+from grpo_train.tpu.preflight import Result
 
 TINY = [
     "--quick",
@@ -37,8 +37,8 @@ def done(root, tmp_path_factory):
     """`grpo preflight` in a process of its own for every command, in order; they share a cache that begins empty."""
     code = (
         "import functools, pathlib, sys\n"
-        "from grpo_tpu import cli\n"
-        "from grpo_tpu import compiler\n"
+        "from grpo_train import cli\n"
+        "from grpo_train.tpu import compiler\n"
         "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
         "cli.main()\n"
     )

@@ -7,9 +7,9 @@ import pytest
 from parity import LENGTH, changed_config, mean_gap, published
 from safetensors.numpy import load_file
 
-from grpo_tpu import random_model
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.recipes import ModelRecipe
+from grpo_train.tpu import random_model
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen2.5-1.5b", "qwen3-1.7b", "qwen3-8b", "llama3.1-8b"])

@@ -16,9 +16,9 @@ from helpers import result_of
 
 from grpo_lib.common import environment
 from grpo_lib.common.files import read_jsonl
-from grpo_tpu import random_model, smoke_test
 from grpo_train.engines.weight_sync import MAX_MEAN_GAP
 from grpo_train.recipes import load_recipe, profiles_of
+from grpo_train.tpu import random_model, smoke_test
 
 RECIPES = environment.repo_root() / "recipes"
 
@@ -78,14 +78,14 @@ def base(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    model = smoke_test.scaled_recipe(load_recipe(RECIPES / "qwen3-1.7b-gsm8k-smoke.yaml")).model
+    model = smoke_test.scaled_recipe(load_recipe(RECIPES / "published" / "qwen3-1.7b-gsm8k-smoke.yaml")).model
     with filelock.FileLock(folder / "smoke.lock"):
         return conversion.convert_to_maxtext(model, folder / "smoke" / "base")
 
 
 def smoke(name: str, folder: Path, base: Path, gsm8k: Path | None) -> subprocess.CompletedProcess:
     command = [
-        *(sys.executable, "-m", "grpo_tpu.cli", "smoke-test", str(RECIPES / name), "--runs", str(folder), "--json"),
+        *(sys.executable, "-m", "grpo_train.cli", "smoke-test", str(RECIPES / name), "--runs", str(folder), "--json"),
         *("--engine", ENGINES[name]),
     ]
     if load_recipe(RECIPES / name).model.trainer_dtype == "float32":

@@ -162,7 +162,8 @@ def test_after_vllm_s_own_precompilation_steps_stop_compiling(root, tmp_path):
     """The other runs here leave it out (vllm_on_cpu), as a TPU does not.  A step may meet rows of a new shape."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "grpo_tpu.vllm_on_cpu", "-m", "grpo_tpu.cli", "train", "recipes/tiny-cpu.yaml"),
+            *(sys.executable, "-m", "grpo_train.tpu.vllm_on_cpu"),
+            *("-m", "grpo_train.cli", "train", "recipes/tiny-cpu.yaml"),
             *(*ENGINE, *SHORT, "training.steps=3", "--runs", tmp_path),
         ],
         cwd=root, env=os.environ | {"SKIP_JAX_PRECOMPILE": "0"}, capture_output=True, text=True,

@@ -1,0 +1,165 @@
+"""What each lever gives to a step of the course's trainer: the same job with one thing changed at a time.
+
+    python dev/benchmarks/levers.py                        # 4 prompts a step of recipes/smollm2-135m-cpu.yaml, 2 rounds
+    python dev/benchmarks/levers.py --only plain pages --rounds 3 --json
+
+Every variant is step_time.py's worker of the course, in a process of its own; they take turns, and a ratio is one
+variant over `plain` of the same round.  `gap` is sampler_trainer_gap: the mean difference between the log-probability
+that the sampler gave a token and the trainer's.  `half the rows` is no lever: it says what a row costs in the rollout,
+and so what finished rows that leave the batch could save at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import step_time
+from job import Job, machine, worker_main
+
+RECIPE = "recipes/smollm2-135m-cpu.yaml"
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One change to the plain job."""
+
+    text: str
+    environment: dict[str, str] = field(default_factory=dict)  # set before the process starts
+    changes: tuple[str, ...] = ()  # to the recipe
+    scan: bool = False  # layers as a scan, not as straight code
+
+
+VARIANTS = {
+    "plain": Variant("as the course trains"),
+    "pages": Variant("large memory pages", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
+    "scan": Variant("layers as a scan", scan=True),
+    "eigen": Variant("XLA without YNNPACK", {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}),
+    "onednn": Variant("XLA with oneDNN", {"XLA_FLAGS": "--xla_cpu_use_onednn=true"}),
+    "scheduler": Variant(
+        "XLA's scheduler for concurrency", {"XLA_FLAGS": "--xla_cpu_enable_concurrency_optimized_scheduler=true"}
+    ),
+    "vectors": Variant("XLA's vectors of 512 bits", {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"}),
+    "fast_math": Variant("XLA's fast mathematics", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
+    "bfloat16": Variant("bfloat16 computations", changes=("model.dtype=bfloat16",)),
+    "half": Variant("half the rows", changes=("training.prompts_per_step=2",)),
+}
+
+
+def train(job: Job) -> dict[str, Any]:
+    """The course's worker, with the gap beside its times."""
+    import course_grpo
+
+    from grpo_train import training
+    from grpo_train.engines import cpu_speed
+
+    if os.environ.get("LEVERS_SCAN"):
+        cpu_speed.UNROLLED = 0
+    gaps, given = [], training.train
+
+    def with_gaps(session: Any) -> list[dict[str, Any]]:
+        rows = given(session)
+        gaps.extend(row["sampler_trainer_gap"] for row in rows)
+        return rows
+
+    training.train = with_gaps
+    return course_grpo.train(job) | {"gap": statistics.mean(gaps)}
+
+
+def measure(variant: Variant, job_file: Path) -> dict[str, Any] | str:
+    """Its result, or the last line of what it wrote where it does not run."""
+    command = [sys.executable, __file__, "--worker", str(job_file)]
+    more = variant.environment | ({"LEVERS_SCAN": "1"} if variant.scan else {})
+    done = subprocess.run(command, env=os.environ | more, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        return ([line for line in done.stderr.splitlines() if line.strip()] or ["no output"])[-1][:200]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summarize(rounds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Per variant: medians in seconds, and its ratios to `plain`, round by round; or why it does not run."""
+    rows = {}
+    for name in rounds[0]:
+        results = [round_[name] for round_ in rounds]
+        if failed := [result for result in results if isinstance(result, str)]:
+            rows[name] = {"text": VARIANTS[name].text, "failed": failed[0]}
+            continue
+        row: dict[str, Any] = {"text": VARIANTS[name].text}
+        for column in ("seconds", "seconds_rollout", "seconds_update"):
+            values = [statistics.median(result[column][1:]) for result in results]
+            plain = [statistics.median(round_["plain"][column][1:]) for round_ in rounds]
+            row[column] = round(statistics.median(values), 2)
+            row[column + "_ratios"] = [round(a / b, 3) for a, b in zip(values, plain, strict=True)]
+        for column in ("gap", "process_seconds", "peak_memory_gib"):
+            row[column] = round(statistics.median(result[column] for result in results), 6)
+        rows[name] = row
+    return rows
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{'':32} {'s/step':>7} {'rollout':>8} {'update':>7} {'ratio to plain':>15} {'gap':>9} {'GiB':>5}"]
+    for row in rows.values():
+        if "failed" in row:
+            lines.append(f"{row['text']:32} does not run: {row['failed']}")
+            continue
+        ratios = row["seconds_ratios"]
+        lines.append(
+            f"{row['text']:32} {row['seconds']:7.2f} {row['seconds_rollout']:8.2f} {row['seconds_update']:7.2f}"
+            f" {min(ratios):7.3f}–{max(ratios):.3f} {row['gap']:11.2e} {row['peak_memory_gib']:5.1f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants, plain among them"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or "plain" not in arguments.only:
+        parser.error("--rounds must be 1 or more, and plain among the variants")
+
+    from grpo_lib.common import environment
+
+    environment.prepare()
+    before, rounds = step_time.load_average(), []
+    with tempfile.TemporaryDirectory(prefix="levers-") as directory:
+        files = {}
+        for name in arguments.only:
+            files[name] = Path(directory) / f"{name}.json"
+            changes = ["training.prompts_per_step=4", *VARIANTS[name].changes]
+            step_time.make_job(RECIPE, changes, STEPS).save(files[name])
+        for number in range(1, arguments.rounds + 1):
+            rounds.append({})
+            for name, file in files.items():
+                rounds[-1][name] = found = measure(VARIANTS[name], file)
+                said = found if isinstance(found, str) else f"{statistics.median(found['seconds'][1:]):.2f} s per step"
+                print(f"round {number}: {VARIANTS[name].text:32} {said}", file=sys.stderr, flush=True)
+    rows = summarize(rounds)
+    print(table(rows))
+    if arguments.json:
+        load = {"before": before, "after": step_time.load_average()}
+        print(
+            json.dumps({"recipe": RECIPE, "steps": STEPS, "variants": rows, "machine": machine(), "load_average": load})
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        del sys.argv[1]
+        worker_main(train, __doc__)
+    else:
+        main()

@@ -1,0 +1,273 @@
+"""Seconds per GRPO step: the course's trainer against plain JAX, plain JAX with the same levers, and TRL.
+
+    python dev/benchmarks/step_time.py                      # recipes/tiny-cpu.yaml, 3 rounds of 20 steps
+    python dev/benchmarks/step_time.py --no-trl --json
+    python dev/benchmarks/step_time.py recipes/smollm2-135m-cpu.yaml --steps 5
+
+All start from the same weights and take the same prompts in the same order, the same group size, token limits and
+optimizer settings.  Plain JAX (hand_jitted.py) pads every prompt to the longest of the run and every completion to the
+limit.  The floor (floor.py) is the same loop with what the course's trainer does to be fast, written by hand: it bounds
+what can be had; it is for the tiny model, where a step is overhead.  Of a larger model a step is arithmetic: there the
+peak (products.py), the matrix products of a step alone, says which fraction of it each one reaches.  TRL's GRPOTrainer
+(trl_grpo.py) has the settings that were fastest for it.
+
+A model that needs a cold start earns no reward without it, and groups without spread cost the course no gradient.  So
+there, for all, the reward is a coin (job.py), and each group has both sides.
+
+The rounds are interleaved, each measurement is a process of its own, and a step's time is the median over a round's
+steps without the first ones, which compile.  The course's trainer writes no checkpoints here, as the others write none.
+Measure on a machine that does nothing else: contention slows them differently.  A ratio holds for one kind of
+processor, so the table names its vector and matrix units, and the bar of course/trl depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from job import ROOT, Job, machine
+
+HERE = Path(__file__).resolve().parent
+WARM_UP = 3  # first steps of a process, which hold the compilations
+WORKERS = {
+    "course": "course_grpo.py", "hand_jitted": "hand_jitted.py", "floor": "floor.py", "products": "products.py",
+    "trl": "trl_grpo.py",
+}  # fmt: skip
+LABELS = {
+    "course": "this course (MaxText + Tunix)",
+    "hand_jitted": "plain_grpo: plain JAX",
+    "floor": "the floor: with the levers",
+    "products": "the peak: products alone",
+    "trl": "TRL, torch CPU",
+}
+Results = list[dict[str, dict[str, Any]]]  # per round: worker -> its result
+
+
+def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
+    """The batches that the course's trainer will see in its first `steps` steps, and where its weights are.
+
+    Raises CourseError for a bad recipe.
+    """
+    from itertools import islice
+
+    from grpo_lib.common import environment
+    from grpo_lib.problems import load_problems, training_batches
+    from grpo_train import training
+    from grpo_train.engines import conversion, maxtext_model
+    from grpo_train.recipes import load_recipe
+
+    settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}", "training.schedule=constant"]
+    recipe = load_recipe(recipe_path, [*overrides, *settings])
+    if recipe.training.cold_start:
+        settings += ["training.cold_start=0", "rewards=[coin]"]
+        recipe = load_recipe(recipe_path, [*overrides, *settings])
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    problems = load_problems(recipe.problems, "train")
+    batches = training_batches(
+        problems,
+        lambda question: training.render_with(recipe.prompts, tokenizer, question),
+        batch_size=recipe.plan.prompts_per_step,
+        seed=recipe.seed,
+    )
+    first = list(islice(batches, steps))
+    directory = maxtext_model.model_directory(recipe.model).resolve()
+    newest = max(int(path.stat().st_mtime) for path in directory.iterdir())
+    cache = environment.repo_root() / ".cache" / "benchmarks" / f"{directory.name}-{newest}-maxtext"
+    return Job(
+        model=str(directory),
+        checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
+        recipe=recipe.model_dump(mode="json"),
+        max_prompt_length=training.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)[0],
+        prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
+        answers=[[str(answer) for answer in batch["answer"]] for batch in first],
+    )
+
+
+def measure(worker: str, python: str | Path, job_file: Path) -> dict[str, Any]:
+    """Run one worker in a process of its own.  Exits with its last line of error output if it fails."""
+    command = [str(python), str(HERE / WORKERS[worker]), str(job_file)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        sys.exit(f"error: {worker} failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def step_seconds(result: dict[str, Any], column: str = "seconds") -> float:
+    """Median over the steps of one process, without those that compile."""
+    return statistics.median(result[column][WARM_UP:])
+
+
+def bars(units: Sequence[str]) -> dict[str, float]:
+    """The largest ratios that we want.  torch multiplies on AMX, and XLA gains less from it."""
+    return {"course/floor": 1.2, "course/trl": 0.8 if "AMX" in units else 0.6}
+
+
+def summarize(rounds: Results, units: Sequence[str] = ()) -> dict[str, Any]:
+    """Medians over the rounds, and the ratios course / other, each round for itself, with their bars."""
+    workers = list(rounds[0])
+    per_round = {worker: [step_seconds(r[worker]) for r in rounds] for worker in workers}
+    ratios = {}
+    for other in workers[1:]:
+        values = [a / b for a, b in zip(per_round["course"], per_round[other], strict=True)]
+        ratios[f"course/{other}"] = {
+            "median": round(statistics.median(values), 3),
+            "min": round(min(values), 3),
+            "max": round(max(values), 3),
+        }
+        if bar := bars(units).get(f"course/{other}"):
+            ratios[f"course/{other}"] |= {"bar": bar, "met": statistics.median(values) <= bar}
+
+    def median(worker: str, value) -> float:
+        return round(statistics.median(value(r[worker]) for r in rounds), 3)
+
+    peak = {}
+    if "products" in workers:
+        for part in ("rollout", "update"):
+            column = f"seconds_{part}"
+            for other in (worker for worker in workers if worker != "products"):
+                reached = [step_seconds(r["products"], column) / step_seconds(r[other], column) for r in rounds]
+                peak.setdefault(other, {})[part] = round(statistics.median(reached), 3)
+
+    return {
+        "fraction_of_peak": peak,
+        "seconds_per_step": {worker: [round(value, 4) for value in values] for worker, values in per_round.items()},
+        "ratios": ratios,
+        "workers": {
+            worker: {
+                "seconds": median(worker, step_seconds),
+                "rollout": median(worker, lambda r: step_seconds(r, "seconds_rollout")),
+                "update": median(worker, lambda r: step_seconds(r, "seconds_update")),
+                "first_step": median(worker, lambda r: r["seconds"][0]),
+                "process": median(worker, lambda r: r["process_seconds"]),
+                "memory_gib": median(worker, lambda r: r["peak_memory_gib"]),
+                "completion_length": median(worker, lambda r: statistics.mean(r["completion_length"][WARM_UP:])),
+                "reward_first": median(worker, lambda r: r["reward"][0]),
+                "reward_last": median(worker, lambda r: statistics.mean(r["reward"][-5:])),
+                "versions": rounds[0][worker]["versions"],
+            }
+            for worker in workers
+        },
+    }
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as text; seconds unless it says otherwise."""
+    head = f"{'':30} {'s/step':>7} {'min–max':>13} {'rollout':>8} {'update':>7} {'1st step':>8} {'process':>8}"
+    lines = [head + f" {'GiB':>5} {'tokens':>7} {'reward':>12}"]
+    for worker, row in summary["workers"].items():
+        values = summary["seconds_per_step"][worker]
+        lines.append(
+            f"{LABELS[worker]:30} {row['seconds']:7.3f} {min(values):6.3f}–{max(values):.3f} {row['rollout']:8.3f}"
+            f" {row['update']:7.3f} {row['first_step']:8.2f} {row['process']:8.1f} {row['memory_gib']:5.2f}"
+            f" {row['completion_length']:7.1f} {row['reward_first']:5.2f} → {row['reward_last']:.2f}"
+        )
+    lines.append("")
+    for name, ratio in summary["ratios"].items():
+        line = f"{name:30} {ratio['median']:7.3f} {ratio['min']:6.3f}–{ratio['max']:.3f}"
+        if "bar" in ratio:
+            line += f"   bar {ratio['bar']:g}: {'met' if ratio['met'] else 'not met'}"
+        lines.append(line)
+    for worker, parts in summary["fraction_of_peak"].items():
+        lines.append(f"{LABELS[worker]:30} update {parts['update']:.0%}, rollout {parts['rollout']:.0%} of the peak")
+    return "\n".join(lines)
+
+
+def load_average() -> list[float] | None:
+    """Of the last 1, 5 and 15 minutes: says how quiet the machine was."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", nargs="?", default="recipes/tiny-cpu.yaml", help="recipe file (%(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (%(default)s)")
+    steps_help = f"per process; the first {WARM_UP} do not count (%(default)s)"
+    parser.add_argument("--steps", type=int, default=20, help=steps_help)
+    parser.add_argument("--no-trl", action="store_true", help="leave TRL out; nothing is installed then")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--write-job", metavar="FILE", help="write the job that the workers are given, and stop")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.steps <= WARM_UP:
+        parser.error(f"--rounds must be 1 or more and --steps more than {WARM_UP}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    from grpo_lib.common import environment
+    from grpo_lib.common.errors import CourseError
+
+    try:
+        environment.prepare()
+        job = make_job(arguments.recipe, arguments.overrides, arguments.steps)
+        config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
+        left_out = {"products" if config["model_type"] == "qwen3" else "floor"} | (
+            {"trl"} if arguments.no_trl else set()
+        )
+        workers = [worker for worker in WORKERS if worker not in left_out]
+        pythons = dict.fromkeys(workers, sys.executable)
+        if arguments.write_job:
+            job.save(arguments.write_job)
+            print(f"wrote {arguments.write_job}")
+            return
+        if "trl" in workers:
+            from trl_environment import EnvironmentFailed, ensure
+
+            try:
+                pythons["trl"] = ensure()
+            except EnvironmentFailed as error:
+                raise CourseError(str(error)) from None
+    except CourseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+    before, rounds = load_average(), []
+    with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
+        job_file = Path(directory) / "job.json"
+        job.save(job_file)
+        for number in range(1, arguments.rounds + 1):
+            rounds.append({})
+            for worker in workers:
+                rounds[-1][worker] = measure(worker, pythons[worker], job_file)
+                seconds = step_seconds(rounds[-1][worker])
+                print(f"round {number}: {LABELS[worker]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
+
+    recipe, where = job.recipe, machine()
+    summary = summarize(rounds, where["units"]) | {
+        "recipe": recipe["name"],
+        "steps": arguments.steps,
+        "rounds": arguments.rounds,
+        "prompts_per_step": len(job.prompts[0]),
+        "group_size": recipe["grpo"]["group_size"],
+        "max_prompt_length": job.max_prompt_length,
+        "max_completion_length": recipe["rollout"]["max_completion_length"],
+        "machine": where,
+        "load_average": {"before": before, "after": load_average()},
+    }
+    print(
+        f"{summary['prompts_per_step']} prompts × {summary['group_size']} completions; prompts of at most "
+        f"{summary['max_prompt_length']} tokens, completions of at most {summary['max_completion_length']}"
+    )
+    units = ", ".join(where["units"]) or "units unknown"
+    print(f"{where['processor']} ({units}), {where['cores']} cores, {where['memory_gib']} GiB; load average {before}\n")
+    print(table(summary) + "\n")
+    for worker in workers:
+        print(f"{worker}: " + ", ".join(f"{k} {v}" for k, v in summary["workers"][worker]["versions"].items()))
+    if arguments.json:
+        print(json.dumps(summary, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Minutes to work through each section of the notebooks, in both languages: computed, no class has been timed.
+
+    python dev/tools/reading_minutes.py            print the tables of teaching/notes/
+    python dev/tools/reading_minutes.py --write    put them there, and into teaching/zh_TW/notes/
+
+The seconds of a notebook, and those of its slow cells, are in its metadata (`make notebooks` keeps them there).
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+import run_notebooks
+import translations
+
+from grpo_lib.common.files import write_text_atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+# The pace is chosen, not measured.  Plain prose is read at 230 words a minute and more; here many terms are new.
+WORDS, CHARACTERS = 200, 300  # a minute; a word of these notebooks takes 1.5 characters in Chinese
+LINES = 12  # a minute, of code and displayed formulas: five seconds a line (plans/90-minutes.md, explained aloud: four)
+QUESTION, OUTPUT = 1, 1 / 3  # minutes: to answer what is asked in bold, and to look at what a cell shows
+FORMULA, UNREAD = r"(?s)\$\$.+?\$\$", r"!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)|</?[a-z][^>]*>|(?s:\$\$.+?\$\$)"
+ASKED = r"\*\*(Predict|Guess|Think|Decide|Find|Write|Before|Ask|Answer|Try|Read|Work|Say|Recall|Quest|Stop|Your|Wh|How)"
+PAGES = {  # where, and what stands there around the rows of the sections
+    "notes": "## Minutes by section\n\nThey are computed ([how](../README.md#minutes)). No class has been timed.\n\n"
+    "| section | English | Chinese | questions | cells, s |\n|---|--:|--:|--:|--:|\n{}| all",
+    "zh_TW/notes": "## 各節分鐘數\n\n這些是計算出來的（[算法](../README.md#分鐘數)），沒有在課堂上實際計時過。\n\n"
+    "| 節 | 英文 | 中文 | 問題 | 儲存格，秒 |\n|---|--:|--:|--:|--:|\n{}| 全部",
+}
+
+
+def reading(text: str) -> float:
+    """Return the minutes to read a Markdown text; a code span, or a formula in a line, is one word."""
+    lines = "".join(f"{formula}\\\\" for formula in re.findall(FORMULA, text)).count("\\\\")
+    text = re.sub(r"\$[^$\n]+\$|`[^`\n]+`", " x ", re.sub(UNREAD, " ", text))
+    words, characters = (len(re.findall(kind, text)) for kind in (r"(?a)\w[\w.,'-]*", "[一-鿿]"))
+    return words / WORDS + characters / CHARACTERS + lines / LINES
+
+
+def path_of(name: str) -> str:
+    """Return where a notebook is below notebooks/, without its suffix: further/06_on_a_tpu for 06_on_a_tpu."""
+    return next(path for path in run_notebooks.NOTEBOOKS if Path(path).name == name)
+
+
+def cells(name: str) -> dict[str, tuple[list[str], list[float]]]:
+    """Return id -> (texts, [minutes to read it in English, in Chinese, questions, seconds it took]) of each cell."""
+    path, found = path_of(name), {}
+    notebook = translations.read_notebook(ROOT / "notebooks" / f"{path}.ipynb")
+    english, took = translations.text_by_id(notebook), notebook["metadata"]["grpo"].get("cells", {})
+    catalogue = translations.read_catalogue(ROOT / f"dev/translations/zh_TW/{path}.po")
+    chinese = translations.translated(english, catalogue)
+    for cell in notebook["cells"]:
+        texts = [each.get(cell["id"], english.get(cell["id"], "")) for each in (english, chinese)]
+        outputs = cell.get("outputs", [])
+        shown = "".join("".join(output.get("data", {}).get("text/markdown", "")) for output in outputs)
+        code = re.findall(r"(?s)```\w*(.+?)```", shown) + ["".join(cell["source"])] * (cell["cell_type"] == "code")
+        asked, lines = len(re.findall(ASKED, texts[0])), len(re.findall(r"(?m)^.*\S", "\n".join(code)))
+        rest = lines / LINES + asked * QUESTION + bool(outputs) * OUTPUT
+        found[cell["id"]] = texts, [*(reading(text) + rest for text in texts), asked, took.get(cell["id"], 0)]
+    quick = notebook["metadata"]["grpo"]["seconds"] - sum(took.values())
+    return found | {"": (["", ""], [0, 0, 0, quick])}  # in no section
+
+
+def page(name: str, folder: str) -> str:
+    """Return the part of a page of notes that this program writes; a section of less than half a minute has no row."""
+    rows = [["", 0, 0, 0, 0]]  # the sum, then a row for each section: heading, minutes, questions, seconds
+    for cell, (texts, (english, chinese, asked, seconds)) in cells(name).items():
+        if heading := re.search(r"(?m)^##? (.+)", texts[folder != "notes"]):
+            rows.append([heading[1], 0, 0, 0, 0])
+        for row in (rows[0], rows[-1]) if cell else rows[:1]:
+            numbers = english + seconds / 60, chinese + seconds / 60, asked, seconds
+            row[1:] = [old + new for old, new in zip(row[1:], numbers, strict=True)]
+    lines = [
+        " | ".join([row[0], *(f"{each:.0f}" if each else "–" for each in row[1:])]) for row in rows if row[1] > 0.5
+    ]
+    return PAGES[folder].format("".join(f"| {line} |\n" for line in lines[1:])) + f"{lines[0]} |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the tables into the notes, in both languages")
+    write = parser.parse_args().write
+    for name in [Path(path).name for path in run_notebooks.NOTEBOOKS]:
+        for folder, form in PAGES.items() if write else ():
+            path = ROOT / "teaching" / folder / f"{name}.md"
+            before, _, after = path.read_text("utf-8").partition(f"\n{form.splitlines()[0]}\n")
+            rest = "".join(re.findall(r"(?s)\n## .*", after))
+            write_text_atomic(path, f"{before.rstrip()}\n\n{page(name, folder)}{rest}")
+        print(f"# {name}\n\n{page(name, 'notes')}")
+
+
+if __name__ == "__main__":
+    main()

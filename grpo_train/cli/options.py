@@ -1,0 +1,76 @@
+"""What the commands share: their options, and how they print."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from grpo_lib.common.errors import CourseError
+
+# ----- The command line's settings -----
+
+
+def commands() -> typer.Typer:
+    """A new group of commands; `grpo_train.cli.main` puts the groups together."""
+    return typer.Typer(
+        help="GRPO on grade-school maths, from a recipe.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # the help of rich keeps the line breaks of the source
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    )
+
+
+# ----- Options of several commands -----
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A file in recipes/, also FILE.yaml@PROFILE.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as training.steps=2.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the recipe's name.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base", metavar="FOLDER", help="Start from this output of grpo convert, also gs://; default: convert again."
+    ),
+]
+
+Coordinator = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of a multi-process run: process 0, with a free port; default: JAX's."),
+]
+ProcessNumber = Annotated[
+    int | None, typer.Option(min=0, help="With --coordinator: the number of this process, from 0.")
+]
+Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: hardware.processes.")]
+
+
+def _on_a_disk(folder: Path) -> Path:
+    if str(folder).startswith("gs:"):
+        raise CourseError(
+            f"--runs {folder} is a bucket, and a run needs a disk: mount the bucket (docs/tpu-vm.md), or leave the "
+            "runs here and set training.checkpoints=gs://BUCKET/FOLDER"
+        )
+    return folder
+
+
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", callback=_on_a_disk)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+# ----- What a command prints -----
+
+
+def log_for(as_json: bool) -> Callable[[str], None]:
+    """Progress goes to stderr when stdout is for JSON."""
+    return lambda text: print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def finish(result: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print the result: as one JSON object, or as text."""
+    print(json.dumps(result) if as_json else text)

@@ -1,0 +1,213 @@
+"""`grpo train`: a run from conversion to report."""
+
+import contextlib
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError
+from grpo_train.cli.options import (
+    AsJson,
+    Base,
+    Coordinator,
+    Overrides,
+    Overwrite,
+    Processes,
+    ProcessNumber,
+    RecipePath,
+    RunName,
+    RunsFolder,
+    commands,
+    finish,
+    log_for,
+)  # fmt: skip
+from grpo_train.recipes import Recipe, dump_recipe, load_recipe
+from grpo_train.runs.metric_glossary import TASK_METRIC
+from grpo_train.runs.preemption import PreemptionHandler
+
+PHASES = ("before", "after")
+DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
+
+app = commands()
+
+
+@app.command()
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    run: RunName = None,
+    runs: RunsFolder = Path("runs"),
+    overwrite: Overwrite = False,
+    base: Base = None,
+    coordinator: Coordinator = None,
+    process: ProcessNumber = None,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """End-to-end run: convert, evaluate, train, evaluate again, export and report.
+
+    The same command continues a run that was interrupted.  On SIGTERM the current step is saved, and the exit code is
+    75.
+
+    A multi-process run, such as one process per host of a TPU slice: the same command on each, on a folder that all
+    share.  Where JAX does not find the others by itself, as it does on a TPU slice, on GKE and under SLURM, each gets
+    --coordinator and its own --process.  When a process is lost, the others exit within a minute.
+    """
+    resolved = load_recipe(recipe, overrides or ())
+    count = process_count(resolved, coordinator, process, processes)
+    if run is not None and (Path(run).name != run or run in ("", "..")):
+        raise CourseError(
+            f"--run {run!r} is not a name: the run becomes a folder in {runs}; leave out slashes and dots"
+        )
+    directory = runs / (run or resolved.name)
+    if count == 1 and not overwrite and (summary := finished_summary(directory, resolved)):
+        rates = " -> ".join(f"{summary[phase]['accuracy']:.1%}" for phase in PHASES)
+        return finish(
+            summary,
+            as_json,
+            f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again",
+        )
+    environment.require_free_chips()
+    connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
+    if count > 1:
+        from grpo_train.runs import multihost
+
+        connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
+    # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
+    with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
+        if count > 1:
+            import jax
+
+            own = f"{jax.local_device_count()} of {jax.device_count()} devices are its own, {jax.default_backend()}"
+            print(f"process {number} of {count}: {own}", file=sys.stderr, flush=True)
+        if number:  # it computes with process 0, which does all file I/O and logging
+            from grpo_train import pipeline, training
+
+            training.require_supported(resolved)
+            pipeline.run(resolved, directory, progress=False, preemption=preemption)
+        else:
+            _train(resolved, directory, overwrite, base, as_json, preemption)
+
+
+def process_count(recipe: Recipe, coordinator: str | None, process: int | None, processes: int | None) -> int:
+    """How many processes the run has.  Raises CourseError where options and recipe disagree."""
+    configured = recipe.hardware.processes
+    if processes and configured and processes != configured:
+        raise CourseError(f"--processes {processes} and hardware.processes={configured} differ; leave one out")
+    count = processes or recipe.hardware.process_count()
+    if environment.uses_pathways() and (count > 1 or coordinator or process is not None):
+        raise CourseError(
+            "JAX_PLATFORMS names proxy: with Pathways one process drives the devices of all hosts; set "
+            "hardware.processes=1, and leave out --processes, --coordinator and --process"
+        )
+    if count > 1 and (coordinator is None) != (process is None):
+        raise CourseError("--coordinator and --process go together; leave both out where JAX finds the processes")
+    if count == 1 and (coordinator or process is not None):
+        raise CourseError("--coordinator and --process are for multi-process runs: add --processes N")
+    return count
+
+
+def _train(
+    recipe: Recipe, directory: Path, overwrite: bool, base: str | None, as_json: bool, preemption: PreemptionHandler
+) -> None:
+    from grpo_lib.problems import load_problems, take_different
+    from grpo_lib.rewards import get_rewards
+    from grpo_train.engines import model_files
+    from grpo_train.runs import tracking
+    from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run, require_folder
+
+    # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
+    continued = check_run(directory, recipe, overwrite=overwrite)
+    require_folder(directory.parent, "--runs")
+    if recipe.training.checkpoints:
+        require_folder(recipe.training.checkpoints, "training.checkpoints")
+    if base:
+        check_base(base)
+    model_files.require_engine(recipe.rollout.engine)
+    tracking.require(recipe.tracking)
+    train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
+    get_rewards(recipe.rewards, {problem.kind for problem in train})
+    model_files.check_model(recipe.model)  # one of the hub is downloaded when nothing else can be wrong
+    model_files.require_disk(recipe, None if base else directory / "checkpoints" / "base", directory)
+
+    from grpo_train import pipeline, report, training
+    from grpo_train.engines import maxtext_model, prompt_lengths
+    from grpo_train.report.comparison import read_json
+    from grpo_train.report.formatting import duration
+
+    training.require_supported(recipe)
+    sizes = model_files.maxtext_sizes(recipe.model)
+    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
+    model_files.model_directory(recipe.model)
+    _, asked = take_different(train, recipe.training.cold_start)
+    prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
+    log = log_for(as_json)
+    seconds: dict[int, float] = {}
+
+    def on_step(row: dict[str, Any]) -> None:
+        if row["step"] in seconds:  # it comes again when its validation joins it
+            log(f"step {row['step']}/{recipe.training.steps}  validation {row['validation_accuracy']:.1%}")
+            return
+        seconds[row["step"]] = row["seconds"]
+        # The first steps compile, and a step after a validation has its time, so the usual one counts.
+        steps = statistics.median(seconds.values()) * (recipe.training.steps - row["step"])
+        evaluated = read_json(directory / "evals" / "before.json").get("seconds") or 0.0
+        log(
+            f"step {row['step']}/{recipe.training.steps}  {step_line(row, recipe)}  "
+            f"({duration(steps + evaluated)} left, with the evaluation after it)"
+        )
+
+    with one_at_a_time(directory):
+        if continued:
+            log(f"continuing {directory}")
+        directory = open_run(directory, recipe, overwrite=overwrite, log=log)
+        if base:
+            link_base(directory, base)
+        summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
+        finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
+
+
+def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:
+    """summary.json of a run of this recipe that has done everything, its export, too; of another nothing.
+
+    A damaged one counts as none: the run goes on, finds all steps done, and writes it again.
+    """
+    from grpo_train.report.comparison import read_json
+    from grpo_train.runs.run_directory import changed_keys, check_run
+
+    if not check_run(directory, recipe) or not all((directory / file).exists() for file in DONE):
+        return {}
+    if "training.steps" in changed_keys(directory, recipe):
+        return {}  # it has done everything for another last step
+    try:
+        summary = read_json(directory / "summary.json")
+        rates = [summary[phase]["accuracy"] for phase in PHASES]
+    except (CourseError, LookupError, TypeError):
+        return {}
+    return summary if all(isinstance(rate, float) for rate in rates) else {}
+
+
+def step_line(row: dict[str, Any], recipe: Recipe) -> str:
+    """What the terminal shows of a step, in the order in which it happens."""
+    keys = {
+        "reward": ("reward", ".3f"),
+        "accuracy": ("accuracy", ".1%"),
+        **{task.name: (TASK_METRIC.format(task.name, "accuracy"), ".1%") for task in recipe.tasks},
+        "format": ("format", ".1%"),
+        "length": ("completions/mean_length", ".1f"),
+        "loss": ("loss", ".2g"),
+        "kl": ("kl", ".2g"),
+        "beta": ("beta", ".2g"),
+        "rollout": ("seconds_rollout", ".2f"),
+        "update": ("seconds_update", ".2f"),
+        "sync": ("seconds_sync", ".2f"),
+        "seconds": ("seconds", ".2f"),
+        "validation": ("validation_accuracy", ".1%"),
+    }
+    return "  ".join(
+        f"{name} {'nan' if row[key] is None else format(row[key], form)}"  # None: not a finite number
+        for name, (key, form) in keys.items()
+        if key in row
+    )

@@ -1,0 +1,91 @@
+"""Roofline lower bound on step time: the time of a step's programs on chips that run at their peaks and never wait.
+
+A program takes at least flops / peak FLOP/s and at least bytes / bandwidth seconds, so the larger of the two.  Both
+counts are the compiler's.  Not counted: traffic between chips, dispatch, rewards, the weight sync, reading the KV
+cache, and idle time.
+"""
+
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, RolloutRecipe
+from grpo_train.recipes.slices import Chip
+from grpo_train.tpu.compile_jobs import FEW_LAYERS, Compilation, SavedModel
+
+
+class Work(SavedModel):
+    """Work of one chip in one run of a program."""
+
+    flops: float
+    traffic: float  # bytes between the chip and its memory
+
+    def seconds(self, chip: Chip) -> float:
+        return max(self.flops / chip.flops, self.traffic / chip.bandwidth)
+
+    def bound(self, chip: Chip) -> str:
+        return "compute" if self.flops / chip.flops >= self.traffic / chip.bandwidth else "memory"
+
+
+class Part(SavedModel):
+    """One part of a step."""
+
+    name: str
+    times: int  # in a step
+    work: Work
+    seconds: float  # in a step
+    bound: str  # compute or memory
+
+
+class LowerBound(SavedModel):
+    """A lower bound on step time."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+    chip_hours: float  # of the whole run, on all chips of the slice
+
+
+def whole_model(few: list[Compilation], layers: int) -> Work:
+    """The work of the whole model from those of two and four layers: each layer adds the same."""
+    low, high = FEW_LAYERS
+
+    def line(a: float, b: float) -> float:
+        return a + (b - a) / (high - low) * (layers - low)
+
+    return Work(flops=line(few[0].flops, few[1].flops), traffic=line(few[0].traffic, few[1].traffic))
+
+
+def lower_bound(
+    facts: Compilation,
+    update: Work,
+    logps: Work | None,
+    *,
+    hardware: HardwareRecipe,
+    rollout: RolloutRecipe,
+    grpo: GRPORecipe,
+    plan: BatchPlan,
+    sampler_tensor: int,
+    steps: int,
+) -> LowerBound:
+    """The bound for a step whose completions all have the maximum length.
+
+    Args:
+      facts: the model's sizes.
+      update, logps: the work of one micro-batch.
+      steps: of the run.
+    """
+    each = -(-plan.rollout_micro_batch_completions // (hardware.sampler_count() // sampler_tensor))
+    rounds = -(-each // rollout.vllm.max_sequences) if rollout.engine == "vllm" else 1
+    # A token for every sequence of a batch: each chip of a replica reads its shard of the weights once.
+    decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / sampler_tensor)
+    counted = (
+        ("decoding", plan.num_rollout_micro_batches * rounds * rollout.max_completion_length, decoding),
+        ("log-probabilities", plan.accumulation_steps * ((grpo.beta > 0) + (grpo.iterations > 1)), logps),
+        ("policy update", plan.accumulation_steps * grpo.iterations, update),
+    )
+    chip = hardware.slice.chip
+    parts = tuple(
+        Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=work.bound(chip))
+        for name, times, work in counted
+        if work and times
+    )
+    seconds = sum(part.seconds for part in parts)
+    # All chips of the slice are paid for, also those that wait.
+    return LowerBound(parts=parts, seconds=seconds, chip_hours=hardware.slice.devices * steps * seconds / 3600)

@@ -1,0 +1,128 @@
+"""`grpo check`, `grpo grade` and `grpo leaderboard`.
+
+The entry point `grpo.commands` (pyproject.toml) adds them to the command line of grpo_train.cli.  Students do not get
+what `grade` needs (grpo_teach.student).
+"""
+
+import importlib.util
+import json
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from grpo_lib.common import environment, files
+from grpo_lib.common.errors import CourseError
+from grpo_teach.notebooks import read_exercises
+from grpo_train.cli.options import AsJson, commands, finish, log_for
+
+app = commands()
+
+
+@app.command()
+def check(
+    number: Annotated[str, typer.Argument(metavar="NUMBER", help="Of the exercise, such as 3.2.")],
+    notebook: Annotated[
+        Path | None, typer.Argument(metavar="[NOTEBOOK]", help="Default: the lesson's notebook in exercises/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the public cases of an exercise on your notebook.
+
+    Only the cell of the function and the cell below it are run, as in grading: what the function needs must be in its
+    cell.  Save the notebook first.  Exit code 2: it is not right yet.
+    """
+    from grpo_teach import check as public_cases
+
+    path = notebook or _notebook_of(number)
+    try:
+        exercises = read_exercises(path)
+    except (ValueError, OSError) as error:
+        raise CourseError(str(error)) from error
+    if number not in exercises:
+        raise CourseError(f"{path} has no exercise {number}; it has {', '.join(exercises) or 'none'}")
+    public_cases.check(exercises[number])
+    finish({"exercise": number, "passed": True}, as_json, f"exercise {number}: the public cases pass")
+
+
+@app.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A notebook, or a folder of them, per student.")],
+    lesson: Annotated[
+        int | None, typer.Option(help="The lesson's number; default: what most of the submissions are.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws the hidden inputs; default: a new one, which is printed.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade a folder of submissions of one lesson (for teachers).
+
+    Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
+    grades come out again.  Student code runs with limits but not in a sandbox: use a container.
+    """
+    if importlib.util.find_spec("grpo_teach.submissions") is None:
+        raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
+    from grpo_teach import grading, submissions
+
+    found, seed = submissions.read_submissions(folder), secrets.randbits(32) if seed is None else seed
+    place = str(lesson) if lesson is not None else submissions.lesson_of(found)
+    exercises = [one for one in grading.teachers_exercises().values() if one.number.split(".")[0] == place]
+    if not exercises:
+        raise CourseError(f"lesson {place} has no exercises")
+    log = log_for(as_json)
+    log(f"lesson {place}: {len(found)} submissions, {len(exercises)} exercises, --seed {seed}")
+    results = submissions.grade_all(found, exercises, seed, log)
+    table = submissions.write_results(results, output or folder.with_name(f"{folder.resolve().name}-graded"))
+    points = {one.submission.name: one.points for one in results}
+    finish({"lesson": place, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
+
+
+@app.command()
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder per student: reward.py, recipe.yaml.")],
+    seed: Annotated[int, typer.Option(min=0, help="Draws secret problems and seeds: choose one, and keep it.")],
+    recipe: Annotated[Path, typer.Option(help="What entries change.")] = Path("recipes/lessons/tiny-hard.yaml"),
+    part: Annotated[str, typer.Option(help="Where in a student's folder the entry is, such as a6.")] = ".",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="That each training may take.")] = 240,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the reward and the recipe of each student on problems drawn from --seed, and rank them.
+
+    Writes leaderboard.csv after each entry; what is wrong with one is its remark.  The same command continues where it
+    was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
+    with it, and another seed.
+    """
+    from grpo_teach import hand_ins
+    from grpo_teach import leaderboard as board
+
+    output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
+    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.is_symlink())
+    rows, log = [], log_for(as_json)
+    for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
+        log(f"{name}, {number} of {len(entries)}")
+        if reason := hand_ins.linked(entry, part):
+            row: dict[str, Any] = {"remark": reason}
+        else:
+            row = board.train_entry(entry / part, recipe, seed, seeds, output / name, seconds, log)
+        log(f"  {row.get('remark') or format(row['accuracy'], '.1%')}")
+        rows.append({"entry": name, **row})
+        files.write_text_atomic(output / "leaderboard.csv", board.csv(rows))
+    finish(
+        {"leaderboard": json.loads(board.ranked(rows).to_json(orient="records"))},
+        as_json,
+        f"leaderboard: {output / 'leaderboard.csv'}",
+    )
+
+
+def _notebook_of(number: str) -> Path:
+    """The lesson's notebook: the student's, else, in the teacher's copy, the one with the solutions."""
+    folders = [environment.repo_root() / "exercises", environment.repo_root() / "teaching" / "exercises"]
+    pattern = f"{number.partition('.')[0].zfill(2)}_*.ipynb"
+    if found := [path for folder in folders for path in sorted(folder.glob(pattern))]:
+        return found[0]
+    raise CourseError(f"{folders[0]} has no notebook {pattern}; give the notebook's path as the second argument")
