@@ -8,6 +8,7 @@ import subprocess
 import nbformat
 import pytest
 import translations
+
 from grpo_teach import grading, mutants
 from grpo_teach.notebooks import read_exercises
 

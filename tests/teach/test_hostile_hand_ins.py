@@ -11,8 +11,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from grpo_teach import grading, hand_ins, limited
 from helpers import result_of
+
+from grpo_teach import grading, hand_ins, limited
 
 SOLUTIONS = grading.teachers_exercises()
 LESSON = SOLUTIONS["3.2"].path

@@ -7,9 +7,9 @@ from itertools import pairwise, product
 import reading_minutes
 import translations
 import yaml
-from grpo_teach import grading
 
 from grpo_lib.common import environment
+from grpo_teach import grading
 
 KIT = environment.repo_root() / "teaching"
 CELL = re.compile(r"`(\d\d)#([\w-]+)`")  # as in `03#estimator`

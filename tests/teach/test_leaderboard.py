@@ -4,10 +4,10 @@ import runpy
 
 import numpy as np
 import pytest
-from grpo_teach import leaderboard, mutants
 from helpers import result_of
 
 from grpo_lib.common.files import write_text_atomic
+from grpo_teach import leaderboard, mutants
 
 RIGHT = "def reward(completion, gold): return float(f'<answer>{gold}</answer>' in completion)"
 # Files of an entry, and words of its remark, or its rank.

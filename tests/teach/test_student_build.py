@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from grpo_teach import student
 from helpers import without_make
 
 from grpo_lib.common.errors import CourseError
+from grpo_teach import student
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
