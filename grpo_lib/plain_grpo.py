@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from safetensors.numpy import load_file
-from transformers import AutoTokenizer
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from safetensors.numpy import load_file
+    from transformers import AutoTokenizer
+except ModuleNotFoundError as error:  # all else of grpo_lib does without them
+    text = f"plain_grpo needs {error.name}, which comes with the extra train: pip install '.[train]' in a clone"
+    raise ModuleNotFoundError(text, name=error.name) from None
 
 from grpo_lib.common.files import read_json
 from grpo_lib.problems import Problem, training_batches

@@ -43,12 +43,20 @@ def repo_root() -> Path:
     return Path.cwd()
 
 
+def cache_dir() -> Path:
+    """Return the folder of all caches: the repository's ignored .cache; without a repository one in the home folder."""
+    root = repo_root()
+    if (root / "recipes").is_dir():
+        return root / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-hands-on"
+
+
 def default_variables() -> dict[str, str]:
-    """Return the variables that keep every cache in the repo's ignored .cache, and the logs quiet.
+    """Return the variables that keep every cache in `cache_dir`, and the logs quiet.
 
     JAX_PLATFORMS is left alone, so that the same code finds a TPU where there is one.
     """
-    cache = repo_root() / ".cache"
+    cache = cache_dir()
     variables = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         # The tiny model's programs compile in less than the default threshold of 1 s, and they are many.
@@ -93,7 +101,7 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
     for module in NOISY_MODULES:  # PYTHONWARNINGS comes too late for this process
         warnings.filterwarnings("ignore", category=FutureWarning, module=re.escape(module) + "$")
-    (repo_root() / ".cache").mkdir(exist_ok=True)
+    cache_dir().mkdir(parents=True, exist_ok=True)
     _keep_freed_memory()
     if uses_pathways():
         _start_pathways()

@@ -26,6 +26,11 @@ REMOVED = {
     "preflight --refresh": "to compile again, remove .cache/preflight",
     "preflight --largest-micro-batch": "give sizes to try: grpo preflight RECIPE training.micro_batch_size=N",
 }
+# A package that is missing, by its name in an import -> the extra that brings it; of all others: train.
+EXTRAS = {
+    **dict.fromkeys(("libtpu", "tpu_inference", "vllm", "wandb"), "tpu"),
+    **dict.fromkeys(("nbformat", "nbgrader", "pandas"), "teach"),
+}
 RESUMABLE = "finished work of a run or an --output is kept; the same command continues it"
 
 
@@ -75,6 +80,17 @@ def main() -> None:
         _exit(EXIT_CODE)
     except SystemExit as end:  # typer's, where nobody reads the output
         _exit(end.code)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package.startswith("grpo_"):  # a module of ours that is not there is a mistake of ours
+            raise
+        extra = EXTRAS.get(package, "train")
+        print(
+            f"error: {package} is not installed; it comes with the extra {extra}: pip install '.[{extra}]' in a clone of "
+            f"the course, or {'make setup-tpu' if extra == 'tpu' else 'make setup'} there",
+            file=sys.stderr,
+        )
+        _exit(2)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
             print(f"error: {error.filename}: {error.strerror}; name another file or folder", file=sys.stderr)

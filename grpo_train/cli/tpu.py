@@ -24,7 +24,6 @@ from grpo_train.cli.options import (
     log_for,
 )  # fmt: skip
 from grpo_train.cli.train import process_count
-from grpo_train.engines import model_files
 from grpo_train.recipes import load_recipe
 
 app = commands()
@@ -46,6 +45,7 @@ def preflight(
     Takes minutes per program; compiled programs are cached in .cache/preflight until you remove it. Exit code 0: the
     recipe fits; 1: it does not, and hints say what to change first; 2: it cannot be determined.
     """
+    from grpo_train.engines import model_files
     from grpo_train.tpu import compiler, preflight
 
     resolved = load_recipe(recipe, overrides or ())
@@ -124,6 +124,7 @@ def self_check(
     several hosts, run it on each.  Without a TPU everything is checked that needs none.  The result is also in
     RUNS/self-check-NAME.json; exit code 1: a check failed.
     """
+    from grpo_train.engines import model_files
     from grpo_train.tpu import self_check
 
     resolved = load_recipe(recipe, overrides or ())

@@ -14,7 +14,6 @@ import typer
 
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
-from grpo_teach.notebooks import read_exercises
 from grpo_train.cli.options import AsJson, commands, finish, log_for
 
 app = commands()
@@ -34,6 +33,7 @@ def check(
     cell.  Save the notebook first.  Exit code 2: it is not right yet.
     """
     from grpo_teach import check as public_cases
+    from grpo_teach.notebooks import read_exercises
 
     path = notebook or _notebook_of(number)
     try:
