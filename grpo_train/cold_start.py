@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from tunix.sft import peft_trainer
 
 from grpo_lib.common.errors import CourseError
-from grpo_train import losses, training
+from grpo_train import checks, losses
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes import Recipe
@@ -76,7 +76,7 @@ def fine_tune(
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
-            devices=training.assign_devices(recipe)[0], tensor=recipe.hardware.trainer_tensor,
+            devices=checks.assign_devices(recipe)[0], tensor=recipe.hardware.trainer_tensor,
             loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1

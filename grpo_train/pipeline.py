@@ -16,11 +16,11 @@ from typing import Any
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import require_space, write_json_atomic
-from grpo_lib.problems import Problem, describe_filtering, load_problems, take_different
+from grpo_lib.problems import Problem, describe_filtering, load_problems
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
-from grpo_train import cold_start, training  # first: training prepares the environment before JAX is imported
+from grpo_train import checks, cold_start, training  # first: training prepares the environment before JAX is imported
 
 # isort: split
 
@@ -91,17 +91,20 @@ def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Cal
     )
 
 
-def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = print) -> training.Session:
+def build_session(
+    recipe: Recipe, directory: Path, log: Callable[[str], None] = print, ready: checks.Ready | None = None
+) -> training.Session:
     """A training session on the run's converted base, or after a cold start, with the recipe's training problems.
 
-    `log` is called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
-    checkpoint.
+    Args:
+      log: called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
+        checkpoint.
+      ready: what checks.check has found; None: it is called here.
     """
-    training.require_supported(recipe)
-    taught, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    ready = ready or checks.check(recipe)
     if rows := describe_filtering(recipe.problems):
         log(rows)
-    session = training.build_session(recipe, directory, problems, start(recipe, directory, taught, log), log)
+    session = training.build_session(ready, directory, start(recipe, directory, ready.taught, log), log)
     if recipe.model.trainer_dtype == "bfloat16" and recipe.training.rounding == "nearest":
         applied, moved = nearest_moves(session.actor.weights(), recipe.training.learning_rate)
         log(
@@ -114,10 +117,10 @@ def build_session(recipe: Recipe, directory: Path, log: Callable[[str], None] = 
             f"grpo.watch_kl={recipe.grpo.watch_kl} changes nothing: with grpo.beta={recipe.grpo.beta:g} the KL is "
             "measured in every step"
         )
-    if filtered := len(problems) - len(session.problems):
+    if ready.left_out:
         log(
-            f"filtered out of training: {filtered} of {len(problems)} problems, with prompts longer than "
-            f"{recipe.rollout.max_prompt_length} tokens"
+            f"filtered out of training: {ready.left_out} of {ready.left_out + len(ready.problems)} problems, with "
+            f"prompts longer than {recipe.rollout.max_prompt_length} tokens"
         )
     return session
 
@@ -335,6 +338,7 @@ def run(
     log: Callable[[str], None] = lambda _: None,
     progress: bool = True,
     preemption: PreemptionHandler | None = None,
+    ready: checks.Ready | None = None,
 ) -> dict[str, Any] | None:
     """A run from the first step to summary.json and the export; what is done already is not done again.
 
@@ -342,6 +346,7 @@ def run(
       on_step: called with each row of metrics.jsonl.
       log: called with a sentence about each stage, and with early warnings (health_checks).
       preemption: a SIGTERM ends the run after the step under way, with `Interrupted`.
+      ready: what checks.check has found; None: it is called here.
 
     Returns the content of summary.json; None in all processes but the first.
     """
@@ -380,7 +385,7 @@ def run(
         )
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")
-    session = build_session(recipe, directory, log)
+    session = build_session(recipe, directory, log, ready)
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.

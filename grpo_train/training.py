@@ -1,6 +1,7 @@
 """GRPO from a recipe: Tunix's RLCluster and GRPOLearner around a MaxText actor.
 
-    session = build_session(recipe, run_dir, problems, checkpoint)   # actor, sampler, learner; continues a run
+    ready = checks.check(recipe)                          # refuses what cannot run
+    session = build_session(ready, run_dir, checkpoint)   # actor, sampler, learner; continues a run
     check_first_sync(session)                    # refuses to go on when sampler and trainer differ
     rows = train(session, on_step=print)         # metrics.jsonl, TensorBoard, checkpoints
 
@@ -30,7 +31,7 @@ from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
-from grpo_lib.rewards import get_rewards, overlong_penalty
+from grpo_lib.rewards import overlong_penalty
 from grpo_train import losses  # first: it prepares the environment before JAX is imported
 
 # isort: split
@@ -42,13 +43,13 @@ from etils import epath
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
+from grpo_train.checks import Ready
 from grpo_train.engines import cluster as clusters
 from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
-from grpo_train.engines.model_files import require_architecture, require_engine
 from grpo_train.engines.optimizer import learning_rates
-from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths, render_with
+from grpo_train.engines.prompt_lengths import prompt_lengths, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
@@ -96,6 +97,12 @@ class Session:
     def render(self, question: str, prompts: PromptsRecipe | None = None) -> str:
         return render_with(self.recipe.prompts, self.tokenizer, question, prompts)
 
+    def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Those of the problems whose prompts are not longer than in training."""
+        lengths = prompt_lengths(self.recipe.prompts, self.tokenizer, list(problems))
+        longest = self.rollout_config.max_prompt_length
+        return [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
+
     def generate(self, prompts: list[str]) -> list[Generation]:
         """Greedy completions from the policy as it is now; the `generate` of grpo_lib.evaluation.
 
@@ -129,65 +136,37 @@ class Session:
         )
 
 
-def require_supported(recipe: Recipe) -> None:
-    """Refuse, before anything is downloaded, written or loaded, a training that this machine or version cannot do."""
-    require_engine(recipe.rollout.engine)
-    require_architecture(recipe.model)
-    tracking.require(recipe.tracking)
-    assign_devices(recipe)
-    recipe.plan_on(jax.device_count(), jax.process_count())  # refuses a batch that does not divide
-
-
 def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
     """Tokens of the longest prompt of an evaluation and its completion."""
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
     return max(prompt_lengths(recipe.prompts, tokenizer, evaluated)) + recipe.rollout.max_completion_length
 
 
-def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
-    """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
-    return clusters.assign_devices(
-        recipe.hardware, recipe.rollout.engine, recipe.sampler_tensor(jax.device_count()), jax.devices()
-    )
-
-
 def build_session(
-    recipe: Recipe,
-    directory: str | Path,
-    problems: list[Problem],
-    checkpoint: str | Path,
-    log: Callable[[str], None] = print,
+    ready: Ready, directory: str | Path, checkpoint: str | Path, log: Callable[[str], None] = print
 ) -> Session:
     """Load the actor, build sampler and learner, and restore the run's latest checkpoint if it has one.
 
     Args:
+      ready: the recipe, its training problems, and what else `checks.check` has found.
       directory: the run directory; its `checkpoints/` holds actor and optimizer, unless the recipe says where.
-      problems: the training problems.
       checkpoint: MaxText weights to start from (`conversion.convert_to_maxtext`).
       log: called with a sentence about a damaged checkpoint, in whose place the one before it is restored.
 
-    Raises CourseError when a checkpoint cannot be read, a reward is unknown, a prompt is too long, or the recipe needs
-    more devices than there are, or something that is not installed.
+    Raises CourseError when a checkpoint cannot be read.
     """
     directory = Path(directory).resolve()
+    recipe, plan, tokenizer = ready.recipe, ready.plan, ready.tokenizer
 
-    # 0. Refuse what cannot run, or cannot be scored, before anything is loaded.
-    require_supported(recipe)
+    # 1. Sizes.  Gives `rollout_config`: prompts of at most P tokens, completions of C.
     maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
-    get_rewards(recipe.rewards, {problem.kind for problem in problems})
-
-    # 1. Sizes.  Takes the problems; gives `plan` (how a step is cut into micro-batches), `fitting` (the problems whose
-    #    prompts are short enough) and `rollout_config` (prompts of at most P tokens, completions of C).
-    plan = recipe.plan_on(jax.device_count(), jax.process_count())
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
-    max_prompt_length, fitting = fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)
     temperature: Any = recipe.rollout.first_temperature
     if recipe.rollout.has_schedule:
         temperature = jnp.float32(temperature)  # an array is an argument of the compiled programs, and no constant
     rollout_config = RolloutConfig(
         max_tokens_to_generate=recipe.rollout.max_completion_length,
-        max_prompt_length=max_prompt_length,
-        kv_cache_size=max_prompt_length + recipe.rollout.max_completion_length,
+        max_prompt_length=ready.max_prompt_length,
+        kv_cache_size=ready.max_prompt_length + recipe.rollout.max_completion_length,
         temperature=temperature,
         top_k=recipe.rollout.top_k,
         top_p=recipe.rollout.top_p,
@@ -208,13 +187,12 @@ def build_session(
     with maxtext_model.quiet():
         # 3. Models and Tunix's cluster.  Gives `actor` and `cluster`, with the weights of the newest checkpoint, and
         #    `watched`, from which the KL is measured where no penalty does it.
-        trainer_devices, sampler_devices = assign_devices(recipe)
         load = functools.partial(
             maxtext_model.load_actor,
             checkpoint=checkpoint,
             max_length=rollout_config.kv_cache_size,
             pad_id=tokenizer.pad_token_id,
-            devices=trainer_devices,
+            devices=ready.trainer_devices,
             tensor=recipe.hardware.trainer_tensor,
             loss=recipe.loss.implementation,
             lora=recipe.lora,
@@ -252,7 +230,7 @@ def build_session(
                 rollout_config,
                 adapts_beta=recipe.grpo.target_kl is not None,
                 sampler=sampler,
-                sampler_devices=None if shares_devices else sampler_devices,
+                sampler_devices=None if shares_devices else ready.sampler_devices,
                 checkpoints=saved.parent,
                 checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
                 log_directory=directory / "tensorboard",
@@ -266,13 +244,13 @@ def build_session(
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         batches = batch_of_step(
-            fitting,
+            ready.problems,
             functools.partial(render_with, recipe.prompts, tokenizer),
             plan.prompts_per_step,
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},
         )
-        learner = _make_learner(recipe, plan, actor, cluster, watched, batches)
+        learner = _make_learner(ready, actor, cluster, watched, batches)
     timer = StepTimer(cluster)
     cluster.actor_trainer.with_training_hooks(timer)
 
@@ -286,7 +264,7 @@ def build_session(
         cluster=cluster,
         learner=learner,
         rollout_config=rollout_config,
-        problems=fitting,
+        problems=ready.problems,
         batches=batches,
         recorder=recorder,
         timer=timer,
@@ -323,17 +301,16 @@ def _adapt_cluster(
 
 
 def _make_learner(
-    recipe: Recipe,
-    plan: BatchPlan,
+    ready: Ready,
     actor: maxtext_model.Actor,
     cluster: rl.RLCluster,
     watched: Callable[[], maxtext_model.Actor] | None,
     batches: Callable[[int], dict[str, np.ndarray]],
 ) -> learners.Learner:
     """`watched`: gives the base, for grpo.watch_kl."""
-    grpo = recipe.grpo
+    recipe, plan, grpo = ready.recipe, ready.plan, ready.recipe.grpo
     sampler: Any = cluster.rollout  # a TunixSampler or a VllmSampler
-    rewards = [TimedReward(function) for function in get_rewards(recipe.rewards)]
+    rewards = [TimedReward(function) for function in ready.rewards]
     if grpo.overlong_buffer:
         rewards.append(TimedReward(_overlong_reward(sampler, grpo, recipe.rollout.max_completion_length)))
     compared = min(

@@ -28,7 +28,7 @@ from grpo_lib import evaluation, plain_grpo, prompts, rewards, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
-from grpo_train import cli, pipeline, training
+from grpo_train import checks, cli, pipeline, training
 from grpo_train.cli.main import REMOVED as REMOVED_OPTIONS
 from grpo_train.cli.train import step_line
 from grpo_train.recipes import differences, load_recipe, profiles_of
@@ -457,7 +457,7 @@ def alone(name: str) -> Any:
 @pytest.mark.parametrize("overrides", [alone(name) for name in CONTROLS])
 def test_a_control_alone_trains(converted_base, tmp_path, overrides) -> None:
     recipe = load_recipe(TINY, [*SMALL, *overrides])
-    session = training.build_session(recipe, tmp_path, load_problems(recipe.problems, "train"), converted_base)
+    session = training.build_session(checks.check(recipe), tmp_path, converted_base)
     rows = training.train(session)
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["loss"] is not None and row["grad_norm"] is not None for row in rows)

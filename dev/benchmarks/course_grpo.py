@@ -14,13 +14,12 @@ from job import Job, result, worker_main
 
 
 def train(job: Job) -> dict[str, Any]:
-    from grpo_lib.problems import load_problems
-    from grpo_train import training
+    from grpo_train import checks, training
     from grpo_train.recipes import parse_recipe
 
     recipe = parse_recipe(job.recipe)
     with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
-        session = training.build_session(recipe, directory, load_problems(recipe.problems, "train"), job.checkpoint)
+        session = training.build_session(checks.check(recipe), directory, job.checkpoint)
         rows = training.train(session)
     columns = ("seconds", "seconds_rollout", "seconds_update", "reward", "completions/mean_length")
     return result(

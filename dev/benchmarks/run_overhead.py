@@ -96,8 +96,7 @@ def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> tuple[f
 
 def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, dict[str, list[float]]]:
     """{"with" or "without": {"seconds" or "cpu_seconds": of each block}}, from one run of twice `steps` and some."""
-    from grpo_lib.problems import load_problems
-    from grpo_train import training
+    from grpo_train import checks, training
     from grpo_train.recipes import load_recipe
     from grpo_train.runs import metrics_logger
 
@@ -146,7 +145,7 @@ def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, di
         ):
             changes.enter_context(mock.patch.object(owner, name, new))
         folder = changes.enter_context(tempfile.TemporaryDirectory(prefix="run-overhead-"))
-        session = training.build_session(recipe, folder, load_problems(recipe.problems, "train"), base)
+        session = training.build_session(checks.check(recipe), folder, base)
         training.train(session)
     return blocks
 

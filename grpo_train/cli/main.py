@@ -85,9 +85,10 @@ def main() -> None:
         if package.startswith("grpo_"):  # a module of ours that is not there is a mistake of ours
             raise
         extra = EXTRAS.get(package, "train")
+        target = "setup-tpu" if extra == "tpu" else "setup"
         print(
-            f"error: {package} is not installed; it comes with the extra {extra}: pip install '.[{extra}]' in a clone of "
-            f"the course, or {'make setup-tpu' if extra == 'tpu' else 'make setup'} there",
+            f"error: {package} is not installed; it comes with the extra {extra}: pip install '.[{extra}]' in a clone, "
+            f"or make {target} there",
             file=sys.stderr,
         )
         _exit(2)

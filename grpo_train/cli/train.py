@@ -83,10 +83,10 @@ def train(
             own = f"{jax.local_device_count()} of {jax.device_count()} devices are its own, {jax.default_backend()}"
             print(f"process {number} of {count}: {own}", file=sys.stderr, flush=True)
         if number:  # it computes with process 0, which does all file I/O and logging
-            from grpo_train import pipeline, training
+            from grpo_train import checks, pipeline
 
-            training.require_supported(resolved)
-            pipeline.run(resolved, directory, progress=False, preemption=preemption)
+            ready = checks.check(resolved)
+            pipeline.run(resolved, directory, progress=False, preemption=preemption, ready=ready)
         else:
             _train(resolved, directory, overwrite, base, as_json, preemption)
 
@@ -112,10 +112,7 @@ def process_count(recipe: Recipe, coordinator: str | None, process: int | None, 
 def _train(
     recipe: Recipe, directory: Path, overwrite: bool, base: str | None, as_json: bool, preemption: PreemptionHandler
 ) -> None:
-    from grpo_lib.problems import load_problems, take_different
-    from grpo_lib.rewards import get_rewards
-    from grpo_train.engines import model_files
-    from grpo_train.runs import tracking
+    from grpo_train import checks
     from grpo_train.runs.run_directory import check_base, check_run, link_base, one_at_a_time, open_run, require_folder
 
     # Whatever can be wrong is found before the directory is made, and what is found at once comes first.
@@ -125,24 +122,13 @@ def _train(
         require_folder(recipe.training.checkpoints, "training.checkpoints")
     if base:
         check_base(base)
-    model_files.require_engine(recipe.rollout.engine)
-    tracking.require(recipe.tracking)
-    train, *_ = (load_problems(recipe.problems, split) for split in ("train", "validation", "test"))
-    get_rewards(recipe.rewards, {problem.kind for problem in train})
-    model_files.check_model(recipe.model)  # one of the hub is downloaded when nothing else can be wrong
-    model_files.require_disk(recipe, None if base else directory / "checkpoints" / "base", directory)
+    made_base = None if base else directory / "checkpoints" / "base"
+    ready = checks.check(recipe, run=directory, base=made_base)
 
-    from grpo_train import pipeline, report, training
-    from grpo_train.engines import maxtext_model, prompt_lengths
+    from grpo_train import pipeline, report
     from grpo_train.report.comparison import read_json
     from grpo_train.report.formatting import duration
 
-    training.require_supported(recipe)
-    sizes = model_files.maxtext_sizes(recipe.model)
-    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
-    model_files.model_directory(recipe.model)
-    _, asked = take_different(train, recipe.training.cold_start)
-    prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, maxtext_model.load_tokenizer(recipe.model), asked)
     log = log_for(as_json)
     seconds: dict[int, float] = {}
 
@@ -165,7 +151,9 @@ def _train(
         directory = open_run(directory, recipe, overwrite=overwrite, log=log)
         if base:
             link_base(directory, base)
-        summary = pipeline.run(recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
+        summary = pipeline.run(
+            recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption, ready=ready
+        )
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
 
 

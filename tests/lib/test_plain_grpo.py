@@ -22,7 +22,7 @@ from grpo_lib.problems import load_problems, training_batches
 from grpo_lib.prompts import render
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
-from grpo_train import losses, training
+from grpo_train import checks, losses, training
 from grpo_train.engines import conversion, tunix_sampler, weight_sync
 from grpo_train.recipes import ModelRecipe, load_recipe, plain_settings
 from grpo_train.tpu import random_model
@@ -211,7 +211,7 @@ def both(request, root, converted_base, tmp_path_factory):
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
     if request.param == "untied":
         checkpoint = conversion.convert_to_maxtext(recipe.model, folder / "checkpoint")
-    session = training.build_session(recipe, folder / "run", load_problems(recipe.problems, "train"), checkpoint)
+    session = training.build_session(checks.check(recipe), folder / "run", checkpoint)
     theirs = watch_the_update(session)
     training.train(session)
     return SimpleNamespace(recipe=recipe, policy=plain_grpo.load_policy(model), theirs=theirs)

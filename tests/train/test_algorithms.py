@@ -19,7 +19,7 @@ from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_lib.rewards import overlong_penalty
-from grpo_train import losses, training
+from grpo_train import checks, losses, training
 from grpo_train.engines import learner, weight_sync
 from grpo_train.losses.packing import to_example
 from grpo_train.recipes import load_recipe
@@ -137,7 +137,7 @@ def test_the_update_of_a_run_does_not_depend_on_the_micro_batch(root, converted_
         ]
         recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
         problems = load_problems(recipe.problems, "train")
-        session = training.build_session(recipe, tmp_path / str(size), problems, converted_base)
+        session = training.build_session(checks.check(recipe, problems), tmp_path / str(size), converted_base)
         training.train(session)
         state = session.cluster.actor_trainer.optimizer.opt_state
         return weight_sync.by_name(optax.tree_utils.tree_get(state, "mu"))  # Adam's mean of the gradient

@@ -10,8 +10,7 @@ from maxtext.checkpoint_conversion import to_huggingface
 from tunix.rl import common, rl_cluster
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import load_problems
-from grpo_train import training
+from grpo_train import checks, training
 from grpo_train.engines import cluster, conversion, lora, maxtext_model, tunix_sampler, watched_kl, weight_sync
 from grpo_train.recipes import load_recipe
 from grpo_train.recipes.schema import LoRARecipe
@@ -115,7 +114,7 @@ def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, 
         *(f"lora.rank={LAYERS}", "training.learning_rate=0.03", "training.warmup_steps=0", "grpo.beta=0.01"),
     ]
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
-    session = training.build_session(recipe, tmp_path, load_problems(recipe.problems, "train"), converted_base)
+    session = training.build_session(checks.check(recipe), tmp_path, converted_base)
     assert session.cluster.inference_worker.get_model("reference") is not None
     (row,) = training.train(session)
     assert abs(row["kl"]) < 1e-5  # of the first step: the reference is the base

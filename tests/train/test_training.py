@@ -18,7 +18,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
-from grpo_train import pipeline, training
+from grpo_train import checks, pipeline, training
 from grpo_train.engines import prompt_lengths
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
@@ -53,7 +53,7 @@ def recipe(root):
 def build(recipe, converted_base):
     def build_in(directory, recipe=recipe, **more):
         problems = load_problems(recipe.problems, "train")
-        return training.build_session(recipe, directory, problems, converted_base, **more)
+        return training.build_session(checks.check(recipe, problems), directory, converted_base, **more)
 
     return build_in
 

@@ -1,0 +1,115 @@
+"""What a run needs, checked once: `check` refuses what cannot run, and gives what it found to all that follows.
+
+    ready = check(recipe)                                   # a CourseError names what is wrong, and the fix
+    session = training.build_session(ready, run_dir, checkpoint)
+
+The command does so before a run directory is made, a notebook through `pipeline.build_session`.  What can be said at
+once is said first, then what needs JAX and its devices, then what may need a download, and last what reads all prompts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common import environment
+from grpo_lib.problems import Problem, load_problems, take_different
+from grpo_lib.rewards import RewardFunction, get_rewards
+from grpo_train.engines import model_files
+from grpo_train.recipes import Recipe
+from grpo_train.recipes.batch_plan import BatchPlan
+from grpo_train.runs import tracking
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A recipe that can run on this machine, and what was found on the way."""
+
+    recipe: Recipe
+    plan: BatchPlan  # how a step is cut into micro-batches, on these devices and processes
+    trainer_devices: list[Any]
+    sampler_devices: list[Any]
+    tokenizer: Any
+    rewards: list[RewardFunction]
+    max_prompt_length: int  # P: training prompts are padded to it, in tokens
+    problems: list[Problem]  # of GRPO, whose prompts are not longer
+    left_out: int  # problems whose prompts are longer
+    taught: list[Problem]  # other problems, for the cold start; none without one
+
+
+def check(
+    recipe: Recipe, problems: Sequence[Problem] | None = None, *, run: Path | None = None, base: Path | None = None
+) -> Ready:
+    """Refuse what this machine or version cannot do, before anything is written or loaded.
+
+    Args:
+      problems: the training problems; None: the recipe's, of which a cold start takes its own.
+      run, base: the folders of the run and of the base that is to be converted, whose disks must have room.
+
+    Raises CourseError where a package, a reward, a file, a device or room on a disk is missing, the model is another
+    than the recipe says, a batch does not divide, or a prompt is too long.
+    """
+    # 1. Said at once.
+    model_files.require_engine(recipe.rollout.engine)
+    tracking.require(recipe.tracking)
+    taught: list[Problem] = []
+    if problems is None:
+        for split in ("validation", "test"):  # read again when they are evaluated: an error comes now
+            load_problems(recipe.problems, split)
+        taught, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    rewards = get_rewards(recipe.rewards, {problem.kind for problem in [*taught, *problems]})
+    model_files.check_model(recipe.model)
+    if run:
+        model_files.require_disk(recipe, base, run)
+
+    # 2. With JAX, which takes seconds to import.
+    plan, (trainer_devices, sampler_devices) = plan_and_devices(recipe)
+
+    # 3. A model of the hub is downloaded here.
+    from grpo_train.engines import maxtext_model, prompt_lengths
+
+    sizes = model_files.maxtext_sizes(recipe.model)
+    model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
+    model_files.model_directory(recipe.model)
+    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+
+    # 4. All prompts.
+    width, fitting = prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, list(problems))
+    return Ready(
+        recipe=recipe,
+        plan=plan,
+        trainer_devices=trainer_devices,
+        sampler_devices=sampler_devices,
+        tokenizer=tokenizer,
+        rewards=rewards,
+        max_prompt_length=width,
+        problems=fitting,
+        left_out=len(problems) - len(fitting),
+        taught=taught,
+    )
+
+
+def plan_and_devices(recipe: Recipe) -> tuple[BatchPlan, tuple[list[Any], list[Any]]]:
+    """The batch plan on what JAX finds, and the devices that train and those that sample.
+
+    Raises CourseError where there are too few, or a batch does not divide.
+    """
+    environment.prepare()  # before JAX is imported
+
+    import jax
+
+    devices = assign_devices(recipe)
+    return recipe.plan_on(jax.device_count(), jax.process_count()), devices
+
+
+def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
+    """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
+    environment.prepare()
+
+    import jax
+
+    from grpo_train.engines import cluster
+
+    return cluster.assign_devices(
+        recipe.hardware, recipe.rollout.engine, recipe.sampler_tensor(jax.device_count()), jax.devices()
+    )
