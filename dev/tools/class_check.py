@@ -42,9 +42,11 @@ class Row(NamedTuple):
 def memory() -> tuple[float, float]:
     """GB in all, and free, of the machine or of the container that this runs in."""
     total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS does not say what is free
-    if (info := Path("/proc/meminfo")).exists():
+    info = Path("/proc/meminfo")
+    if info.exists():
         free = _number(r"MemAvailable:\s+(\d+)", info) * 1024
-    limit, group = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup")
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
     if limit.exists() and limit.read_text().strip() != "max":
         used = _number(r"(\d+)", group / "memory.current") - _number(r"inactive_file (\d+)", group / "memory.stat")
         total = min(total, _number(r"(\d+)", limit))
@@ -56,17 +58,22 @@ def machine() -> list[Row]:
     """What can be said before anything is installed."""
     total, free = memory()
     disk = shutil.disk_usage(ROOT).free / 1e9
-    needed = DISK - INSTALLED * STAMP.exists()  # what .venv takes is taken
+    needed = DISK - INSTALLED if STAMP.exists() else DISK  # what .venv takes is taken
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    version = sys.version.split()[0]
+    supported = sys.version_info[:2] in ((3, 12), (3, 13))
+    python = Row("Python", version, "3.12 or 3.13", supported, "install one")
     return [
-        Row(
-            "Python", sys.version.split()[0], "3.12 or 3.13", sys.version_info[:2] in ((3, 12), (3, 13)), "install one"
-        ),
+        python,
         Row("cores", str(cores), str(CORES), cores >= CORES, ELSEWHERE),
-        Row("memory", f"{total:.1f} GB", f"{MEMORY:g} GB", total >= MEMORY, ELSEWHERE),
-        Row("free memory", f"{free:.1f} GB", f"{FREE:g} GB", free >= FREE, "close programs, and notebooks' kernels"),
-        Row("free disk", f"{disk:.1f} GB", f"{needed:g} GB", disk >= needed, "delete files, or use a larger disk"),
+        gigabytes("memory", total, MEMORY, ELSEWHERE),
+        gigabytes("free memory", free, FREE, "close programs, and notebooks' kernels"),
+        gigabytes("free disk", disk, needed, "delete files, or use a larger disk"),
     ]
+
+
+def gigabytes(name: str, value: float, least: float, advice: str) -> Row:
+    return Row(name, f"{value:.1f} GB", f"{least:g} GB", value >= least, advice)
 
 
 def reference() -> tuple[float, dict[str, float]]:
