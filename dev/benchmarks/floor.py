@@ -84,9 +84,14 @@ def attention(q, k, v, mask):  # mask [B, T, T]: the keys that a query sees
 @functools.partial(jax.jit, static_argnames=("config", "length", "temperature", "group_size"))
 def sample(weights, config, prompts, key, length: int, temperature: float, group_size: int):
     """plain_grpo.sample above temperature 0, for prompts that come `group_size` times each."""
-    (B, P), G, C = prompts.shape, group_size, length
-    first, valid, cache = prompts[::G], prompts[::G] != config.pad, []  # cache: keys and values [N, P, K, H] by layer
-    table, positions = rope_table(weights, config, P + C), jnp.cumsum(valid, 1) - 1
+    B, P = prompts.shape
+    G = group_size
+    C = length
+    first = prompts[::G]  # [N, P], each prompt once
+    valid = first != config.pad
+    cache = []  # keys and values [N, P, K, H] by layer
+    table = rope_table(weights, config, P + C)
+    positions = jnp.cumsum(valid, 1) - 1
 
     def prefill(_, q, k, v):
         cache.append((k, v))

@@ -64,7 +64,8 @@ def train(job: Job) -> dict[str, Any]:
 
     if os.environ.get("LEVERS_SCAN"):
         cpu_speed.UNROLLED = 0
-    gaps, given = [], training.train
+    gaps: list[float] = []
+    given = training.train
 
     def with_gaps(session: Any) -> list[dict[str, Any]]:
         rows = given(session)

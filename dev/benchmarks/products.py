@@ -42,14 +42,16 @@ def matrices(config: dict[str, Any]) -> list[tuple[int, int, int]]:
 
 def seconds_of(rows: int, inputs: int, outputs: int) -> float:
     """Of one product [rows, inputs] x [inputs, outputs]: the fastest of several rounds."""
-    a, b = jnp.ones((rows, inputs)), jnp.ones((inputs, outputs))
+    a = jnp.ones((rows, inputs))
+    b = jnp.ones((inputs, outputs))
     product = jax.jit(jnp.matmul).lower(a, b).compile()
-    found, until = [], time.perf_counter() + SECONDS
-    while len(found) < 3 or time.perf_counter() < until:
+    rounds: list[float] = []
+    until = time.perf_counter() + SECONDS
+    while len(rounds) < 3 or time.perf_counter() < until:
         started = time.perf_counter()
         product(a, b).block_until_ready()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        rounds.append(time.perf_counter() - started)
+    return min(rounds)
 
 
 def train(job: Job) -> dict[str, Any]:

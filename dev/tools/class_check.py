@@ -112,7 +112,8 @@ def measure() -> dict[str, float]:
 
 def speed(measured: dict[str, float]) -> tuple[Row, dict[str, float]]:
     """The step's line, and the minutes of each notebook here."""
-    here, (there, seconds) = measured["step"], reference()
+    here = measured["step"]
+    there, seconds = reference()
     most = there * LONGEST * 60 / seconds["04_grpo_training"]
     row = Row("a GRPO step", f"{here:.2f} s", f"{most:.1f} s or less", here <= most, ELSEWHERE)
     return row, {name: each * here / there / 60 for name, each in seconds.items()}
@@ -120,9 +121,10 @@ def speed(measured: dict[str, float]) -> tuple[Row, dict[str, float]]:
 
 def page(rows: list[Row], minutes: dict[str, float], measured: dict[str, float]) -> str:
     """What is printed without --json, but for the last line."""
-    lines = [
-        f"{row.name:<13}{row.value:<10}{row.needs:<16}{'OK' if row.ok else f'too little: {row.fix}'}" for row in rows
-    ]
+    lines = []
+    for row in rows:
+        verdict = "OK" if row.ok else f"too little: {row.fix}"
+        lines.append(f"{row.name:<13}{row.value:<10}{row.needs:<16}{verdict}")
     if minutes:
         lines += ["", "Minutes that a notebook runs here, about (reading takes longer):"]
         lines += [f"  {name:<26}{each:5.1f}" for name, each in [*minutes.items(), ("all ten", sum(minutes.values()))]]
@@ -141,16 +143,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if subprocess.run([ROOT / "dev" / "tools" / "check-environment.sh", ".venv"]).returncode:
         return 1  # it has said why
-    rows, minutes, measured = machine(), {}, {"step": options.step} if options.step else {}
+    rows = machine()
+    minutes: dict[str, float] = {}
+    measured: dict[str, float] = {"step": options.step} if options.step else {}
     if options.step or all(row.ok for row in rows):  # a machine that is too small is not made to install 2 GB
         measured = measured or measure()
         row, minutes = speed(measured)
         rows.append(row)
     good = all(row.ok for row in rows)
     result = {"ok": good, "rows": [row._asdict() for row in rows], "minutes": minutes, "measured": measured}
-    print(
-        json.dumps(result) if options.json else f"{page(rows, minutes, measured)}\nIt will {'' if good else 'not '}do."
-    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(page(rows, minutes, measured))
+        print("It will do." if good else "It will not do.")
     return 0 if good else 1
 
 

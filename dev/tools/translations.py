@@ -182,7 +182,8 @@ def build(
     name: str, notebook: dict, chinese: dict[str, str], anchors_of: dict[str, dict[str, str]], root: Path
 ) -> dict:
     """Return the notebook in Chinese.  `anchors_of`: name of each that is built → English anchor → Chinese one."""
-    here, there = source(name, root).parent, target(name, root).parent
+    here = source(name, root).parent
+    there = target(name, root).parent
 
     def link(match: re.Match) -> str:
         path, number_sign, anchor = match[1].partition("#")
@@ -190,7 +191,8 @@ def build(
             file = os.path.normpath(here / path)
             other = next((one for one in anchors_of if str(source(one, root)) == file), None)
             if other:
-                file, anchor = target(other, root), anchors_of[other].get(anchor, anchor)
+                file = target(other, root)
+                anchor = anchors_of[other].get(anchor, anchor)
             path = os.path.relpath(file, there)
         elif not path:
             anchor = anchors_of[name].get(anchor, anchor)
