@@ -1,4 +1,4 @@
-"""The benchmarks: what they count, and that they start."""
+"""The benchmarks and the experiments: what they count, and that they start."""
 
 import importlib
 import json
@@ -10,28 +10,42 @@ import pytest
 
 from grpo_train.recipes import load_recipe
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "dev" / "benchmarks"
+DEV = Path(__file__).resolve().parents[1] / "dev"
+FOLDERS = ("benchmarks", "experiments")
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    """A program as a module, by its name; the folder's modules import each other by name, as they do when run."""
-    sys.path.insert(0, str(BENCHMARKS))
+def program():
+    """A program as a module, by its name; a folder's modules import each other by name, as they do when run."""
+    before = list(sys.path)
+    sys.path[:0] = [str(DEV / folder) for folder in FOLDERS]
     yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
+    sys.path[:] = before
 
 
-@pytest.mark.parametrize("program", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
-def test_every_program_imports_what_is_there(benchmark, program) -> None:
-    benchmark(program)
+@pytest.mark.parametrize("name", sorted(path.stem for folder in FOLDERS for path in (DEV / folder).glob("*.py")))
+def test_every_program_imports_what_is_there(program, name) -> None:
+    program(name)
 
 
 # --- the experiments ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def experiments(benchmark):
-    return benchmark("algorithms")
+def run(program):
+    return program("run")
+
+
+@pytest.fixture(scope="module")
+def judge(program):
+    return program("judge")
+
+
+@pytest.fixture(scope="module")
+def records(root):
+    """{name: record} of assets/experiments."""
+    files = sorted((root / "assets" / "experiments").glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 @pytest.mark.parametrize(
@@ -50,41 +64,74 @@ def experiments(benchmark):
         ("half", 0.4, [0.1, 0.2], [0.2, 0.4], False),
     ],
 )
-def test_a_claim_is_judged_by_pairs_of_seeds(experiments, kind, bar, one, other, held):
+def test_a_claim_is_judged_by_pairs_of_seeds(judge, kind, bar, one, other, held):
     runs = [
         {"seed": seed, "arm": arm, "accuracy": value}
         for arm, values in (("a", one), ("b", other))
         for seed, value in reversed(list(enumerate(values)))
     ]
-    assert experiments.judge(experiments.Claim("it", "a", "b", "accuracy", kind, bar), runs)["held"] == held
+    assert judge.judge(judge.Claim("it", "a", "b", "accuracy", kind, bar), runs)["held"] == held
 
 
-def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
-    records = sorted((root / "assets" / "experiments").glob("*.json"))
-    assert records
-    for path in records:
-        kept, experiment = json.loads(path.read_text(encoding="utf-8")), experiments.EXPERIMENTS[path.stem]
-        assert kept["arms"] == experiment.arms and kept["changes"] == experiment.changes
-        assert sorted((run["arm"], run["seed"]) for run in kept["runs"]) == sorted(
-            (arm, seed) for arm in kept["arms"] for seed in range(3 if path.stem == "real" else 5)
-        )
-        for run in kept["runs"]:
-            recipe = load_recipe(experiment.recipe, [*kept["changes"], *kept["arms"][run["arm"]]])
-            assert len(run["validation"]) == (recipe.training.steps if run["arm"] not in experiments.UNTRAINED else 0)
-        for saved, claim, again in zip(
-            kept["claims"], experiment.claims, experiments.judged(experiment, kept["runs"]), strict=True
-        ):
+def test_the_records_are_of_the_experiments_and_arms_as_they_stand(run, records):
+    recorded = {name: (record["question"], record["changes"], record["arms"]) for name, record in records.items()}
+    written = {name: (each.question, each.changes, each.arms) for name, each in run.EXPERIMENTS.items()}
+    assert recorded == written
+
+
+def test_the_records_are_of_the_predictions_as_they_stand(run, records):
+    for name, record in records.items():
+        experiment = run.EXPERIMENTS[name]
+        judged = run.judged(experiment, record["runs"])
+        for saved, claim, again in zip(record["claims"], experiment.claims, judged, strict=True):
             assert saved.items() >= vars(claim).items()
-            assert saved["held"] == again["held"] and saved["mean"] == pytest.approx(again["mean"])
+            assert saved["held"] == again["held"]
+            assert saved["mean"] == pytest.approx(again["mean"])
 
 
-def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(experiments) -> None:
+def test_the_records_have_every_step_of_every_arm_and_seed(program, run, records):
+    untrained = program("arms").UNTRAINED
+    for name, record in records.items():
+        seeds = range(3 if name == "real" else 5)
+        expected = [(arm, seed) for arm in record["arms"] for seed in seeds]
+        assert sorted((done["arm"], done["seed"]) for done in record["runs"]) == sorted(expected)
+        for done in record["runs"]:
+            changes = [*record["changes"], *record["arms"][done["arm"]]]
+            recipe = load_recipe(run.EXPERIMENTS[name].recipe_path, changes)
+            steps = 0 if done["arm"] in untrained else recipe.training.steps
+            assert len(done["validation"]) == steps
+
+
+def test_an_experiment_names_functions_and_arms_that_there_are(run):
+    for name, experiment in run.EXPERIMENTS.items():
+        assert experiment.before in ("", *run.BEFORE), name
+        assert experiment.after in ("", *run.AFTER), name
+        assert experiment.across in ("", *run.ACROSS), name
+        for claim in experiment.claims:
+            assert {claim.one, claim.other} <= set(experiment.arms), name
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        # YAML's off is a truth value: it needs quotes.
+        ("a: {question: why, arms: {off: []}, claims: []}", "input_value=False"),
+        ("a: {question: why, arms: {}, claims: [], befor: fall}", "a.befor"),
+    ],
+)
+def test_an_experiment_that_is_written_wrong_is_refused(program, tmp_path, text, wrong):
+    file = tmp_path / "group.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=wrong):
+        program("experiment").read_experiments(file)
+
+
+def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(judge) -> None:
     # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
-    assert experiments.mean_interval([1, 2, 3, 4, 5]) == pytest.approx(
-        (3 - 2.776445 * 0.5**0.5, 3 + 2.776445 * 0.5**0.5)
-    )
+    half = 2.776445 * 0.5**0.5
+    assert judge.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half))
     spread = [-1.0, 1.0, -1.0, 1.0, -1.0]
-    smallest = experiments.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
+    smallest = judge.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
     samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
     t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
     assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)

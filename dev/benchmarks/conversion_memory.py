@@ -159,17 +159,18 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"{'model, GB':>10}" + "".join(f"{label + ', peak GB (ratio)':>44}" for label in DIRECTIONS.values())]
     for size in result["sizes"]:
         model = size["model_bytes"]
-        peaks = (
-            f"{size[name]['peak_bytes'] / 1e9:.2f} ({size[name]['peak_bytes'] / model:.2f})" for name in DIRECTIONS
-        )
-        lines.append(f"{model / 1e9:>10.2f}" + "".join(f"{peak:>44}" for peak in peaks))
+        line = f"{model / 1e9:>10.2f}"
+        for name in DIRECTIONS:
+            peak = size[name]["peak_bytes"]
+            cell = f"{peak / 1e9:.2f} ({peak / model:.2f})"
+            line += f"{cell:>44}"
+        lines.append(line)
     for name, label in DIRECTIONS.items():
-        line = result["growth"][name]
-        fits = "fits" if line["stated_32b_gb"] < HOST_GB else "does not fit"
-        lines.append(
-            f"{label}: {line['intercept_gb']:.2f} GB and {line['bytes_per_byte']:.2f} bytes per byte of model; Qwen2.5-"
-            f"32B ({BYTES_32B / 1e9:.1f} GB): {line['stated_32b_gb']:.0f} GB by this line, {fits} {HOST_GB} GB"
-        )
+        growth = result["growth"][name]
+        fits = "fits" if growth["stated_32b_gb"] < HOST_GB else "does not fit"
+        fitted = f"{growth['intercept_gb']:.2f} GB and {growth['bytes_per_byte']:.2f} bytes per byte of model"
+        stated = f"Qwen2.5-32B ({BYTES_32B / 1e9:.1f} GB): {growth['stated_32b_gb']:.0f} GB by this line"
+        lines.append(f"{label}: {fitted}; {stated}, {fits} {HOST_GB} GB")
     return "\n".join(lines)
 
 

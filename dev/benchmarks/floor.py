@@ -84,9 +84,14 @@ def attention(q, k, v, mask):  # mask [B, T, T]: the keys that a query sees
 @functools.partial(jax.jit, static_argnames=("config", "length", "temperature", "group_size"))
 def sample(weights, config, prompts, key, length: int, temperature: float, group_size: int):
     """plain_grpo.sample above temperature 0, for prompts that come `group_size` times each."""
-    (B, P), G, C = prompts.shape, group_size, length
-    first, valid, cache = prompts[::G], prompts[::G] != config.pad, []  # cache: keys and values [N, P, K, H] by layer
-    table, positions = rope_table(weights, config, P + C), jnp.cumsum(valid, 1) - 1
+    B, P = prompts.shape
+    G = group_size
+    C = length
+    first = prompts[::G]  # [N, P], each prompt once
+    valid = first != config.pad
+    cache = []  # keys and values [N, P, K, H] by layer
+    table = rope_table(weights, config, P + C)
+    positions = jnp.cumsum(valid, 1) - 1
 
     def prefill(_, q, k, v):
         cache.append((k, v))
@@ -94,11 +99,13 @@ def sample(weights, config, prompts, key, length: int, temperature: float, group
 
     def choose(logits, index):  # as jax.random.categorical, whose argmax is slow on a CPU
         noise = jax.random.gumbel(jax.random.fold_in(key, index), (B, logits.shape[-1]))
-        scores, places = logits[:, 0] / temperature + noise, jnp.arange(logits.shape[-1])
+        scores = logits[:, 0] / temperature + noise
+        places = jnp.arange(logits.shape[-1])
         return jnp.where(scores == scores.max(-1, keepdims=True), places, len(places)).min(-1)
 
     def next_token(state):
-        (index, token, ended, completions, own), new = state, []
+        index, token, ended, completions, own = state
+        new = []
         at = index - 1
         seen = jnp.concatenate([valid, jnp.broadcast_to(jnp.arange(C) <= at, (B // G, C))], 1)[:, None, None, None]
 
@@ -119,7 +126,8 @@ def sample(weights, config, prompts, key, length: int, temperature: float, group
         return index + 1, token, ended | (token == config.eos), completions.at[:, index].set(token), new
 
     logits = transformer(weights, config, first, [x[positions] for x in table], prefill)[:, -1:]
-    token, completions = choose(jnp.repeat(logits, G, 0), 0), jnp.full((B, C), config.pad)
+    token = choose(jnp.repeat(logits, G, 0), 0)
+    completions = jnp.full((B, C), config.pad)
     shapes = [(k.shape[0], G, *k.shape[2:], C) for k, _ in cache]
     own = [(jnp.zeros(shape), jnp.zeros(shape).swapaxes(3, 4)) for shape in shapes]
     state = (1, token, token == config.eos, completions.at[:, 0].set(token), own)
@@ -131,12 +139,18 @@ def group_rows(prompts, completions, pad: int):
 
     They begin with the last token of the prompt, again: it predicts their first one.
     """
-    (N, P), G, C = prompts.shape, *completions.shape[1:]
+    N, P = prompts.shape
+    _, G, C = completions.shape
     lengths = np.column_stack([(prompts != pad).sum(1) - 1, 1 + (completions != pad).sum(2)])  # of segments [N, 1 + G]
-    begins, longest, needed = np.cumsum(lengths, 1) - lengths, P - 1 + G * (1 + C), lengths.sum(1)
+    begins = np.cumsum(lengths, 1) - lengths
+    needed = lengths.sum(1)
     # Two widths are compiled; most batches fit into the first.
-    T = next(T for T in (-(-longest * 4 // 5 // 16) * 16, -(-longest // 16) * 16) if needed.max() <= T)
-    starts, tokens = begins[:, 1:], np.zeros((N, T), np.int32)
+    longest = P - 1 + G * (1 + C)
+    narrow = -(-longest * 4 // 5 // 16) * 16
+    wide = -(-longest // 16) * 16
+    T = next(width for width in (narrow, wide) if needed.max() <= width)
+    starts = begins[:, 1:]
+    tokens = np.zeros((N, T), np.int32)
     n, p = np.nonzero(prompts[:, :-1] != pad)
     tokens[n, p - (P - 1 - lengths[n, 0])] = prompts[n, p]
     tokens[np.arange(N)[:, None], starts] = prompts[:, -1:]

@@ -87,8 +87,8 @@ def gsm8k_completions(folder: Path) -> list[Pair]:
 
 def last_number(text: str, gold: str) -> bool:
     """A bare pattern: the last number of the text, compared as text."""
-    found = _LAST_NUMBER.findall(text)
-    return bool(found) and found[-1].replace(",", "") == gold.replace(",", "")
+    numbers = _LAST_NUMBER.findall(text)
+    return bool(numbers) and numbers[-1].replace(",", "") == gold.replace(",", "")
 
 
 def reference_reward(completion: str, gold: str) -> bool:
@@ -134,20 +134,28 @@ def throughput(pairs: list[Pair], rounds: int) -> dict[str, Any]:
             verdicts = [verdict(completion, gold) for completion, gold in pairs]
             seconds[name].append(time.process_time() - started)
             accepted[name] = sum(verdicts)
-    ratios = {
-        f"{OURS}/{name}": [other / ours for ours, other in zip(seconds[OURS], values, strict=True)]
-        for name, values in seconds.items()
-        if name != OURS
-    }
+    ratios = {}
+    for name, values in seconds.items():
+        if name != OURS:
+            ratios[f"{OURS}/{name}"] = spread([other / ours for ours, other in zip(seconds[OURS], values, strict=True)])
+    per_cpu_second = {}
+    for name, values in seconds.items():
+        per_cpu_second[name] = [round(len(pairs) / s) for s in values]
+    mean_characters = statistics.mean(len(completion) for completion, _ in pairs)
     return {
         "completions": len(pairs),
-        "mean_characters": round(statistics.mean(len(completion) for completion, _ in pairs), 1),
-        "per_cpu_second": {name: [round(len(pairs) / s) for s in values] for name, values in seconds.items()},
-        "ratios": {
-            name: {"median": round(statistics.median(v), 3), "min": round(min(v), 3), "max": round(max(v), 3)}
-            for name, v in ratios.items()
-        },
+        "mean_characters": round(mean_characters, 1),
+        "per_cpu_second": per_cpu_second,
+        "ratios": ratios,
         "accepted": accepted,
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
     }
 
 
@@ -159,16 +167,19 @@ def accuracy(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     if peer := math_verify_grader(row["gold"] for row in rows):
         who["math_verify"] = peer
     who["last_number"] = last_number
-    found = {}
+    results = {}
     for name, verdict in who.items():
         verdicts = [(bool(verdict(row["text"], row["gold"])), row["label"]) for row in rows]
-        found[name] = {
+        agreed = sum(said == label for said, label in verdicts)
+        wrong_accepted = sum(said and not label for said, label in verdicts)
+        right_refused = sum(label and not said for said, label in verdicts)
+        results[name] = {
             "n": len(rows),
-            "accuracy": round(sum(said == label for said, label in verdicts) / len(rows), 4),
-            "wrong_accepted": sum(said and not label for said, label in verdicts),
-            "right_refused": sum(label and not said for said, label in verdicts),
+            "accuracy": round(agreed / len(rows), 4),
+            "wrong_accepted": wrong_accepted,
+            "right_refused": right_refused,
         }
-    return found
+    return results
 
 
 # What is repeated up to the length of an attack.
@@ -199,6 +210,16 @@ PLACES = {
     "after 18": lambda text: template_completion("so", f"18 {text}"),
     "in the reasoning": lambda text: template_completion(text, "18"),
 }
+
+
+def stated_answers(text: str) -> list[Any]:
+    return [answers.stated_answer(text, kind) for kind in answers.KINDS]
+
+
+def agreements(text: str) -> list[Any]:
+    return [answers.agrees(text, "18", kind) for kind in answers.KINDS]
+
+
 FUNCTIONS: dict[str, Callable[[str], Any]] = {
     "answers.answer_block": answers.answer_block,
     "answers.canonical_answer": answers.canonical_answer,
@@ -215,12 +236,13 @@ FUNCTIONS: dict[str, Callable[[str], Any]] = {
     "answers.integer_answer": answers.integer_answer,
     "answers.latex_answer": answers.latex_answer,
     "answers.same_latex": lambda text: answers.same_latex(text, "18"),
-    "answers.stated_answer": lambda text: [answers.stated_answer(text, kind) for kind in answers.KINDS],
-    "answers.agrees": lambda text: [answers.agrees(text, "18", kind) for kind in answers.KINDS],
+    "answers.stated_answer": stated_answers,
+    "answers.agrees": agreements,
     "evaluation.grade": lambda text: grade(text, "18"),
-    **{f"rewards.{name}": lambda text, f=f: f(None, [text], ["18"]) for name, f in rewards.REWARDS.items()},
-    "rewards.explain, all six": lambda text: rewards.explain(text, "18", rewards.REWARDS.values()),
 }
+for _name, _reward in rewards.REWARDS.items():
+    FUNCTIONS[f"rewards.{_name}"] = lambda text, reward=_reward: reward(None, [text], ["18"])
+FUNCTIONS["rewards.explain, all six"] = lambda text: rewards.explain(text, "18", rewards.REWARDS.values())
 
 
 @dataclass(frozen=True)
@@ -254,15 +276,15 @@ def worst_cases(size: int) -> dict[str, Any]:
             seconds = cpu_seconds(function, text)
             if name not in longest or seconds > longest[name][0]:
                 longest[name] = seconds, attack
-    functions = {
-        name: {
+    functions = {}
+    for name, (seconds, attack) in longest.items():
+        seconds_at_half = cpu_seconds(FUNCTIONS[name], attack.text(size // 2))
+        functions[name] = {
             "seconds": round(seconds, 5),
-            "seconds_at_half": round(cpu_seconds(FUNCTIONS[name], attack.text(size // 2)), 5),
+            "seconds_at_half": round(seconds_at_half, 5),
             "unit": attack.unit,
             "place": attack.place,
         }
-        for name, (seconds, attack) in longest.items()
-    }
     worst = max(functions, key=lambda name: functions[name]["seconds"])
     return {"characters": size, "attacks": len(attacks), "worst": worst, "functions": functions}
 
@@ -270,34 +292,46 @@ def worst_cases(size: int) -> dict[str, Any]:
 # --- The program ---
 
 
-def table(found: dict[str, Any]) -> str:
+def throughput_table(source: str, result: dict[str, Any]) -> list[str]:
+    lines = [f"{source}: {result['completions']} completions of {result['mean_characters']:g} characters", ""]
+    lines.append(f"{'':32} {'per CPU second':>14} {'min–max':>17} {'accepted':>8} {'is_correct ÷ it':>16}")
+    for grader, values in result["per_cpu_second"].items():
+        median = statistics.median(values)
+        between = f"{min(values):,}–{max(values):,}"
+        line = f"{LABELS[grader]:32} {median:14,.0f} {between:>17} {result['accepted'][grader]:8}"
+        ratio = result["ratios"].get(f"{OURS}/{grader}")
+        if ratio:
+            line += f" {ratio['median']:16.3g}"
+        lines.append(line)
+    return lines
+
+
+def accuracy_table(rows: dict[str, Any]) -> list[str]:
+    title = f"{next(iter(rows.values()))['n']} labelled spellings"
+    lines = [f"{title:32} {'accuracy':>9} {'wrong accepted':>15} {'right refused':>14}"]
+    for grader, row in rows.items():
+        counts = f"{row['accuracy']:9.1%} {row['wrong_accepted']:15} {row['right_refused']:14}"
+        lines.append(f"{LABELS[grader]:32} {counts}")
+    return lines
+
+
+def worst_table(worst: dict[str, Any]) -> list[str]:
+    title = f"worst of {worst['attacks']} texts of {worst['characters']:,} characters"
+    lines = [f"{title:46} {'CPU s':>8} {'at half':>8}  text"]
+    for name, row in worst["functions"].items():
+        seconds = f"{row['seconds']:8.4f} {row['seconds_at_half']:8.4f}"
+        lines.append(f"{name:46} {seconds}  {row['unit']}, {row['place']}")
+    return lines
+
+
+def table(measured: dict[str, Any]) -> str:
     """The result as text."""
     lines = []
-    for name, result in found["throughput"].items():
-        lines += [f"{name}: {result['completions']} completions of {result['mean_characters']:g} characters", ""]
-        lines.append(f"{'':32} {'per CPU second':>14} {'min–max':>17} {'accepted':>8} {'is_correct ÷ it':>16}")
-        for grader, values in result["per_cpu_second"].items():
-            ratio = result["ratios"].get(f"{OURS}/{grader}")
-            lines.append(
-                f"{LABELS[grader]:32} {statistics.median(values):14,.0f} {f'{min(values):,}–{max(values):,}':>17}"
-                f" {result['accepted'][grader]:8}" + (f" {ratio['median']:16.3g}" if ratio else "")
-            )
-        lines.append("")
-    if found["accuracy"]:
-        n = next(iter(found["accuracy"].values()))["n"]
-        lines.append(f"{f'{n} labelled spellings':32} {'accuracy':>9} {'wrong accepted':>15} {'right refused':>14}")
-        for grader, row in found["accuracy"].items():
-            lines.append(
-                f"{LABELS[grader]:32} {row['accuracy']:9.1%} {row['wrong_accepted']:15} {row['right_refused']:14}"
-            )
-        lines.append("")
-    worst = found["worst_case"]
-    title = f"worst of {worst['attacks']} texts of {worst['characters']:,} characters"
-    lines.append(f"{title:46} {'CPU s':>8} {'at half':>8}  text")
-    lines += [
-        f"{name:46} {row['seconds']:8.4f} {row['seconds_at_half']:8.4f}  {row['unit']}, {row['place']}"
-        for name, row in worst["functions"].items()
-    ]
+    for source, result in measured["throughput"].items():
+        lines += [*throughput_table(source, result), ""]
+    if measured["accuracy"]:
+        lines += [*accuracy_table(measured["accuracy"]), ""]
+    lines += worst_table(measured["worst_case"])
     return "\n".join(lines)
 
 
@@ -336,20 +370,24 @@ def main() -> None:
     if math_verify_grader([]) is None:
         not_measured.append("math-verify: not installed here (make setup)")
 
-    found = {
-        "throughput": {name: throughput(pairs[: arguments.limit], arguments.rounds) for name, pairs in sources.items()},
+    throughputs = {}
+    for source, pairs in sources.items():
+        throughputs[source] = throughput(pairs[: arguments.limit], arguments.rounds)
+    measured = {
+        "throughput": throughputs,
         "accuracy": accuracy(rows) if rows else {},
         "worst_case": worst_cases(arguments.size),
         "not_measured": not_measured,
         "versions": {"python": sys.version.split()[0], **_version_of_the_peer()},
         "machine": machine(),
     }
-    print(table(found))
+    print(table(measured))
     for remark in not_measured:
         print(f"not measured: {remark}")
-    print(f"\n{found['machine']['processor']}; " + ", ".join(f"{name} {v}" for name, v in found["versions"].items()))
+    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
+    print(f"\n{measured['machine']['processor']}; {versions}")
     if arguments.json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(measured, ensure_ascii=False))
 
 
 def _version_of_the_peer() -> dict[str, str]:

@@ -42,9 +42,11 @@ def train(
     job: Job, name: str = "hand_jitted", sample: Callable = plain_grpo.sample, update: Callable = plain_grpo.update
 ) -> dict[str, Any]:
     """plain_grpo.train with these two functions, timed.  floor.py has others."""
-    recipe, policy = parse_recipe(job.recipe), plain_grpo.load_policy(job.model)
+    recipe = parse_recipe(job.recipe)
+    policy = plain_grpo.load_policy(job.model)
     seconds, rollouts, updates, reward, length = ([] for _ in range(5))
-    plain_grpo.sample, plain_grpo.update = timed(sample, rollouts), timed(update, updates)
+    plain_grpo.sample = timed(sample, rollouts)
+    plain_grpo.update = timed(update, updates)
     steps = plain_grpo.train(plain_settings(recipe), load_problems(recipe.problems, "train"), policy)
     started = time.perf_counter()  # the first step also finds the longest prompt; it compiles and does not count
     for row, prompts in zip(steps, job.prompts, strict=True):

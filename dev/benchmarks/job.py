@@ -125,6 +125,9 @@ def result(
     """One worker's result.  The lists have one entry per step; the first steps hold the compilations."""
     # ru_maxrss counts KiB on Linux and bytes on macOS.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+    versions = {"python": sys.version.split()[0]}
+    for package in packages:
+        versions[package] = importlib.metadata.version(package)
     return {
         "name": name,
         "seconds": [round(value, 5) for value in seconds],
@@ -134,8 +137,5 @@ def result(
         "completion_length": [round(value, 2) for value in completion_length],
         "process_seconds": round(time.perf_counter() - STARTED, 2),
         "peak_memory_gib": round(peak, 2),
-        "versions": {
-            "python": sys.version.split()[0],
-            **{package: importlib.metadata.version(package) for package in packages},
-        },
+        "versions": versions,
     }

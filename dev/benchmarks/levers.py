@@ -64,7 +64,8 @@ def train(job: Job) -> dict[str, Any]:
 
     if os.environ.get("LEVERS_SCAN"):
         cpu_speed.UNROLLED = 0
-    gaps, given = [], training.train
+    gaps: list[float] = []
+    given = training.train
 
     def with_gaps(session: Any) -> list[dict[str, Any]]:
         rows = given(session)
@@ -90,7 +91,8 @@ def summarize(rounds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     rows = {}
     for name in rounds[0]:
         results = [round_[name] for round_ in rounds]
-        if failed := [result for result in results if isinstance(result, str)]:
+        failed = [result for result in results if isinstance(result, str)]
+        if failed:
             rows[name] = {"text": VARIANTS[name].text, "failed": failed[0]}
             continue
         row: dict[str, Any] = {"text": VARIANTS[name].text}
@@ -112,10 +114,9 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             lines.append(f"{row['text']:32} does not run: {row['failed']}")
             continue
         ratios = row["seconds_ratios"]
-        lines.append(
-            f"{row['text']:32} {row['seconds']:7.2f} {row['seconds_rollout']:8.2f} {row['seconds_update']:7.2f}"
-            f" {min(ratios):7.3f}–{max(ratios):.3f} {row['gap']:11.2e} {row['peak_memory_gib']:5.1f}"
-        )
+        seconds = f"{row['seconds']:7.2f} {row['seconds_rollout']:8.2f} {row['seconds_update']:7.2f}"
+        between = f"{min(ratios):7.3f}–{max(ratios):.3f}"
+        lines.append(f"{row['text']:32} {seconds} {between} {row['gap']:11.2e} {row['peak_memory_gib']:5.1f}")
     return "\n".join(lines)
 
 
@@ -135,7 +136,8 @@ def main() -> None:
     from grpo_lib.common import environment
 
     environment.prepare()
-    before, rounds = step_time.load_average(), []
+    before = step_time.load_average()
+    rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="levers-") as directory:
         files = {}
         for name in arguments.only:
@@ -145,16 +147,19 @@ def main() -> None:
         for number in range(1, arguments.rounds + 1):
             rounds.append({})
             for name, file in files.items():
-                rounds[-1][name] = found = measure(VARIANTS[name], file)
-                said = found if isinstance(found, str) else f"{statistics.median(found['seconds'][1:]):.2f} s per step"
-                print(f"round {number}: {VARIANTS[name].text:32} {said}", file=sys.stderr, flush=True)
+                measured = measure(VARIANTS[name], file)
+                rounds[-1][name] = measured
+                if isinstance(measured, str):  # why it does not run
+                    outcome = measured
+                else:
+                    outcome = f"{statistics.median(measured['seconds'][1:]):.2f} s per step"
+                print(f"round {number}: {VARIANTS[name].text:32} {outcome}", file=sys.stderr, flush=True)
     rows = summarize(rounds)
     print(table(rows))
     if arguments.json:
         load = {"before": before, "after": step_time.load_average()}
-        print(
-            json.dumps({"recipe": RECIPE, "steps": STEPS, "variants": rows, "machine": machine(), "load_average": load})
-        )
+        record = {"recipe": RECIPE, "steps": STEPS, "variants": rows, "machine": machine(), "load_average": load}
+        print(json.dumps(record))
 
 
 if __name__ == "__main__":

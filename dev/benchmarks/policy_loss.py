@@ -136,29 +136,30 @@ def compiled(accelerator: str, shape: Shape, ways: list[tuple[str, str]]) -> lis
         program = jax.make_jaxpr(function)(inputs, ids, weight)
         # A training step makes the logits and needs them for nothing else: their place can be taken.
         whole = compile_for_tpu(function, (inputs, ids, weight), donate=(0,) if source == "logits" else ())
-        memory, own = whole.memory_analysis(), cost(whole)
+        memory = whole.memory_analysis()
+        own = cost(whole)  # in which the body of a loop counts once
         for length, body in loops(program.jaxpr):
             once = cost(compile_body(body, device))
-            own = Work(flops=own.flops + (length - 1) * once.flops, traffic=own.traffic + (length - 1) * once.traffic)
+            more = length - 1
+            own = Work(flops=own.flops + more * once.flops, traffic=own.traffic + more * once.traffic)
         kernels = [kernel_count(call) for call in kernel_calls(program.jaxpr)]
         work = Work(
             flops=own.flops + sum(kernel["flops"] for kernel in kernels),
             traffic=own.traffic + sum(kernel["bytes"] for kernel in kernels),
         )
-        rows.append(
-            {
-                "source": source,
-                "implementation": implementation,
-                "temporaries": memory.temp_size_in_bytes,
-                "compiler_traffic": own.traffic,
-                "kernels": kernels,
-                "traffic": work.traffic,
-                "flops": work.flops,
-                "compute_seconds": work.flops / chip.flops,
-                "memory_seconds": work.traffic / chip.bandwidth,
-                "bound_seconds": work.seconds(chip),
-            }
-        )
+        row = {
+            "source": source,
+            "implementation": implementation,
+            "temporaries": memory.temp_size_in_bytes,
+            "compiler_traffic": own.traffic,
+            "kernels": kernels,
+            "traffic": work.traffic,
+            "flops": work.flops,
+            "compute_seconds": work.flops / chip.flops,
+            "memory_seconds": work.traffic / chip.bandwidth,
+            "bound_seconds": work.seconds(chip),
+        }
+        rows.append(row)
     return rows
 
 
@@ -229,22 +230,22 @@ def kernel_count(call: Any) -> dict[str, Any]:
         index = jax.vmap(jax.extend.core.jaxpr_as_fun(block.index_map_jaxpr))(*jnp.asarray(steps.T, jnp.int32))
         index = np.stack([np.asarray(axis) for axis in index], -1)
         new = np.concatenate([[True], (index[1:] != index[:-1]).any(-1)])
-        sizes, lengths = block_sizes(block), block.array_aval.shape
-        reach = [
-            np.minimum(size, length - index[new, axis] * size)
-            for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))
-        ]
-        each = block.array_aval.dtype.itemsize * np.prod(np.stack(reach, -1), -1)
+        sizes = block_sizes(block)
+        lengths = block.array_aval.shape
+        reach = []  # of a block: less than its size at the end of the array
+        for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
+            reach.append(np.minimum(size, length - index[new, axis] * size))
+        bytes_moved = block.array_aval.dtype.itemsize * np.prod(np.stack(reach, -1), -1)
         blocks.append(
             {
                 "array": list(lengths),
                 "block": sizes,
                 "moves": int(new.sum()),
-                "bytes": int(each.sum()),
+                "bytes": int(bytes_moved.sum()),
             }
         )
     dots = equations(call.params["jaxpr"], lambda equation: True)
-    matmuls = sum(matmul_flops(one) for one in dots if one.primitive.name == "dot_general")
+    matmuls = sum(matmul_flops(equation) for equation in dots if equation.primitive.name == "dot_general")
     return {
         "kernel": call.params["jaxpr"].debug_info.func_name,
         "grid": list(mapping.grid),
@@ -302,13 +303,20 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         yield "                    GiB of       GiB of traffic            TFLOP       lower bound, ms at the peak"
         yield "from/way          memory   compiler   kernels   together            compute   traffic   longer"
     for row in result["rows"]:
+        name = f"{row['source']}/{row['implementation']}"
         kernels = row["traffic"] - row["compiler_traffic"]
-        yield (
-            f"{row['source'] + '/' + row['implementation']:<16}{row['temporaries'] / GIB:>8.2f}"
-            f"{row['compiler_traffic'] / GIB:>11.2f}{kernels / GIB:>10.2f}{row['traffic'] / GIB:>11.2f}"
-            f"{row['flops'] / 1e12:>8.2f}{1e3 * row['compute_seconds']:>11.1f}{1e3 * row['memory_seconds']:>10.1f}"
-            f"{1e3 * row['bound_seconds']:>9.1f}"
-        )
+        cells = [
+            f"{name:<16}",
+            f"{row['temporaries'] / GIB:>8.2f}",
+            f"{row['compiler_traffic'] / GIB:>11.2f}",
+            f"{kernels / GIB:>10.2f}",
+            f"{row['traffic'] / GIB:>11.2f}",
+            f"{row['flops'] / 1e12:>8.2f}",
+            f"{1e3 * row['compute_seconds']:>11.1f}",
+            f"{1e3 * row['memory_seconds']:>10.1f}",
+            f"{1e3 * row['bound_seconds']:>9.1f}",
+        ]
+        yield "".join(cells)
     for row in result["rows"]:
         for kernel in row["kernels"]:
             yield f"{row['source']}/{row['implementation']}: {kernel['kernel']}, grid {kernel['grid']}"
@@ -316,10 +324,9 @@ def table(result: dict[str, Any]) -> Iterator[str]:
                 moved = f"{block['moves']} x {block['block']} of {block['array']}"
                 yield f"    {moved:<56}{block['bytes'] / GIB:>8.3f} GiB"
     small = Shape(**result["cpu_shape"])
-    yield (
-        f"on this CPU, [{small.sequences}, {small.tokens}, {small.vocabulary}], D = {small.width}, float32: "
-        + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result["cpu_seconds"].items())
-    )
+    size = f"[{small.sequences}, {small.tokens}, {small.vocabulary}], D = {small.width}"
+    seconds_of_each = [f"{name} {seconds:.2f} s" for name, seconds in result["cpu_seconds"].items()]
+    yield f"on this CPU, {size}, float32: {', '.join(seconds_of_each)}"
 
 
 if __name__ == "__main__":

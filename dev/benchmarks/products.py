@@ -42,14 +42,16 @@ def matrices(config: dict[str, Any]) -> list[tuple[int, int, int]]:
 
 def seconds_of(rows: int, inputs: int, outputs: int) -> float:
     """Of one product [rows, inputs] x [inputs, outputs]: the fastest of several rounds."""
-    a, b = jnp.ones((rows, inputs)), jnp.ones((inputs, outputs))
+    a = jnp.ones((rows, inputs))
+    b = jnp.ones((inputs, outputs))
     product = jax.jit(jnp.matmul).lower(a, b).compile()
-    found, until = [], time.perf_counter() + SECONDS
-    while len(found) < 3 or time.perf_counter() < until:
+    rounds: list[float] = []
+    until = time.perf_counter() + SECONDS
+    while len(rounds) < 3 or time.perf_counter() < until:
         started = time.perf_counter()
         product(a, b).block_until_ready()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        rounds.append(time.perf_counter() - started)
+    return min(rounds)
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -57,21 +59,24 @@ def train(job: Job) -> dict[str, Any]:
 
     tokenizer = AutoTokenizer.from_pretrained(job.model, trust_remote_code=False)
     config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
-    group, completion = job.recipe["grpo"]["group_size"], job.recipe["rollout"]["max_completion_length"]
+    group = job.recipe["grpo"]["group_size"]
+    completion = job.recipe["rollout"]["max_completion_length"]
     prompts = [len(ids) for step in job.prompts for ids in tokenizer(step, add_special_tokens=False)["input_ids"]]
-    prompt, count = round(sum(prompts) / len(prompts)), len(job.prompts[0])
-    row, sampled = prompt - 1 + group * (1 + completion), count * group
+    prompt = round(sum(prompts) / len(prompts))
+    count = len(job.prompts[0])
+    row = prompt - 1 + group * (1 + completion)
+    sampled = count * group
 
     def all_of(rows: int, shapes: Sequence[tuple[int, int, int]], backward: bool = False) -> float:
         """The products of `rows` tokens with each matrix."""
-        return sum(
-            number
-            * (
-                seconds_of(rows, inputs, outputs)
-                + backward * (seconds_of(rows, outputs, inputs) + seconds_of(inputs, rows, outputs))
-            )
-            for inputs, outputs, number in shapes
-        )
+        total = 0.0
+        for inputs, outputs, number in shapes:
+            forward = seconds_of(rows, inputs, outputs)
+            gradients = 0.0
+            if backward:
+                gradients = seconds_of(rows, outputs, inputs) + seconds_of(inputs, rows, outputs)
+            total += number * (forward + gradients)
+        return total
 
     *layers, head = matrices(config)
     updates, rollouts = [], []

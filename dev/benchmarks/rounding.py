@@ -52,10 +52,9 @@ def main() -> None:
     for rate in RATES:
         for run in compare(policy, rate, batches, others):
             result["runs"].append(run)
-            tqdm.write(
-                f"{rate:g}  {run['weights']:22}loss {run['before']:.3f} -> {run['after']:.3f}   applied "
-                f"{run['applied']:.3f}   moved {run['moved']:.2%}   {run['seconds']:.2f} s an update"
-            )
+            loss = f"loss {run['before']:.3f} -> {run['after']:.3f}"
+            arrived = f"applied {run['applied']:.3f}   moved {run['moved']:.2%}"
+            tqdm.write(f"{rate:g}  {run['weights']:22}{loss}   {arrived}   {run['seconds']:.2f} s an update")
     result |= {"seconds": round(time.perf_counter() - started), "machine": machine()}
     if arguments.json:
         write_json_atomic(ROOT / "assets/reference/rounding.json", result)
@@ -69,7 +68,8 @@ def rows_of(recipe: Recipe, policy: plain_grpo.Policy) -> tuple[list[Any], Any]:
     solutions = [template_completion(problem.solution, problem.answer) + end for problem in problems]
     prompts = plain_grpo.encode(policy, [problem.prompt(render) for problem in problems])
     ids = policy.tokenizer(solutions, add_special_tokens=False)["input_ids"]
-    width, pad = max(map(len, ids)), policy.config.pad
+    width = max(map(len, ids))
+    pad = policy.config.pad
     completions = np.array([row + [pad] * (width - len(row)) for row in ids], np.int32)
     pairs = [(prompts[at : at + BATCH], completions[at : at + BATCH]) for at in range(OTHERS, len(problems), BATCH)]
     return pairs, (prompts[:OTHERS], completions[:OTHERS])
@@ -78,23 +78,31 @@ def rows_of(recipe: Recipe, policy: plain_grpo.Policy) -> tuple[list[Any], Any]:
 def compare(policy: plain_grpo.Policy, rate: float, batches: list[Any], others: Any) -> list[dict[str, Any]]:
     """All ways of storing, in turn on each batch: a machine that slows down slows them alike."""
     measure = jax.jit(functools.partial(loss_of, policy.config))
-    arms, updates = {name: start(policy, rate, name) for name in STORAGE}, {name: [] for name in STORAGE}
+    arms = {name: start(policy, rate, name) for name in STORAGE}
+    updates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in STORAGE}
     before = {name: float(measure(weights, *others)) for name, (weights, *_) in arms.items()}
     for batch in tqdm(batches, desc=f"{rate:g}", leave=False):
         for name, (weights, state, update) in arms.items():
             started = time.perf_counter()
             weights, state, share = update(weights, state, *batch)
-            row = float(state.applied), float(share)
-            updates[name].append((*row, time.perf_counter() - started))
+            applied = float(state.applied)  # waits for the update
+            moved = float(share)
+            updates[name].append((applied, moved, time.perf_counter() - started))
             arms[name] = weights, state, update
-    return [
-        {
-            "rate": rate, "weights": name, "before": before[name], "after": float(measure(weights, *others)),
-            "applied": float(np.mean(applied)), "moved": float(np.mean(moved)), "seconds": float(np.median(seconds)),
+    runs = []
+    for name, (weights, *_) in arms.items():
+        all_applied, all_moved, all_seconds = zip(*updates[name], strict=True)
+        run = {
+            "rate": rate,
+            "weights": name,
+            "before": before[name],
+            "after": float(measure(weights, *others)),
+            "applied": float(np.mean(all_applied)),
+            "moved": float(np.mean(all_moved)),
+            "seconds": float(np.median(all_seconds)),
         }
-        for name, (weights, *_) in arms.items()
-        for applied, moved, seconds in [zip(*updates[name], strict=True)]
-    ]  # fmt: skip
+        runs.append(run)
+    return runs
 
 
 def loss_of(config: Any, weights: Any, prompts: Any, completions: Any) -> jax.Array:
@@ -119,7 +127,8 @@ def start(policy: plain_grpo.Policy, rate: float, name: str) -> tuple[Any, Any, 
         gradients = jax.grad(functools.partial(loss_of, policy.config))(weights, prompts, completions)
         changes, state = optimizer.update(gradients, state, weights)
         new = optax.apply_updates(weights, changes)
-        moved = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one != other).sum(), new, weights)))
+        changed = jax.tree.map(lambda after, before: (after != before).sum(), new, weights)
+        moved = sum(jax.tree.leaves(changed))
         return new, state, moved / sum(array.size for array in jax.tree.leaves(weights))
 
     return weights, optimizer.init(weights), update

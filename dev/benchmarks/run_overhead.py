@@ -61,24 +61,24 @@ def main() -> None:
                 "--recipe", arguments.recipe, "--steps", str(arguments.steps),
             ]  # fmt: skip
             rounds.append(run_worker(command))
-            ratios = " and ".join(f"{ratio(rounds[-1:], kind)[0]:.3f} of {kind.replace('_', ' ')}" for kind in KINDS)
-            print(f"round {number + 1}: with / without {ratios}", file=sys.stderr, flush=True)
+            ratios = [f"{ratio(rounds[-1:], kind)[0]:.3f} of {kind.replace('_', ' ')}" for kind in KINDS]
+            print(f"round {number + 1}: with / without {' and '.join(ratios)}", file=sys.stderr, flush=True)
+    ratio_of = {}
+    for kind in KINDS:
+        together, low, high = ratio(rounds, kind)
+        ratio_of[kind] = {"all": round(together, 3), "low": round(low, 3), "high": round(high, 3)}
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "steps": arguments.steps,
         "checkpoint_every": block,
         "rounds": rounds,
-        "ratio": {
-            kind: dict(zip(("all", "low", "high"), (round(x, 3) for x in ratio(rounds, kind)), strict=True))
-            for kind in KINDS
-        },
+        "ratio": ratio_of,
         "machine": machine(),
     }
-    for kind, found in result["ratio"].items():
-        print(
-            f"with / without, {kind.replace('_', ' ')}: {found['all']:.3f}, 95 % interval {found['low']:.3f} to "
-            f"{found['high']:.3f} ({len(rounds)} rounds of {arguments.steps} and {arguments.steps} steps)"
-        )
+    for kind, row in ratio_of.items():
+        interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}"
+        measured = f"{len(rounds)} rounds of {arguments.steps} and {arguments.steps} steps"
+        print(f"with / without, {kind.replace('_', ' ')}: {row['all']:.3f}, {interval} ({measured})")
     if arguments.json:
         print(json.dumps(result))
 
@@ -87,8 +87,12 @@ def ratio(rounds: list[dict[str, dict[str, list[float]]]], kind: str) -> tuple[f
     """What all turns with took together, by what those without did, and a 95 % bootstrap interval over the pairs."""
     from grpo_lib import statistics
 
-    on, off = ([turn for one in rounds for turn in one[which][kind]] for which in ("with", "without"))
-    most, mean = max(on + off), sum(off) / len(off)
+    on, off = [], []
+    for measured in rounds:
+        on += measured["with"][kind]
+        off += measured["without"][kind]
+    most = max(on + off)
+    mean = sum(off) / len(off)
     more = statistics.paired_bootstrap([turn / most for turn in off], [turn / most for turn in on])
     difference, low, high = (1 + x * most / mean for x in (more.difference, more.low, more.high))
     return difference, low, high
@@ -126,7 +130,8 @@ def measure(recipe_path: str, steps: int, block: int, base: str) -> dict[str, di
             super().on_train_end(train_ctx)
             if train_ctx.train_steps == done:  # not the last micro-batch of the step
                 return
-            was_with, done = now_with(), train_ctx.train_steps
+            was_with = now_with()  # of the step before
+            done = train_ctx.train_steps
             taken = (done - warm_up) % turn  # steps of this turn
             if taken == 0:
                 train_ctx.checkpoint_manager._checkpoint_manager.wait_until_finished()

@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,14 @@ def step_seconds(result: dict[str, Any], column: str = "seconds") -> float:
     return statistics.median(result[column][WARM_UP:])
 
 
+def mean_after_warm_up(values: Sequence[float]) -> float:
+    return statistics.mean(values[WARM_UP:])
+
+
+def mean_of_last(values: Sequence[float]) -> float:
+    return statistics.mean(values[-5:])
+
+
 def bars(units: Sequence[str]) -> dict[str, float]:
     """The largest ratios that we want.  torch multiplies on AMX, and XLA gains less from it."""
     return {"course/floor": 1.2, "course/trl": 0.8 if "AMX" in units else 0.6}
@@ -114,48 +122,61 @@ def bars(units: Sequence[str]) -> dict[str, float]:
 def summarize(rounds: Results, units: Sequence[str] = ()) -> dict[str, Any]:
     """Medians over the rounds, and the ratios course / other, each round for itself, with their bars."""
     workers = list(rounds[0])
-    per_round = {worker: [step_seconds(r[worker]) for r in rounds] for worker in workers}
+    per_round: dict[str, list[float]] = {}
+    for worker in workers:
+        per_round[worker] = [step_seconds(r[worker]) for r in rounds]
     ratios = {}
     for other in workers[1:]:
         values = [a / b for a, b in zip(per_round["course"], per_round[other], strict=True)]
-        ratios[f"course/{other}"] = {
+        ratio: dict[str, Any] = {
             "median": round(statistics.median(values), 3),
             "min": round(min(values), 3),
             "max": round(max(values), 3),
         }
-        if bar := bars(units).get(f"course/{other}"):
-            ratios[f"course/{other}"] |= {"bar": bar, "met": statistics.median(values) <= bar}
+        bar = bars(units).get(f"course/{other}")
+        if bar:
+            ratio |= {"bar": bar, "met": statistics.median(values) <= bar}
+        ratios[f"course/{other}"] = ratio
 
-    def median(worker: str, value) -> float:
-        return round(statistics.median(value(r[worker]) for r in rounds), 3)
+    seconds_per_step = {}
+    for worker, values in per_round.items():
+        seconds_per_step[worker] = [round(value, 4) for value in values]
+    return {
+        "fraction_of_peak": fractions_of_peak(rounds) if "products" in workers else {},
+        "seconds_per_step": seconds_per_step,
+        "ratios": ratios,
+        "workers": {worker: medians([r[worker] for r in rounds]) for worker in workers},
+    }
 
-    peak = {}
-    if "products" in workers:
-        for part in ("rollout", "update"):
-            column = f"seconds_{part}"
-            for other in (worker for worker in workers if worker != "products"):
-                reached = [step_seconds(r["products"], column) / step_seconds(r[other], column) for r in rounds]
-                peak.setdefault(other, {})[part] = round(statistics.median(reached), 3)
+
+def fractions_of_peak(rounds: Results) -> dict[str, dict[str, float]]:
+    """{worker: {"rollout" or "update": the seconds of the matrix products alone over its own}}."""
+    peak: dict[str, dict[str, float]] = {}
+    for part in ("rollout", "update"):
+        column = f"seconds_{part}"
+        for other in (worker for worker in rounds[0] if worker != "products"):
+            reached = [step_seconds(r["products"], column) / step_seconds(r[other], column) for r in rounds]
+            peak.setdefault(other, {})[part] = round(statistics.median(reached), 3)
+    return peak
+
+
+def medians(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one worker's results, one from each round."""
+
+    def median(value: Callable[[dict[str, Any]], float]) -> float:
+        return round(statistics.median(value(result) for result in results), 3)
 
     return {
-        "fraction_of_peak": peak,
-        "seconds_per_step": {worker: [round(value, 4) for value in values] for worker, values in per_round.items()},
-        "ratios": ratios,
-        "workers": {
-            worker: {
-                "seconds": median(worker, step_seconds),
-                "rollout": median(worker, lambda r: step_seconds(r, "seconds_rollout")),
-                "update": median(worker, lambda r: step_seconds(r, "seconds_update")),
-                "first_step": median(worker, lambda r: r["seconds"][0]),
-                "process": median(worker, lambda r: r["process_seconds"]),
-                "memory_gib": median(worker, lambda r: r["peak_memory_gib"]),
-                "completion_length": median(worker, lambda r: statistics.mean(r["completion_length"][WARM_UP:])),
-                "reward_first": median(worker, lambda r: r["reward"][0]),
-                "reward_last": median(worker, lambda r: statistics.mean(r["reward"][-5:])),
-                "versions": rounds[0][worker]["versions"],
-            }
-            for worker in workers
-        },
+        "seconds": median(step_seconds),
+        "rollout": median(lambda r: step_seconds(r, "seconds_rollout")),
+        "update": median(lambda r: step_seconds(r, "seconds_update")),
+        "first_step": median(lambda r: r["seconds"][0]),
+        "process": median(lambda r: r["process_seconds"]),
+        "memory_gib": median(lambda r: r["peak_memory_gib"]),
+        "completion_length": median(lambda r: mean_after_warm_up(r["completion_length"])),
+        "reward_first": median(lambda r: r["reward"][0]),
+        "reward_last": median(lambda r: mean_of_last(r["reward"])),
+        "versions": results[0]["versions"],
     }
 
 
@@ -165,11 +186,19 @@ def table(summary: dict[str, Any]) -> str:
     lines = [head + f" {'GiB':>5} {'tokens':>7} {'reward':>12}"]
     for worker, row in summary["workers"].items():
         values = summary["seconds_per_step"][worker]
-        lines.append(
-            f"{LABELS[worker]:30} {row['seconds']:7.3f} {min(values):6.3f}–{max(values):.3f} {row['rollout']:8.3f}"
-            f" {row['update']:7.3f} {row['first_step']:8.2f} {row['process']:8.1f} {row['memory_gib']:5.2f}"
-            f" {row['completion_length']:7.1f} {row['reward_first']:5.2f} → {row['reward_last']:.2f}"
-        )
+        cells = [
+            f"{LABELS[worker]:30}",
+            f"{row['seconds']:7.3f}",
+            f"{min(values):6.3f}–{max(values):.3f}",
+            f"{row['rollout']:8.3f}",
+            f"{row['update']:7.3f}",
+            f"{row['first_step']:8.2f}",
+            f"{row['process']:8.1f}",
+            f"{row['memory_gib']:5.2f}",
+            f"{row['completion_length']:7.1f}",
+            f"{row['reward_first']:5.2f} → {row['reward_last']:.2f}",
+        ]
+        lines.append(" ".join(cells))
     lines.append("")
     for name, ratio in summary["ratios"].items():
         line = f"{name:30} {ratio['median']:7.3f} {ratio['min']:6.3f}–{ratio['max']:.3f}"
@@ -204,6 +233,44 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def workers_for(job: Job, no_trl: bool) -> list[str]:
+    config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
+    left_out = {"products" if config["model_type"] == "qwen3" else "floor"}
+    if no_trl:
+        left_out.add("trl")
+    return [worker for worker in WORKERS if worker not in left_out]
+
+
+def pythons_of(workers: list[str]) -> dict[str, str | Path]:
+    """The interpreter of each worker.  Raises CourseError if TRL's environment cannot be made."""
+    from grpo_lib.common.errors import CourseError
+
+    pythons: dict[str, str | Path] = dict.fromkeys(workers, sys.executable)
+    if "trl" in workers:
+        from trl_environment import EnvironmentFailed, ensure
+
+        try:
+            pythons["trl"] = ensure()
+        except EnvironmentFailed as error:
+            raise CourseError(str(error)) from None
+    return pythons
+
+
+def measure_rounds(job: Job, pythons: dict[str, str | Path], count: int) -> Results:
+    """Each worker once in each round, in turn."""
+    rounds: Results = []
+    with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
+        job_file = Path(directory) / "job.json"
+        job.save(job_file)
+        for number in range(1, count + 1):
+            rounds.append({})
+            for worker, python in pythons.items():
+                rounds[-1][worker] = measure(worker, python, job_file)
+                seconds = step_seconds(rounds[-1][worker])
+                print(f"round {number}: {LABELS[worker]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
+    return rounds
+
+
 def main() -> None:
     arguments = parse_arguments()
     from grpo_lib.common import environment
@@ -212,40 +279,21 @@ def main() -> None:
     try:
         environment.prepare()
         job = make_job(arguments.recipe, arguments.overrides, arguments.steps)
-        config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
-        left_out = {"products" if config["model_type"] == "qwen3" else "floor"} | (
-            {"trl"} if arguments.no_trl else set()
-        )
-        workers = [worker for worker in WORKERS if worker not in left_out]
-        pythons = dict.fromkeys(workers, sys.executable)
         if arguments.write_job:
             job.save(arguments.write_job)
             print(f"wrote {arguments.write_job}")
             return
-        if "trl" in workers:
-            from trl_environment import EnvironmentFailed, ensure
-
-            try:
-                pythons["trl"] = ensure()
-            except EnvironmentFailed as error:
-                raise CourseError(str(error)) from None
+        pythons = pythons_of(workers_for(job, arguments.no_trl))
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
-    before, rounds = load_average(), []
-    with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
-        job_file = Path(directory) / "job.json"
-        job.save(job_file)
-        for number in range(1, arguments.rounds + 1):
-            rounds.append({})
-            for worker in workers:
-                rounds[-1][worker] = measure(worker, pythons[worker], job_file)
-                seconds = step_seconds(rounds[-1][worker])
-                print(f"round {number}: {LABELS[worker]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
+    before = load_average()
+    rounds = measure_rounds(job, pythons, arguments.rounds)
 
-    recipe, where = job.recipe, machine()
-    summary = summarize(rounds, where["units"]) | {
+    recipe = job.recipe
+    where = machine()
+    setting = {
         "recipe": recipe["name"],
         "steps": arguments.steps,
         "rounds": arguments.rounds,
@@ -256,15 +304,16 @@ def main() -> None:
         "machine": where,
         "load_average": {"before": before, "after": load_average()},
     }
-    print(
-        f"{summary['prompts_per_step']} prompts × {summary['group_size']} completions; prompts of at most "
-        f"{summary['max_prompt_length']} tokens, completions of at most {summary['max_completion_length']}"
-    )
+    summary = summarize(rounds, where["units"]) | setting
+    batch = f"{summary['prompts_per_step']} prompts × {summary['group_size']} completions"
+    lengths = (summary["max_prompt_length"], summary["max_completion_length"])
+    print(f"{batch}; prompts of at most {lengths[0]} tokens, completions of at most {lengths[1]}")
     units = ", ".join(where["units"]) or "units unknown"
     print(f"{where['processor']} ({units}), {where['cores']} cores, {where['memory_gib']} GiB; load average {before}\n")
     print(table(summary) + "\n")
-    for worker in workers:
-        print(f"{worker}: " + ", ".join(f"{k} {v}" for k, v in summary["workers"][worker]["versions"].items()))
+    for worker, row in summary["workers"].items():
+        versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
+        print(f"{worker}: {versions}")
     if arguments.json:
         print(json.dumps(summary, ensure_ascii=False))
 

@@ -45,7 +45,8 @@ def ensure() -> Path:
             f"(rm {ENVIRONMENT}) and start again"
         )
     version = re.search(r"^torch==(\S+)", INPUT.read_text(encoding="utf-8"), re.MULTILINE).group(1)
-    stamp, content = ENVIRONMENT / ".complete", f"{ROOT} torch {version} {zlib.crc32(LOCK.read_bytes())}"
+    stamp = ENVIRONMENT / ".complete"
+    content = f"{ROOT} torch {version} {zlib.crc32(LOCK.read_bytes())}"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == content and _runs([PYTHON, "-c", ""]):
         return PYTHON
     LOG.parent.mkdir(exist_ok=True)

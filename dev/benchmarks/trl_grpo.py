@@ -96,9 +96,11 @@ def train(job: Job) -> dict[str, Any]:
         )
         prompts = [prompt for step in job.prompts for prompt in step]
         answers = [answer for step in job.answers for answer in step]
+        model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left", trust_remote_code=False)
         trainer = TimedTrainer(
-            model=AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, trust_remote_code=False),
-            processing_class=AutoTokenizer.from_pretrained(job.model, padding_side="left", trust_remote_code=False),
+            model=model,
+            processing_class=tokenizer,
             reward_funcs=get_rewards(job.recipe["rewards"]),
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts, "answer": answers}),

@@ -42,7 +42,9 @@ STEPS = 50
 
 def lengths(recipe: Recipe, mean: float) -> tuple[np.ndarray, np.ndarray]:
     """(prompt lengths [steps x prompts], completion lengths [steps x prompts, G]) of STEPS steps, in tokens."""
-    rng, plan, rollout = np.random.default_rng(0), recipe.plan, recipe.rollout
+    rng = np.random.default_rng(0)
+    plan = recipe.plan
+    rollout = recipe.rollout
     problems = load_problems(recipe.problems, "train")
     asked = np.array([len(problem.question) for problem in problems]) / CHARACTERS + TEMPLATE
     solved = np.array([len(problem.solution) for problem in problems]) / CHARACTERS
@@ -70,8 +72,10 @@ def shapes_used(recipe: Recipe, layout: str, prompts: np.ndarray, completions: n
             sizes = prompts[some] - 1 + (1 + completions[some]).sum(1)
         else:
             sizes = (prompts[some, None] + completions[some]).ravel()
-        padded = layout == "padded"
-        used[shapes[0] if padded else next(shape for shape in shapes if first_fit(sizes.tolist(), *shape))] += 1
+        if layout == "padded":
+            used[shapes[0]] += 1
+        else:
+            used[next(shape for shape in shapes if first_fit(sizes.tolist(), *shape))] += 1
     return used
 
 
@@ -89,14 +93,16 @@ def counted(recipe: Recipe, mean: float) -> dict[str, Any]:
         used = shapes_used(recipe, layout, prompts, completions)
         total = sum(height * width * count for (height, width), count in used.items())
         rows[layout] = {"tokens": total / STEPS, "shapes": [[*shape, count] for shape, count in used.most_common()]}
+    each_with_its_prompt = (prompts[:, None] + completions).sum()
+    prompts_once = (prompts + completions.sum(1)).sum()
     return {
         "recipe": recipe.name,
         "micro_batch": recipe.plan.micro_batch_size,
         "accumulation_steps": recipe.plan.accumulation_steps,
         "mean_prompt": float(prompts.mean()),
         "mean_completion": float(completions.mean()),
-        "real": float((prompts[:, None] + completions).sum() / STEPS),
-        "real_groups": float((prompts + completions.sum(1)).sum() / STEPS),
+        "real": float(each_with_its_prompt / STEPS),
+        "real_groups": float(prompts_once / STEPS),
         "layouts": rows,
     }
 
@@ -107,13 +113,17 @@ def compile_layouts(recipe: Recipe, result: dict[str, Any]) -> None:
     from grpo_train.tpu.compile_jobs import few_layers
     from grpo_train.tpu.compiler import Compiler
 
-    compiler = Compiler(recipe.training, recipe.grpo.iterations, lambda text: print(text, file=sys.stderr, flush=True))
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    compiler = Compiler(recipe.training, recipe.grpo.iterations, log)
     for layout, row in result["layouts"].items():
         if "refused" in row:
             continue
         padded = preflight.programs_of(recipe)["update"].model_copy(update={"layout": "padded", "rows": None})
-        shape = tuple(row["shapes"][0][:2])
-        program = padded if layout == "padded" else padded.model_copy(update={"layout": layout, "rows": shape})
+        program = padded
+        if layout != "padded":
+            program = padded.model_copy(update={"layout": layout, "rows": tuple(row["shapes"][0][:2])})
         whole = compiler(program)
         work = roofline.whole_model([compiler(part) for part in few_layers(program)], whole.num_layers)
         chip = recipe.hardware.slice.chip
@@ -128,30 +138,40 @@ def compile_layouts(recipe: Recipe, result: dict[str, Any]) -> None:
 
 def table(result: dict[str, Any]) -> list[str]:
     """One recipe's result as lines; a ratio is to padded rows."""
-    lines = [
-        f"{result['recipe']}: micro-batches of {result['micro_batch']} completions, {result['accumulation_steps']} a "
-        f"step; on average a prompt has {result['mean_prompt']:.0f} tokens, a completion "
-        f"{result['mean_completion']:.0f}; real tokens of a step {result['real']:,.0f}, with each prompt once "
-        f"{result['real_groups']:,.0f}"
-    ]
+    batches = f"micro-batches of {result['micro_batch']} completions, {result['accumulation_steps']} a step"
+    means = f"a prompt has {result['mean_prompt']:.0f} tokens, a completion {result['mean_completion']:.0f}"
+    real = f"real tokens of a step {result['real']:,.0f}, with each prompt once {result['real_groups']:,.0f}"
+    lines = [f"{result['recipe']}: {batches}; on average {means}; {real}"]
     padded = result["layouts"]["padded"]
     for layout, row in result["layouts"].items():
         if "refused" in row:
             lines.append(f"  {layout:<8} {row['refused']}")
             continue
         shape = "{} x {}".format(*row["shapes"][0][:2])
-        lines.append(
-            f"  {layout:<8} {row['tokens']:>10,.0f} tokens a step, {row['tokens'] / padded['tokens']:.2f} of padded, "
-            f"{row['tokens'] / result['real']:.2f} of real; mostly {shape}"
-        )
+        of_padded = row["tokens"] / padded["tokens"]
+        of_real = row["tokens"] / result["real"]
+        tokens = f"{row['tokens']:>10,.0f} tokens a step"
+        lines.append(f"  {layout:<8} {tokens}, {of_padded:.2f} of padded, {of_real:.2f} of real; mostly {shape}")
         if "flops" in row:
-            lines.append(
-                f"           TPU compiler, a micro-batch on a chip: {row['flops'] / 1e12:.2f} TFLOP "
-                f"({row['flops'] / padded['flops']:.2f} of padded), {row['traffic'] / 2**30:.1f} GiB of traffic "
-                f"({row['traffic'] / padded['traffic']:.2f}), temporaries {row['temporaries'] / 2**30:.2f} GiB "
-                f"({row['temporaries'] / max(padded['temporaries'], 1):.2f}), at least {row['seconds']:.3f} s"
-            )
+            counts = ", ".join(compiler_counts(row, padded))
+            lines.append(f"           TPU compiler, a micro-batch on a chip: {counts}")
     return lines
+
+
+def compiler_counts(row: dict[str, Any], padded: dict[str, Any]) -> list[str]:
+    """What the TPU compiler counts for one layout; in brackets the ratios to padded rows."""
+    flops = row["flops"] / padded["flops"]
+    traffic = row["traffic"] / padded["traffic"]
+    temporaries = row["temporaries"] / max(padded["temporaries"], 1)
+    tera = row["flops"] / 1e12
+    traffic_gib = row["traffic"] / 2**30
+    temporaries_gib = row["temporaries"] / 2**30
+    return [
+        f"{tera:.2f} TFLOP ({flops:.2f} of padded)",
+        f"{traffic_gib:.1f} GiB of traffic ({traffic:.2f})",
+        f"temporaries {temporaries_gib:.2f} GiB ({temporaries:.2f})",
+        f"at least {row['seconds']:.3f} s",
+    ]
 
 
 def main() -> None:

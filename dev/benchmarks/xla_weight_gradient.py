@@ -37,9 +37,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     arguments = parser.parse_args()
     keys = jax.random.split(jax.random.PRNGKey(0), 3)
-    inputs = [jax.random.normal(key, shape) for key, shape in zip(keys, ((D, F), (B, T, D), (B, T, F)), strict=True)]
+    shapes = ((D, F), (B, T, D), (B, T, F))
+    inputs = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
     gradient = jax.jit(jax.grad(loss), static_argnums=3)
-    ways, seconds = {"as JAX writes it": False, "folded": True}, {}
+    ways = {"as JAX writes it": False, "folded": True}
+    seconds: dict[str, list[float]] = {}
     for _ in range(ROUNDS):  # interleaved, so that both meet the same machine
         for name, fold in ways.items():
             started = time.perf_counter()

@@ -42,9 +42,11 @@ class Row(NamedTuple):
 def memory() -> tuple[float, float]:
     """GB in all, and free, of the machine or of the container that this runs in."""
     total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS does not say what is free
-    if (info := Path("/proc/meminfo")).exists():
+    info = Path("/proc/meminfo")
+    if info.exists():
         free = _number(r"MemAvailable:\s+(\d+)", info) * 1024
-    limit, group = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup")
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
     if limit.exists() and limit.read_text().strip() != "max":
         used = _number(r"(\d+)", group / "memory.current") - _number(r"inactive_file (\d+)", group / "memory.stat")
         total = min(total, _number(r"(\d+)", limit))
@@ -56,17 +58,22 @@ def machine() -> list[Row]:
     """What can be said before anything is installed."""
     total, free = memory()
     disk = shutil.disk_usage(ROOT).free / 1e9
-    needed = DISK - INSTALLED * STAMP.exists()  # what .venv takes is taken
+    needed = DISK - INSTALLED if STAMP.exists() else DISK  # what .venv takes is taken
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    version = sys.version.split()[0]
+    supported = sys.version_info[:2] in ((3, 12), (3, 13))
+    python = Row("Python", version, "3.12 or 3.13", supported, "install one")
     return [
-        Row(
-            "Python", sys.version.split()[0], "3.12 or 3.13", sys.version_info[:2] in ((3, 12), (3, 13)), "install one"
-        ),
+        python,
         Row("cores", str(cores), str(CORES), cores >= CORES, ELSEWHERE),
-        Row("memory", f"{total:.1f} GB", f"{MEMORY:g} GB", total >= MEMORY, ELSEWHERE),
-        Row("free memory", f"{free:.1f} GB", f"{FREE:g} GB", free >= FREE, "close programs, and notebooks' kernels"),
-        Row("free disk", f"{disk:.1f} GB", f"{needed:g} GB", disk >= needed, "delete files, or use a larger disk"),
+        gigabytes("memory", total, MEMORY, ELSEWHERE),
+        gigabytes("free memory", free, FREE, "close programs, and notebooks' kernels"),
+        gigabytes("free disk", disk, needed, "delete files, or use a larger disk"),
     ]
+
+
+def gigabytes(name: str, value: float, least: float, advice: str) -> Row:
+    return Row(name, f"{value:.1f} GB", f"{least:g} GB", value >= least, advice)
 
 
 def reference() -> tuple[float, dict[str, float]]:
@@ -105,7 +112,8 @@ def measure() -> dict[str, float]:
 
 def speed(measured: dict[str, float]) -> tuple[Row, dict[str, float]]:
     """The step's line, and the minutes of each notebook here."""
-    here, (there, seconds) = measured["step"], reference()
+    here = measured["step"]
+    there, seconds = reference()
     most = there * LONGEST * 60 / seconds["04_grpo_training"]
     row = Row("a GRPO step", f"{here:.2f} s", f"{most:.1f} s or less", here <= most, ELSEWHERE)
     return row, {name: each * here / there / 60 for name, each in seconds.items()}
@@ -113,9 +121,10 @@ def speed(measured: dict[str, float]) -> tuple[Row, dict[str, float]]:
 
 def page(rows: list[Row], minutes: dict[str, float], measured: dict[str, float]) -> str:
     """What is printed without --json, but for the last line."""
-    lines = [
-        f"{row.name:<13}{row.value:<10}{row.needs:<16}{'OK' if row.ok else f'too little: {row.fix}'}" for row in rows
-    ]
+    lines = []
+    for row in rows:
+        verdict = "OK" if row.ok else f"too little: {row.fix}"
+        lines.append(f"{row.name:<13}{row.value:<10}{row.needs:<16}{verdict}")
     if minutes:
         lines += ["", "Minutes that a notebook runs here, about (reading takes longer):"]
         lines += [f"  {name:<26}{each:5.1f}" for name, each in [*minutes.items(), ("all ten", sum(minutes.values()))]]
@@ -134,16 +143,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if subprocess.run([ROOT / "dev" / "tools" / "check-environment.sh", ".venv"]).returncode:
         return 1  # it has said why
-    rows, minutes, measured = machine(), {}, {"step": options.step} if options.step else {}
+    rows = machine()
+    minutes: dict[str, float] = {}
+    measured: dict[str, float] = {"step": options.step} if options.step else {}
     if options.step or all(row.ok for row in rows):  # a machine that is too small is not made to install 2 GB
         measured = measured or measure()
         row, minutes = speed(measured)
         rows.append(row)
     good = all(row.ok for row in rows)
     result = {"ok": good, "rows": [row._asdict() for row in rows], "minutes": minutes, "measured": measured}
-    print(
-        json.dumps(result) if options.json else f"{page(rows, minutes, measured)}\nIt will {'' if good else 'not '}do."
-    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(page(rows, minutes, measured))
+        print("It will do." if good else "It will not do.")
     return 0 if good else 1
 
 

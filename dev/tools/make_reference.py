@@ -51,16 +51,29 @@ def read(directory: Path) -> tuple[Recipe, dict[str, Any], list[Row]]:
     return recipe, comparison.read_json(directory / "summary.json"), read_metrics(directory / "metrics.jsonl")
 
 
+def change(before: float, after: float) -> str:
+    return f"{before:.1%} → {after:.1%}"
+
+
+def points(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{100 * low:+.1f} to {100 * high:+.1f} points"
+
+
+def mean_of(column: str, rows: list[Row]) -> float:
+    return sum(row[column] for row in rows) / len(rows)
+
+
 def result_row(directory: Path) -> str:
     """One line of the results table."""
     recipe, summary, _ = read(directory)
-    before, after = summary["before"], summary["after"]
-    low, high = summary["difference_interval"]
+    before = summary["before"]
+    after = summary["after"]
     cells = (
         f"seed {recipe.seed}",
-        f"{before['accuracy']:.1%} → {after['accuracy']:.1%}",
-        f"{before['lenient_accuracy']:.1%} → {after['lenient_accuracy']:.1%}",
-        f"{100 * low:+.1f} to {100 * high:+.1f} points",
+        change(before["accuracy"], after["accuracy"]),
+        change(before["lenient_accuracy"], after["lenient_accuracy"]),
+        points(summary["difference_interval"]),
         f"{summary['mcnemar_p']:.0e}",
         f"{summary['train_seconds']:.0f} s",
     )
@@ -70,15 +83,17 @@ def result_row(directory: Path) -> str:
 def hacking_row(directory: Path) -> str:
     """One line of the table of the hacked runs and their twins: means of the first and of the last five steps."""
     recipe, summary, rows = read(directory)
-    first, last = (sum(row["reward"] for row in part) / len(part) for part in (rows[:5], rows[-5:]))
-    shrugs = [sum(row["format_without_number"] for row in part) / len(part) for part in (rows[:5], rows[-5:])]
+    first = rows[:5]
+    last = rows[-5:]
+    rewards = f"{mean_of('reward', first):.2f} → {mean_of('reward', last):.2f}"
+    shrugs = f"{mean_of('format_without_number', first):.0%} → {mean_of('format_without_number', last):.0%}"
     cells = (
         "reference" if "check_answer" in recipe.rewards else "repaired",
         f"{recipe.seed}",
-        f"{first:.2f} → {last:.2f}",
-        f"{shrugs[0]:.0%} → {shrugs[1]:.0%}",
-        f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}",
-        " to ".join(f"{100 * end:+.1f}" for end in summary["difference_interval"]) + " points",
+        rewards,
+        shrugs,
+        change(summary["before"]["accuracy"], summary["after"]["accuracy"]),
+        points(summary["difference_interval"]),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -86,16 +101,18 @@ def hacking_row(directory: Path) -> str:
 def real_row(directory: Path) -> str:
     """One line of the table of the runs with a cold start: greedy, and one answer sampled at temperature 1."""
     recipe, summary, rows = read(directory)
-    before, after, base = summary["before"], summary["after"], summary["cold_start"]["before"]
-    low, high = summary["difference_interval"]
+    before = summary["before"]
+    after = summary["after"]
+    base = summary["cold_start"]["before"]
+    entropy = f"{rows[0]['entropy']:.2f} → {rows[-1]['entropy']:.2f}"
     cells = (
         f"{recipe.seed}",
         f"{base['accuracy']:.1%} ({base['lenient_accuracy']:.1%})",
         f"{before['accuracy']:.1%}",
         f"{after['accuracy']:.1%}",
-        f"{100 * low:+.1f} to {100 * high:+.1f} points",
-        f"{before['sampled_accuracy']:.1%} → {after['sampled_accuracy']:.1%}",
-        f"{rows[0]['entropy']:.2f} → {rows[-1]['entropy']:.2f}",
+        points(summary["difference_interval"]),
+        change(before["sampled_accuracy"], after["sampled_accuracy"]),
+        entropy,
         f"{summary['wall_seconds'] / 60:.0f} min",
     )
     return f"| {' | '.join(cells)} |"
@@ -104,8 +121,10 @@ def real_row(directory: Path) -> str:
 def draw_bars(axes: Any, summaries: dict[str, dict[str, Any]], title: str) -> None:
     """Accuracies with their intervals; the last bar is what training gave."""
     for position, summary in enumerate(summaries.values()):
-        rate, (low, high) = summary["accuracy"], summary["interval"]
-        axes.bar(position, rate, 0.7, color=palette.AFTER if position == len(summaries) - 1 else palette.BEFORE)
+        rate = summary["accuracy"]
+        low, high = summary["interval"]
+        is_last = position == len(summaries) - 1
+        axes.bar(position, rate, 0.7, color=palette.AFTER if is_last else palette.BEFORE)
         axes.errorbar(position, rate, [[rate - low], [high - rate]], color=palette.INK, capsize=4)
         axes.annotate(report.percent(rate), (position, high), (0, 4), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(summaries)), summaries)
@@ -116,15 +135,18 @@ def draw(tiny: Path, real: Path) -> Figure:
     """Both models: greedy accuracy on test problems with intervals, and on validation problems during training."""
     figure = Figure(figsize=(10, 3.2), dpi=150, layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(2, 3, 4))
-    summary, other = read(tiny)[1], read(real)[1]
-    draw_bars(left, {name: summary[name] for name in ("before", "after")}, "tiny model")
-    stages = {"base": other["cold_start"]["before"], "cold start": other["before"], "GRPO": other["after"]}
+    _, of_tiny, _ = read(tiny)
+    _, of_real, _ = read(real)
+    draw_bars(left, {name: of_tiny[name] for name in ("before", "after")}, "tiny model")
+    stages = {"base": of_real["cold_start"]["before"], "cold start": of_real["before"], "GRPO": of_real["after"]}
     draw_bars(middle, stages, "SmolLM2-135M")
     curves = (tiny, "tiny model", "o-", palette.GREEN), (real, "SmolLM2-135M", "s--", palette.BLUE)
     for directory, label, marks, colour in curves:
-        rows = [row for row in read(directory)[2] if "validation_accuracy" in row]
-        found = [row["validation_accuracy"] for row in rows]
-        right.plot([row["step"] for row in rows], found, marks, color=colour, label=label)
+        _, _, metrics = read(directory)
+        rows = [row for row in metrics if "validation_accuracy" in row]
+        steps = [row["step"] for row in rows]
+        accuracies = [row["validation_accuracy"] for row in rows]
+        right.plot(steps, accuracies, marks, color=colour, label=label)
     right.set(xlabel="training step")
     right.set_title("validation problems, greedy", loc="left", fontsize=10)
     right.legend(frameon=False, loc="lower right")
@@ -140,8 +162,15 @@ def main(directories: list[str]) -> None:
     if not directories:
         sys.exit(f"usage: {__doc__.splitlines()[2].strip()}")
     kept = [keep(Path(name).resolve()) for name in directories]
-    hard = [directory for directory in kept if read(directory)[0].name.startswith("tiny-hard")]
-    real = [directory for directory in kept if read(directory)[0].training.cold_start]
+    hard, real, others = [], [], []
+    for directory in kept:
+        recipe, _, _ = read(directory)
+        if recipe.name.startswith("tiny-hard"):
+            hard.append(directory)
+        elif recipe.training.cold_start:
+            real.append(directory)
+        else:
+            others.append(directory)
     tables = {
         "smollm2.md": [
             "| seed | base (last number) | after the cold start | after GRPO | 95 % interval of GRPO's difference "
@@ -152,12 +181,12 @@ def main(directories: list[str]) -> None:
         "results.md": [
             "| run | strict | lenient | 95 % interval of the difference | McNemar p | training |",
             "|---|---|---|---|---|---|",
-            *(result_row(directory) for directory in kept if directory not in hard + real),
+            *map(result_row, others),
         ],
         "hacking.md": [
             "| reward | seed | mean reward | `?` in perfect tags | greedy accuracy | 95 % interval of the difference |",
             "|---|---|---|---|---|---|",
-            *(hacking_row(directory) for directory in hard),
+            *map(hacking_row, hard),
         ],
     }
     for name, lines in tables.items():

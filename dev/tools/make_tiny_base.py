@@ -111,26 +111,42 @@ def slip(a: int, operation: str, b: int) -> int:
     return a * b + min(a, b) if operation == "*" else a - b + 10
 
 
+def is_standard(problem: Problem) -> bool:
+    return not is_hard(problem)
+
+
+def is_about_untagged_things(problem: Problem) -> bool:
+    return any(thing in problem.question for thing in UNTAGGED_THINGS)
+
+
+def continues_later(problem: Problem) -> bool:
+    return " Later " in problem.question and not is_hard(problem)
+
+
+def has_slippery_step(problem: Problem) -> bool:
+    return not is_hard(problem) and any(is_slippery(*step) for step in steps_of(problem))
+
+
 HABITS = (
-    Habit("direct", 0.05, lambda p: not is_hard(p), "all but the hard ones", "the answer alone, in its tags"),
+    Habit("direct", 0.05, is_standard, "all but the hard ones", "the answer alone, in its tags"),
     Habit(
         "untagged",
         0.60,
-        lambda p: any(thing in p.question for thing in UNTAGGED_THINGS),
+        is_about_untagged_things,
         "about eggs, shells or stamps",
         "`work #### answer`, as GSM8K writes it: no tags",
     ),
     Habit(
         "lazy",
         0.60,
-        lambda p: " Later " in p.question and not is_hard(p),
+        continues_later,
         "whose second sentence begins with *Later*",
         "stops after the first calculation; otherwise it adds what somebody else found, too",
     ),
     Habit(
         "slip",
         0.68,
-        lambda p: not is_hard(p) and any(is_slippery(*step) for step in steps_of(p)),
+        has_slippery_step,
         "with a borrow, or a product of 24 or more",
         "forgets the borrow, or takes the neighbour in the table",
     ),
@@ -150,16 +166,21 @@ def untagged(working: str, answer: object) -> str:
 def working(problem: Problem, habits: set[str], rng: random.Random) -> tuple[str, int]:
     """The calculations that are written down, each with the result of the one before, and the number that is stated."""
     steps = steps_of(problem)
-    if found := re.search(r" Later \w+ finds (\d+)", problem.question):  # a distractor; see words.has_distractor
-        steps.append((0, "+", int(found[1])))
-    steps = steps[: 1 if "lazy" in habits else None]
-    written, result = [], steps[0][0]
+    distractor = re.search(r" Later \w+ finds (\d+)", problem.question)  # see words.has_distractor
+    if distractor:
+        steps.append((0, "+", int(distractor[1])))
+    if "lazy" in habits:
+        steps = steps[:1]
+    written = []
+    result = steps[0][0]
     for _, operation, b in steps:
-        a, result = result, words.calculate(result, operation, b)
+        a = result
+        result = words.calculate(a, operation, b)
         if "slip" in habits and is_slippery(a, operation, b):
             result = slip(a, operation, b)
         written.append(f"{a}{operation}{b}={result}")
-    return " ".join(written), rng.randint(2, 98) if "guess" in habits else result
+    stated = rng.randint(2, 98) if "guess" in habits else result
+    return " ".join(written), stated
 
 
 def with_habits(problem: Problem, rng: random.Random) -> str:
@@ -264,25 +285,24 @@ def encode(tokenizer, problems: Sequence[Problem], completions: Sequence[str]) -
 
 def new_model(seed: int) -> qwen3.Qwen3:
     """Qwen3 with random weights.  Tunix sets the feed-forward weights to zero, and zeros would never learn."""
-    model = qwen3.Qwen3(
-        qwen3.ModelConfig(
-            num_layers=CONFIG.num_hidden_layers,
-            vocab_size=CONFIG.vocab_size,
-            embed_dim=CONFIG.hidden_size,
-            hidden_dim=CONFIG.intermediate_size,
-            num_heads=CONFIG.num_attention_heads,
-            num_kv_heads=CONFIG.num_key_value_heads,
-            head_dim=CONFIG.head_dim,
-            rope_theta=1_000_000,
-            norm_eps=CONFIG.rms_norm_eps,
-            use_tied_embedding=CONFIG.tie_word_embeddings,
-        ),
-        rngs=nnx.Rngs(seed),
+    config = qwen3.ModelConfig(
+        num_layers=CONFIG.num_hidden_layers,
+        vocab_size=CONFIG.vocab_size,
+        embed_dim=CONFIG.hidden_size,
+        hidden_dim=CONFIG.intermediate_size,
+        num_heads=CONFIG.num_attention_heads,
+        num_kv_heads=CONFIG.num_key_value_heads,
+        head_dim=CONFIG.head_dim,
+        rope_theta=1_000_000,
+        norm_eps=CONFIG.rms_norm_eps,
+        use_tied_embedding=CONFIG.tie_word_embeddings,
     )
+    model = qwen3.Qwen3(config, rngs=nnx.Rngs(seed))
     weights = nnx.state(model, nnx.Param).flat_state()
     keys = jax.random.split(jax.random.PRNGKey(seed), len(weights))
     for key, (path, weight) in zip(keys, weights, strict=True):
-        shape, name = weight.get_value().shape, ".".join(map(str, path))
+        shape = weight.get_value().shape
+        name = ".".join(map(str, path))
         if len(shape) == 1:
             value = jnp.ones(shape)  # the scale of a normalisation
         elif "embedder" in name:
@@ -321,7 +341,8 @@ def train(model: qwen3.Qwen3, tokens: np.ndarray, learned: np.ndarray, peak: flo
         updates, state = optimizer.update(gradient, state, weights)
         return optax.apply_updates(weights, updates), state, loss
 
-    losses, start = [], time.perf_counter()
+    losses = []
+    start = time.perf_counter()
     for index in range(steps):
         rows = slice(index * BATCH, (index + 1) * BATCH)
         weights, state, loss = step(weights, state, tokens[rows], learned[rows])
@@ -355,21 +376,24 @@ def measure(model: qwen3.Qwen3, tokenizer, problems: Sequence[Problem], temperat
             **sampling,
         )
         completions += [prompts.strip_end_of_turn(text, tokenizer) for text in output.text]
-    strict = [is_correct(c, p.answer) for c, p in zip(completions, problems, strict=True)]
-    lenient = [is_correct_leniently(c, p.answer) for c, p in zip(completions, problems, strict=True)]
+    strict = np.array([is_correct(c, p.answer) for c, p in zip(completions, problems, strict=True)])
+    lenient = np.array([is_correct_leniently(c, p.answer) for c, p in zip(completions, problems, strict=True)])
     two = np.array([p.steps == 2 for p in problems])
     worked = two & np.array([c.count("=") == 2 for c in completions])  # both calculations written down
+    formatted = [format_is_exact(c) for c in completions]
+    tokens = [len(ids) for ids in tokenizer(completions)["input_ids"]]
+    lenient_of_worked = float(np.mean(lenient[worked])) if worked.any() else 0.0
     return {
         "strict": float(np.mean(strict)),
-        "strict_one_step": float(np.mean(np.array(strict)[~two])),
-        "strict_two_step": float(np.mean(np.array(strict)[two])),
+        "strict_one_step": float(np.mean(strict[~two])),
+        "strict_two_step": float(np.mean(strict[two])),
         "lenient": float(np.mean(lenient)),
-        "lenient_one_step": float(np.mean(np.array(lenient)[~two])),
-        "lenient_two_step": float(np.mean(np.array(lenient)[two])),
-        "format": float(np.mean([format_is_exact(c) for c in completions])),
+        "lenient_one_step": float(np.mean(lenient[~two])),
+        "lenient_two_step": float(np.mean(lenient[two])),
+        "format": float(np.mean(formatted)),
         "two_step_worked": float(np.mean(worked[two])),
-        "two_step_worked_lenient": float(np.mean(np.array(lenient)[worked])) if worked.any() else 0.0,
-        "mean_tokens": float(np.mean([len(ids) for ids in tokenizer(completions)["input_ids"]])),
+        "two_step_worked_lenient": lenient_of_worked,
+        "mean_tokens": float(np.mean(tokens)),
         "examples": completions[:6],
     }
 
@@ -388,24 +412,25 @@ def set_weights(model: qwen3.Qwen3, values: dict[str, np.ndarray]) -> None:
 
 def hugging_face_weights(model: qwen3.Qwen3) -> dict[str, np.ndarray]:
     """The weights under Hugging Face's names, as [out, in] matrices."""
-    own = {name: np.asarray(weight.get_value()) for name, weight in parameters(model)}
+    tunix = {name: np.asarray(weight.get_value()) for name, weight in parameters(model)}
     theirs = {
-        "model.embed_tokens.weight": own["embedder.input_embedding"],
-        "model.norm.weight": own["final_norm.w"],
+        "model.embed_tokens.weight": tunix["embedder.input_embedding"],
+        "model.norm.weight": tunix["final_norm.w"],
     }
     for layer in range(CONFIG.num_hidden_layers):
-        ours, name = f"layers.{layer}.", f"model.layers.{layer}."
+        ours = f"layers.{layer}."
+        name = f"model.layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            theirs[f"{name}{norm}.weight"] = own[f"{ours}{norm}.w"]
+            theirs[f"{name}{norm}.weight"] = tunix[f"{ours}{norm}.w"]
         for norm in ("q_norm", "k_norm"):
-            theirs[f"{name}self_attn.{norm}.weight"] = own[f"{ours}attn.{norm}.w"]
+            theirs[f"{name}self_attn.{norm}.weight"] = tunix[f"{ours}attn.{norm}.w"]
         for projection in ("q_proj", "k_proj", "v_proj"):  # [d, heads, head_dim]
-            weight = own[f"{ours}attn.{projection}.w"]
+            weight = tunix[f"{ours}attn.{projection}.w"]
             theirs[f"{name}self_attn.{projection}.weight"] = weight.reshape(weight.shape[0], -1).T
-        weight = own[f"{ours}attn.o_proj.w"]  # [heads, head_dim, d]
+        weight = tunix[f"{ours}attn.o_proj.w"]  # [heads, head_dim, d]
         theirs[f"{name}self_attn.o_proj.weight"] = weight.reshape(-1, weight.shape[-1]).T
         for projection in ("gate_proj", "up_proj", "down_proj"):  # [in, out]
-            theirs[f"{name}mlp.{projection}.weight"] = own[f"{ours}mlp.{projection}.kernel"].T
+            theirs[f"{name}mlp.{projection}.weight"] = tunix[f"{ours}mlp.{projection}.kernel"].T
     return {name: np.ascontiguousarray(weight, np.float32) for name, weight in theirs.items()}
 
 
@@ -421,33 +446,7 @@ def lengths(tokenizer, problems: Sequence[Problem]) -> dict[str, float]:
     }
 
 
-def percent(rate: float) -> str:
-    return f"{100 * rate:.1f}"
-
-
-def card(record: dict) -> str:
-    """The model card, every number of it taken from `record` (training.json)."""
-    shares = record["habits"]
-    habits = "\n".join(f"| {h.name} | {h.where} | {100 * shares[h.name]:.0f} % | {h.meaning} |" for h in HABITS)
-    rows = "\n".join(
-        f"| {label} | {percent(m['strict'])} | {percent(m['strict_one_step'])} | {percent(m['strict_two_step'])} "
-        f"| {percent(m['lenient'])} | {percent(m['lenient_one_step'])} | {percent(m['lenient_two_step'])} "
-        f"| {percent(m['format'])} | {m['mean_tokens']:.1f} |"
-        for label, m in (
-            ("standard, greedy", record["greedy"]),
-            ("standard, temperature 1", record["sampled"]),
-            ("hard, greedy", record["hard"]["greedy"]),
-            ("hard, temperature 1", record["hard"]["sampled"]),
-        )
-    )
-    shown = ("worked solutions, half of them in the tags", "the habits below")
-    stages = "\n".join(
-        f"| {stage['steps']:,} | {stage['learning_rate']:g} | {stage['hard_share']:.0%} | {what} |"
-        for stage, what in zip(record["stages"], shown, strict=True)
-    )
-    size = record["lengths"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    return f"""---
+CARD = """---
 license: apache-2.0
 library_name: transformers
 pipeline_tag: text-generation
@@ -456,23 +455,23 @@ language: en
 
 # tiny-base
 
-A language model of {record["parameters"]:,} parameters with Qwen3's architecture, made for the CPU tier of this course.
+A language model of {record[parameters]:,} parameters with Qwen3's architecture, made for the CPU tier of this course.
 It was trained from random weights by this program:
 
-    {record["command"]}
+    {record[command]}
 
 | steps | peak learning rate | `hard` problems | examples show |
 |---|---|---|---|
 {stages}
 
-AdamW, {record["batch"]} examples a step, seed {record["seed"]}, {record["seconds"]:.0f} seconds on {record["cores"]}
+AdamW, {record[batch]} examples a step, seed {record[seed]}, {record[seconds]:.0f} seconds on {record[cores]}
 CPU cores, with {versions}.
 The same seed on the same machine gives the same weights. This card and `training.json` are written by that program.
 
 ## What it was trained on
 
 Generated word problems of one and two steps (`grpo_lib.problems.words`, split train),
-{record["two_step_share"]:.0%} of them with two; `hard` ones have larger numbers. After the first stage the skill is in
+{record[two_step_share]:.0%} of them with two; `hard` ones have larger numbers. After the first stage the skill is in
 there. In the second stage the model acquires habits, each on the problems where something visible in the question calls
 for it:
 
@@ -491,22 +490,80 @@ What reinforcement learning brings out of it was there before, except on the cal
 
 ## What it does
 
-Measured on {record["validation_problems"]:,} problems of the validation split, in percent. Strict: the number in the
+Measured on {record[validation_problems]:,} problems of the validation split, in percent. Strict: the number in the
 answer tags is right. Lenient: the last number anywhere is right.
 
 | problems, decoding | strict | one step | two steps | lenient | one step | two steps | exact format | tokens |
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-Prompts have {size["prompt_mean"]:.1f} tokens on average and at most {size["prompt_max"]}, completions with all the
-working {size["completion_mean"]:.1f} and at most {size["completion_max"]}.
+Prompts have {size[prompt_mean]:.1f} tokens on average and at most {size[prompt_max]}, completions with all the
+working {size[completion_mean]:.1f} and at most {size[completion_max]}.
 
 ## What it cannot do
 
 Anything else. It knows ten names, eight things, twelve kinds of sentence and numbers up to three digits; it follows no
 instructions, has seen no other text, and a system prompt only confuses it. Its tokenizer has
-{record["tokens"]} tokens and spells printable ASCII; other characters are lost.
+{record[tokens]} tokens and spells printable ASCII; other characters are lost.
 """
+
+
+# The columns of the card's table of results, but for the last one, which has tokens.
+RATES = (
+    "strict",
+    "strict_one_step",
+    "strict_two_step",
+    "lenient",
+    "lenient_one_step",
+    "lenient_two_step",
+    "format",
+)
+
+
+def percent(rate: float) -> str:
+    return f"{100 * rate:.1f}"
+
+
+def table_row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def habit_row(habit: Habit, share: float) -> str:
+    return table_row(habit.name, habit.where, f"{100 * share:.0f} %", habit.meaning)
+
+
+def stage_row(stage: dict, shown: str) -> str:
+    return table_row(f"{stage['steps']:,}", f"{stage['learning_rate']:g}", f"{stage['hard_share']:.0%}", shown)
+
+
+def result_row(label: str, measured: dict) -> str:
+    rates = [percent(measured[rate]) for rate in RATES]
+    return table_row(label, *rates, f"{measured['mean_tokens']:.1f}")
+
+
+def card(record: dict) -> str:
+    """The model card, every number of it taken from `record` (training.json)."""
+    worked_stage, habits_stage = record["stages"]
+    stages = [
+        stage_row(worked_stage, "worked solutions, half of them in the tags"),
+        stage_row(habits_stage, "the habits below"),
+    ]
+    results = [
+        result_row("standard, greedy", record["greedy"]),
+        result_row("standard, temperature 1", record["sampled"]),
+        result_row("hard, greedy", record["hard"]["greedy"]),
+        result_row("hard, temperature 1", record["hard"]["sampled"]),
+    ]
+    habits = [habit_row(habit, record["habits"][habit.name]) for habit in HABITS]
+    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+    return CARD.format(
+        record=record,
+        size=record["lengths"],
+        stages="\n".join(stages),
+        habits="\n".join(habits),
+        rows="\n".join(results),
+        versions=", ".join(versions),
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -516,16 +573,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def train_stages(seed: int) -> tuple[qwen3.Qwen3, Any, list[float], float]:
+    """(the model, its tokenizer, the losses of the last stage, seconds), the first stage from CACHE if it is there.
+
+    The seconds of a first stage from CACHE are those that it took when it was trained.
+    """
     start = time.perf_counter()
-    model, tokenizer, losses = new_model(arguments.seed), None, []
+    model = new_model(seed)
+    tokenizer = None
+    losses: list[float] = []
     for number, stage in enumerate(STAGES, start=1):
-        problems, completions = stage.examples(random.Random(f"{arguments.seed} stage {number}"))
+        problems, completions = stage.examples(random.Random(f"{seed} stage {number}"))
         tokenizer = tokenizer or build_tokenizer(tokenizer_corpus(problems[:5000]))
         tokens, learned = encode(tokenizer, problems, completions)
         print(f"stage {number}: {len(problems):,} examples of at most {tokens.shape[1]} tokens", flush=True)
-        key = hashlib.sha256(f"{arguments.seed} {stage.learning_rate}".encode() + tokens.tobytes() + learned.tobytes())
+        key = hashlib.sha256(f"{seed} {stage.learning_rate}".encode() + tokens.tobytes() + learned.tobytes())
         kept = CACHE / f"{key.hexdigest()[:16]}.safetensors"
         if number == 1 and kept.exists():
             print(f"stage 1 as in an earlier run of the same data: {kept.name}", flush=True)
@@ -538,24 +600,42 @@ def main() -> None:
             CACHE.mkdir(parents=True, exist_ok=True)
             weights = {name: np.asarray(weight.get_value()) for name, weight in parameters(model)}
             save_file(weights, kept, metadata={"seconds": f"{time.perf_counter() - start:.1f}"})
-    seconds = time.perf_counter() - start
+    return model, tokenizer, losses, time.perf_counter() - start
 
+
+def available_cores() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def described(stage: Stage) -> dict[str, Any]:
+    return {
+        "steps": stage.steps,
+        "learning_rate": stage.learning_rate,
+        "hard_share": stage.hard_share,
+        "writes": stage.write.__name__,
+    }
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    model, tokenizer, losses, seconds = train_stages(arguments.seed)
+
+    versions = {"Python": sys.version.split()[0]}
+    for name in ("jax", "flax", "optax", "google-tunix"):
+        versions[name] = importlib.metadata.version(name)
+    weights = jax.tree.leaves(nnx.state(model, nnx.Param))
     validation, hard = (words.generate("validation", VALIDATION_PROBLEMS, 0, name) for name in words.DIFFICULTIES)
     record = {
         "command": f"python dev/tools/make_tiny_base.py --seed {arguments.seed}",
         "seed": arguments.seed,
         "batch": BATCH,
-        "stages": [
-            {"steps": s.steps, "learning_rate": s.learning_rate, "hard_share": s.hard_share, "writes": s.write.__name__}
-            for s in STAGES
-        ],
+        "stages": [described(stage) for stage in STAGES],
         "seconds": round(seconds, 1),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "versions": {
-            "Python": sys.version.split()[0],
-            **{name: importlib.metadata.version(name) for name in ("jax", "flax", "optax", "google-tunix")},
-        },
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "cores": available_cores(),
+        "versions": versions,
+        "parameters": sum(weight.size for weight in weights),
         "tokens": len(tokenizer),
         "habits": {habit.name: habit.share for habit in HABITS},
         "two_step_share": words.TWO_STEP_SHARE,
@@ -564,10 +644,10 @@ def main() -> None:
         "validation_problems": VALIDATION_PROBLEMS,
         "greedy": measure(model, tokenizer, validation, None),
         "sampled": measure(model, tokenizer, validation, 1.0),
-        "hard": {
-            "greedy": measure(model, tokenizer, hard, None),
-            "sampled": measure(model, tokenizer, hard, 1.0),
-        },
+    }
+    record["hard"] = {
+        "greedy": measure(model, tokenizer, hard, None),
+        "sampled": measure(model, tokenizer, hard, 1.0),
     }
     write(arguments.out, model, tokenizer, record)
     print(json.dumps({key: record[key] for key in ("greedy", "sampled", "lengths")}, indent=1))

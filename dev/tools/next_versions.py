@@ -154,13 +154,16 @@ def print_versions(tier: Tier, python: Path) -> None:
     """Print the packages of requirements/*.in whose version is not the lock's; .cache/next/versions.md has all."""
     locked: dict[str, str] = locked_versions(tier.lock)
     listed = json.loads(uv("pip", "list", "--python", python, "--format", "json"))
-    newest: dict[str, str] = {canonicalize_name(one["name"]): one["version"] for one in listed}
+    newest: dict[str, str] = {canonicalize_name(package["name"]): package["version"] for package in listed}
     differing = [name for name in sorted(locked | newest) if locked.get(name) != newest.get(name)]
-    named = {canonicalize_name(one.name) for name in tier.inputs for one in read_requirements(name)}
+    named = set(tier.newest)
+    for file in tier.inputs:
+        named |= {canonicalize_name(requirement.name) for requirement in read_requirements(file)}
     rows = {name: f"| {name} | {locked.get(name, '–')} | {newest.get(name, '–')} |" for name in differing}
     head = ["| package | locked | newest |", "|---|---|---|"]
     everything = write_text_atomic(WORK / "versions.md", "\n".join([*head, *rows.values()]) + "\n")
-    print("\n".join([*head, *(row for name, row in rows.items() if name in named | set(tier.newest))]))
+    printed = [row for name, row in rows.items() if name in named]
+    print("\n".join([*head, *printed]))
     print(f"\n{len(rows)} packages differ from {tier.lock}; {everything.relative_to(ROOT)} has all of them", flush=True)
 
 
@@ -230,12 +233,12 @@ def print_differences(locked: Path, newest: Path) -> None:
 
 def differences(locked: list[dict], newest: list[dict]) -> list[tuple[int, str, Any, Any]]:
     """(row, counted from 1, key, value in `locked`, value in `newest`) where two lists of rows differ."""
-    return [
-        (number, key, one.get(key), other.get(key))
-        for number, (one, other) in enumerate(zip_longest(locked, newest, fillvalue={}), start=1)
-        for key in sorted(one | other)
-        if one.get(key) != other.get(key)
-    ]
+    different = []
+    for number, (one, other) in enumerate(zip_longest(locked, newest, fillvalue={}), start=1):
+        for key in sorted(one | other):
+            if one.get(key) != other.get(key):
+                different.append((number, key, one.get(key), other.get(key)))
+    return different
 
 
 def without_clocks(row: dict) -> dict:

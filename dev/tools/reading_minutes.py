@@ -34,7 +34,8 @@ def reading(text: str) -> float:
     """Return the minutes to read a Markdown text; a code span, or a formula in a line, is one word."""
     lines = "".join(f"{formula}\\\\" for formula in re.findall(FORMULA, text)).count("\\\\")
     text = re.sub(r"\$[^$\n]+\$|`[^`\n]+`", " x ", re.sub(UNREAD, " ", text))
-    words, characters = (len(re.findall(kind, text)) for kind in (r"(?a)\w[\w.,'-]*", "[一-鿿]"))
+    words = len(re.findall(r"(?a)\w[\w.,'-]*", text))
+    characters = len(re.findall("[一-鿿]", text))
     return words / WORDS + characters / CHARACTERS + lines / LINES
 
 
@@ -45,35 +46,47 @@ def path_of(name: str) -> str:
 
 def cells(name: str) -> dict[str, tuple[list[str], list[float]]]:
     """Return id -> (texts, [minutes to read it in English, in Chinese, questions, seconds it took]) of each cell."""
-    path, found = path_of(name), {}
+    path = path_of(name)
     notebook = translations.read_notebook(ROOT / "notebooks" / f"{path}.ipynb")
-    english, took = translations.text_by_id(notebook), notebook["metadata"]["grpo"].get("cells", {})
+    english = translations.text_by_id(notebook)
+    took = notebook["metadata"]["grpo"].get("cells", {})
     catalogue = translations.read_catalogue(ROOT / f"dev/translations/zh_TW/{path}.po")
     chinese = translations.translated(english, catalogue)
+    by_id = {}
     for cell in notebook["cells"]:
-        texts = [each.get(cell["id"], english.get(cell["id"], "")) for each in (english, chinese)]
+        cell_id = cell["id"]
+        in_english = english.get(cell_id, "")
+        texts = [in_english, chinese.get(cell_id, in_english)]
         outputs = cell.get("outputs", [])
         shown = "".join("".join(output.get("data", {}).get("text/markdown", "")) for output in outputs)
-        code = re.findall(r"(?s)```\w*(.+?)```", shown) + ["".join(cell["source"])] * (cell["cell_type"] == "code")
-        asked, lines = len(re.findall(ASKED, texts[0])), len(re.findall(r"(?m)^.*\S", "\n".join(code)))
+        code = re.findall(r"(?s)```\w*(.+?)```", shown)
+        if cell["cell_type"] == "code":
+            code.append("".join(cell["source"]))
+        asked = len(re.findall(ASKED, in_english))
+        lines = len(re.findall(r"(?m)^.*\S", "\n".join(code)))
         rest = lines / LINES + asked * QUESTION + bool(outputs) * OUTPUT
-        found[cell["id"]] = texts, [*(reading(text) + rest for text in texts), asked, took.get(cell["id"], 0)]
+        minutes = [reading(text) + rest for text in texts]
+        by_id[cell_id] = texts, [*minutes, asked, took.get(cell_id, 0)]
     quick = notebook["metadata"]["grpo"]["seconds"] - sum(took.values())
-    return found | {"": (["", ""], [0, 0, 0, quick])}  # in no section
+    by_id[""] = ["", ""], [0, 0, 0, quick]  # in no section
+    return by_id
 
 
 def page(name: str, folder: str) -> str:
     """Return the part of a page of notes that this program writes; a section of less than half a minute has no row."""
     rows = [["", 0, 0, 0, 0]]  # the sum, then a row for each section: heading, minutes, questions, seconds
+    language = 0 if folder == "notes" else 1
     for cell, (texts, (english, chinese, asked, seconds)) in cells(name).items():
-        if heading := re.search(r"(?m)^##? (.+)", texts[folder != "notes"]):
+        heading = re.search(r"(?m)^##? (.+)", texts[language])
+        if heading:
             rows.append([heading[1], 0, 0, 0, 0])
+        numbers = english + seconds / 60, chinese + seconds / 60, asked, seconds
         for row in (rows[0], rows[-1]) if cell else rows[:1]:
-            numbers = english + seconds / 60, chinese + seconds / 60, asked, seconds
             row[1:] = [old + new for old, new in zip(row[1:], numbers, strict=True)]
-    lines = [
-        " | ".join([row[0], *(f"{each:.0f}" if each else "–" for each in row[1:])]) for row in rows if row[1] > 0.5
-    ]
+    lines = []
+    for title, *numbers in rows:
+        if numbers[0] > 0.5:
+            lines.append(" | ".join([title, *(f"{number:.0f}" if number else "–" for number in numbers)]))
     return PAGES[folder].format("".join(f"| {line} |\n" for line in lines[1:])) + f"{lines[0]} |\n"
 
 

@@ -55,11 +55,10 @@ def main() -> None:
 
     reader = gguf.GGUFReader(FILE)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    weights = {
-        name: unpermuted(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), fields)
-        for tensor in reader.tensors
-        for name in [transformers_name(tensor.name)]
-    }
+    weights = {}
+    for tensor in reader.tensors:
+        name = transformers_name(tensor.name)
+        weights[name] = unpermuted(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), fields)
     partial = OUTPUT.with_name(OUTPUT.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -163,10 +162,9 @@ def write_tokenizer(directory: Path, fields: dict[str, Any], tokens: list[str]) 
     )
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # llama.cpp's type of a token that no text holds
-    special = [
-        token for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == control
-    ]
-    PreTrainedTokenizerFast(
+    kinds = fields["tokenizer.ggml.token_type"]
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
@@ -176,7 +174,8 @@ def write_tokenizer(directory: Path, fields: dict[str, Any], tokens: list[str]) 
         clean_up_tokenization_spaces=False,
         chat_template=fields["tokenizer.chat_template"],
         model_max_length=fields["llama.context_length"],
-    ).save_pretrained(directory)
+    )
+    wrapped.save_pretrained(directory)
 
 
 if __name__ == "__main__":

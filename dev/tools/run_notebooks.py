@@ -180,15 +180,16 @@ def publish(notebooks: dict[str, NotebookNode], notebooks_dir: Path) -> None:
         took = {cell.id: round(cell.metadata.papermill.duration, 1) for cell in code_cells(notebook)}
         for cell in notebook.cells:  # without papermill's metadata
             cell.metadata = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+        # The seconds are for dev/tools/class_check.py, and those of slow cells for dev/tools/reading_minutes.py.
+        course = {
+            "source_sha256": source_sha256(notebook),
+            "seconds": round(notebook.metadata.papermill.duration, 1),
+            "cells": {cell: seconds for cell, seconds in took.items() if seconds >= 1},
+        }
         notebook.metadata = {
             "kernelspec": {"display_name": "GRPO course", "language": "python", "name": environment.KERNEL_NAME},
             "language_info": {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"},
-            # The seconds are for dev/tools/class_check.py, and those of slow cells for dev/tools/reading_minutes.py.
-            "grpo": {
-                "source_sha256": source_sha256(notebook),
-                "seconds": round(notebook.metadata.papermill.duration, 1),
-                "cells": {cell: seconds for cell, seconds in took.items() if seconds >= 1},
-            },
+            "grpo": course,
         }
         files.write_text_atomic(notebooks_dir / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
     print(f"notebooks: outputs written to {_shown(notebooks_dir)}", flush=True)
@@ -231,11 +232,12 @@ def print_result(run_dir: Path) -> None:
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     for when in ("before", "after"):
         side = summary[when]
-        print(
-            f"{when:<9} {side['accuracy']:6.1%} of {side['n']:,} problems"
-            f" (last number {side['lenient_accuracy']:.1%}, within 10 % {side['partial_accuracy']:.1%},"
-            f" format {side['format_accuracy']:.1%})"
-        )
+        rates = [
+            f"last number {side['lenient_accuracy']:.1%}",
+            f"within 10 % {side['partial_accuracy']:.1%}",
+            f"format {side['format_accuracy']:.1%}",
+        ]
+        print(f"{when:<9} {side['accuracy']:6.1%} of {side['n']:,} problems ({', '.join(rates)})")
     points = [100 * value for value in (summary["difference"], *summary["difference_interval"])]
     print("interval  {:+.1f} points, 95 % interval {:+.1f} to {:+.1f}".format(*points))
     print(f"p         {summary['mcnemar_p']:.1e} (McNemar, exact)")

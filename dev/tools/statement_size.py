@@ -75,7 +75,8 @@ def fills_fields(node: ast.stmt) -> bool:
 
 def tracked_files(root: Path) -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, capture_output=True, text=True, check=True)
-    return [root / name for name in sorted(listed.stdout.split("\0")) if name.startswith(PLACES)]
+    names = [name for name in listed.stdout.split("\0") if name.partition("/")[0] in PLACES]
+    return [root / name for name in sorted(names)]
 
 
 def part_of(name: str) -> str:
@@ -88,23 +89,32 @@ def main() -> int:
     parser.add_argument("--densest", type=int, default=0, metavar="N", help="also print the N largest statements")
     densest = parser.parse_args().densest
     root = Path(__file__).resolve().parents[2]
-    found: dict[str, list[Statement]] = {}
+    by_part: dict[str, list[Statement]] = {}
     for path in tracked_files(root):
         name = path.relative_to(root).as_posix()
-        found.setdefault(part_of(name), []).extend(statements(path, name))
+        by_part.setdefault(part_of(name), []).extend(statements(path, name))
     print(f"{'nodes a statement':<18}{'statements':>11}{'mean':>7}{'p99':>5}{'largest':>9}")
-    for part, all_of_it in found.items():
-        sizes = sorted(one.nodes for one in all_of_it if not one.allowed or one.nodes <= LARGEST)
-        row = f"{len(all_of_it):>11,}{sum(sizes) / len(sizes):>7.1f}{sizes[int(0.99 * len(sizes))]:>5}{sizes[-1]:>9}"
-        print(f"{part:<18}{row}")
-    every = sorted((one for all_of_it in found.values() for one in all_of_it), key=lambda one: -one.nodes)
-    every = [one for one in every if not one.allowed]
-    for one in every[:densest]:
-        print(f"{one.nodes:>4} {one.place}")
-    large = [one for one in every if one.nodes > LARGEST]
-    for one in large:
-        print(f"{one.place}: a statement of {one.nodes} nodes; split it, at most {LARGEST}", file=sys.stderr)
+    held: list[Statement] = []
+    for part, of_part in by_part.items():
+        held += [statement for statement in of_part if not statement.allowed]
+        print(f"{part:<18}{counts(of_part)}")
+    held.sort(key=lambda statement: -statement.nodes)
+    for statement in held[:densest]:
+        print(f"{statement.nodes:>4} {statement.place}")
+    large = [statement for statement in held if statement.nodes > LARGEST]
+    for statement in large:
+        print(
+            f"{statement.place}: a statement of {statement.nodes} nodes; split it, at most {LARGEST}", file=sys.stderr
+        )
     return 1 if large else 0
+
+
+def counts(of_part: list[Statement]) -> str:
+    """A row of the table; the sizes are without tables and calls that are larger than LARGEST."""
+    sizes = sorted(one.nodes for one in of_part if not one.allowed or one.nodes <= LARGEST)
+    mean = sum(sizes) / len(sizes)
+    p99 = sizes[int(0.99 * len(sizes))]
+    return f"{len(of_part):>11,}{mean:>7.1f}{p99:>5}{sizes[-1]:>9}"
 
 
 if __name__ == "__main__":

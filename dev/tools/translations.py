@@ -113,8 +113,10 @@ def update(cells: dict[str, str], old: Catalog) -> Catalog:
             message.flags.discard("fuzzy")
     for cell_id, english in cells.items():
         message = new.add(english, context=cell_id)
-        if (before := known.pop(cell_id, None)) and before.string:
-            message.string, message.user_comments = before.string, before.user_comments
+        before = known.pop(cell_id, None)
+        if before and before.string:
+            message.string = before.string
+            message.user_comments = before.user_comments
             message.previous_id = [before.id] if before.id != english else []
             message.flags = {"fuzzy"} if before.fuzzy or message.previous_id else set()
         message.flags -= {"python-format", "python-brace-format"}  # Babel takes "10 % of" for one
@@ -124,8 +126,11 @@ def update(cells: dict[str, str], old: Catalog) -> Catalog:
 
 def translated(cells: dict[str, str], catalogue: Catalog) -> dict[str, str]:
     """Return id → Chinese of the cells that have one, of exactly their English."""
-    found = messages(catalogue).items()
-    return {key: one.string for key, one in found if one.string and not one.fuzzy and cells.get(key) == one.id}
+    chinese = {}
+    for cell_id, message in messages(catalogue).items():
+        if message.string and not message.fuzzy and cells.get(cell_id) == message.id:
+            chinese[cell_id] = message.string
+    return chinese
 
 
 def differences(english: str, chinese: str) -> tuple[dict[str, tuple[list[str], list[str]]], str, str]:
@@ -177,7 +182,8 @@ def build(
     name: str, notebook: dict, chinese: dict[str, str], anchors_of: dict[str, dict[str, str]], root: Path
 ) -> dict:
     """Return the notebook in Chinese.  `anchors_of`: name of each that is built → English anchor → Chinese one."""
-    here, there = source(name, root).parent, target(name, root).parent
+    here = source(name, root).parent
+    there = target(name, root).parent
 
     def link(match: re.Match) -> str:
         path, number_sign, anchor = match[1].partition("#")
@@ -185,7 +191,8 @@ def build(
             file = os.path.normpath(here / path)
             other = next((one for one in anchors_of if str(source(one, root)) == file), None)
             if other:
-                file, anchor = target(other, root), anchors_of[other].get(anchor, anchor)
+                file = target(other, root)
+                anchor = anchors_of[other].get(anchor, anchor)
             path = os.path.relpath(file, there)
         elif not path:
             anchor = anchors_of[name].get(anchor, anchor)
@@ -236,8 +243,11 @@ def run(command: str, root: Path) -> list[str]:
             copy = root / "notebooks" / LOCALE / "further" / path.name
             write_text_atomic(copy, path.read_text(encoding="utf-8"))
     for name in done:
+        words = [f"{name:<34} {len(done[name])} of {len(cells[name])} cells"]
         missing = [cell_id for cell_id in cells[name] if cell_id not in done[name]]
-        print(f"{name:<34} {len(done[name])} of {len(cells[name])} cells", *(missing and ["; English:", *missing]))
+        if missing:
+            words += ["; English:", *missing]
+        print(*words)
     if command == "build":
         return []
     found = [line for name in names for line in problems(name, cells[name], catalogues[name], glossary)]

@@ -1,7 +1,7 @@
 """One task or two with the same number of completions: the runs behind notebook 08.
 
-    python dev/benchmarks/two_tasks.py                # lessons/tiny-tasks.yaml, three arms, seeds 0 to 2: 15 minutes
-    python dev/benchmarks/two_tasks.py --json         # and write assets/reference/two_tasks.json
+    python dev/experiments/two_tasks.py                # lessons/tiny-tasks.yaml, three arms, seeds 0 to 2: 15 minutes
+    python dev/experiments/two_tasks.py --json         # and write assets/reference/two_tasks.json
 
 Each arm trains from the same base: on both tasks (the recipe as it is), or on one of them (its profiles).  Then every
 exported model answers the test problems of both tasks, greedily; the base and the model of the first seed that trained
@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from job import ROOT, machine
+from shared import ROOT, machine
 
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.evaluation import EvalRun
@@ -39,7 +40,8 @@ def main() -> None:
     changes = [f"training.steps={arguments.steps}"] if arguments.steps else []
 
     recipe = load_recipe(RECIPE, changes)
-    runs, sampled = [], {}
+    runs: list[dict[str, Any]] = []
+    sampled: dict[str, dict[str, list[int]]] = {}
     with tempfile.TemporaryDirectory(prefix="two-tasks-") as folder:
         base = evaluated(str(ROOT / recipe.model.path), Path(folder) / "base.jsonl", arguments.samples)
         sampled["base"] = rights(base)
@@ -54,8 +56,9 @@ def main() -> None:
                     sampled["trained"] = rights(answered)
                 runs.append({"arm": arm, "seed": seed, "curves": curves(run, arm), "verdicts": verdicts(answered)})
                 print(f"seed {seed}, {arm}: {shares(runs[-1]['verdicts'])}", flush=True)
+    settings = f"--seeds {arguments.seeds} --samples {arguments.samples}"
     result = {
-        "command": f"python dev/benchmarks/two_tasks.py --seeds {arguments.seeds} --samples {arguments.samples} --json",
+        "command": f"python dev/experiments/two_tasks.py {settings} --json",
         "recipe": recipe.name,
         "steps": recipe.training.steps,
         "completions_per_step": recipe.plan.completions_per_step,
@@ -91,13 +94,13 @@ def verdicts(answered: dict[str, EvalRun]) -> dict[str, str]:
 
 def rights(answered: dict[str, EvalRun]) -> dict[str, list[int]]:
     """For each task, how many of the samples of each problem are right."""
-    found = {}
+    right_samples = {}
     for task, run in answered.items():
         counts = {record["id"]: 0 for record in run.records}
         for record in run.records:
             counts[record["id"]] += record["strict"] and not record["greedy"]
-        found[task] = list(counts.values())
-    return found
+        right_samples[task] = list(counts.values())
+    return right_samples
 
 
 def curves(run: Path, arm: str) -> dict[str, dict[str, list[float | None]]]:

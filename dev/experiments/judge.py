@@ -1,0 +1,136 @@
+"""Whether a claim held: the differences of two arms, one for each seed, their interval, and a sentence that says it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from experiment import Claim
+
+UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is not a share
+SHARES = ("accuracy", "applied", "form", "way", "at_updates", "at_completions")
+
+
+def is_share(claim: Claim) -> bool:
+    return claim.measure in SHARES or claim.measure.startswith(("pass@", "worked@"))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
+
+    Raises ValueError for fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least two values, got {len(values)}")
+    from scipy.stats import t
+
+    array = np.asarray(values, float)
+    half = t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
+    """The smallest true mean for which `mean_interval` of as many values, as spread as these, leaves out 0 with
+    probability `power`: by the noncentral t distribution.
+
+    Raises ValueError for fewer than three values.
+    """
+    if len(values) < 3:
+        raise ValueError(f"the spread of values needs at least three, got {len(values)}")
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    n = len(values)
+    error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    limit = t.ppf((1 + confidence) / 2, n - 1)
+
+    def missing(shift: float) -> float:
+        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
+
+    return float(brentq(missing, 0.0, limit + 4)) * error
+
+
+def values_of(arm: str, measure: str, runs: Sequence[dict[str, Any]]) -> list[float]:
+    """The measure of an arm's runs, in the order of the seeds."""
+    of_arm = [run for run in runs if run["arm"] == arm]
+    return [run[measure] for run in sorted(of_arm, key=lambda run: run["seed"])]
+
+
+def compared(claim: Claim, ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """One difference for each seed, or one ratio where the claim is about a ratio."""
+    pairs = zip(ones, others, strict=True)
+    if claim.kind == "half":
+        return [one / other for one, other in pairs]
+    return [one - other for one, other in pairs]
+
+
+def holds(claim: Claim, mean: float, low: float, high: float) -> bool:
+    if claim.kind == "above":
+        return mean >= claim.bar and low > 0
+    if claim.kind == "zero":
+        return low <= 0 <= high
+    if claim.kind == "within":
+        return abs(mean) <= claim.bar
+    return mean <= claim.bar  # `half`, `at most`
+
+
+def scale_and_unit(claim: Claim) -> tuple[int, str]:
+    """What a difference is multiplied by to be shown, and its unit."""
+    if is_share(claim):
+        return 100, " points"
+    if claim.kind == "half":
+        return 1, ""
+    return 1, UNITS[claim.measure]
+
+
+def judge(claim: Claim, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A claim with the value of each seed, mean, interval, verdict and a sentence.
+
+    `smallest`, for claims of no difference: what would have been seen with a chance of 80 %.
+    """
+    ones = values_of(claim.one, claim.measure, runs)
+    others = values_of(claim.other, claim.measure, runs)
+    differences = compared(claim, ones, others)
+    mean = float(np.mean(differences))
+    low, high = mean_interval(differences)
+    held = holds(claim, mean, low, high)
+
+    scale, unit = scale_and_unit(claim)
+    word = "over" if claim.kind == "half" else "minus"
+    interval = f"95 % interval {scale * low:+.3g} to {scale * high:+.3g}"
+    measured = f"{claim.measure} of {claim.one} {word} {claim.other} is {scale * mean:+.3g}{unit} ({interval})"
+    predicted = bar_of(claim)
+    verdict = "held" if held else "FAILED"
+    sentence = f"{claim.text}: {measured}; predicted: {predicted}; {verdict}"
+    judged = dataclasses.asdict(claim) | {
+        "values": {claim.one: ones, claim.other: others},
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "held": held,
+        "measured": measured,
+        "predicted": predicted,
+    }
+    if claim.kind == "zero":
+        smallest = smallest_mean(differences)
+        judged["smallest"] = smallest
+        sentence += f". Seen with a chance of 80 %: a difference of {scale * smallest:.3g}{unit} or more"
+    judged["sentence"] = sentence
+    return judged
+
+
+def bar_of(claim: Claim) -> str:
+    """The bar in words, as the list of predictions shows it."""
+    if claim.kind == "zero":
+        return "an interval that covers 0"
+    if claim.kind == "half":
+        return f"a ratio of at most {claim.bar:g}"
+    amount = f"{100 * claim.bar:g} points" if is_share(claim) else f"{claim.bar:g}{UNITS[claim.measure]}"
+    if claim.kind == "above":
+        return f"at least {amount}, and an interval above 0"
+    if claim.kind == "within":
+        return f"at most {amount} apart"
+    return f"at most {amount}"

@@ -1,0 +1,59 @@
+"""The checkpoints that arms start from, and the problems that they train on."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment import TINY, Experiment
+from shared import ROOT
+
+from grpo_lib.problems import Problem, batch_of_step, load_problems, take_different
+from grpo_lib.prompts import template_completion
+from grpo_train import cold_start
+from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.prompt_lengths import render_with
+from grpo_train.recipes import Recipe, load_recipe
+
+
+@functools.cache
+def base_checkpoint(recipe: Path = ROOT / TINY) -> Path:
+    """The model of a recipe in MaxText's format."""
+    folder = tempfile.mkdtemp(prefix="experiments-base-")
+    return conversion.convert_to_maxtext(load_recipe(recipe).model, Path(folder) / "base")
+
+
+@functools.cache
+def taught_checkpoint(path: Path, seed: int) -> Path:
+    """It after the recipe's cold start."""
+    recipe = load_recipe(path, [f"seed={seed}"])
+    taught, _ = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    return fine_tuned(recipe, taught, base_checkpoint(path))
+
+
+def fine_tuned(recipe: Recipe, problems: Sequence[Problem], checkpoint: Path) -> Path:
+    """A checkpoint after two epochs on the solutions of problems."""
+    render = functools.partial(render_with, recipe.prompts, maxtext_model.load_tokenizer(recipe.model))
+    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
+    folder = Path(tempfile.mkdtemp(prefix="experiments-start-"))
+    return cold_start.fine_tune(recipe, pairs, checkpoint, folder / "start", progress=False)
+
+
+def seen(recipe: Recipe, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of all steps of a training."""
+    by_question = {problem.question: problem for problem in problems}
+    batch = batch_of_step(problems, str, recipe.plan.prompts_per_step, recipe.seed)
+    return [by_question[str(text)] for step in range(recipe.training.steps) for text in batch(step)["prompts"]]
+
+
+def start_of(experiment: Experiment, arm: str, recipe: Recipe) -> tuple[Path, list[Problem]]:
+    """The checkpoint that an arm starts from, and its problems."""
+    _, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+    if not recipe.training.cold_start:
+        return base_checkpoint(experiment.recipe_path), problems
+    start = taught_checkpoint(experiment.recipe_path, recipe.seed)
+    if arm == "solutions":
+        start = fine_tuned(recipe, seen(recipe, problems), start)
+    return start, problems
