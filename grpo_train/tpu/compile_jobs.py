@@ -68,23 +68,25 @@ class Program(SavedModel):
 
     @property
     def title(self) -> str:
-        rows = (
-            "{} x {} tokens, {}".format(*self.rows, self.layout)
-            if self.rows
-            else f"{self.sequences} x {self.prompt_length + self.completion_length} tokens"
-        )
-        size = {
-            "prefill": f" of {self.sequences} x {self.prompt_length} tokens",
-            "decode": f" of {self.sequences} x {self.completion_length} tokens",
-        }.get(self.kind, f" of {rows}")
-        part = f", {self.layers} layers" if self.layers else ""
-        return f"{KINDS[self.kind]}{size}{part}, {self.devices} devices of {self.accelerator}"
+        layers = f", {self.layers} layers" if self.layers else ""
+        return f"{KINDS[self.kind]} of {self._size}{layers}, {self.devices} devices of {self.accelerator}"
+
+    @property
+    def _size(self) -> str:
+        """Of what it computes: rows and tokens."""
+        if self.kind == "prefill":
+            return f"{self.sequences} x {self.prompt_length} tokens"
+        if self.kind == "decode":
+            return f"{self.sequences} x {self.completion_length} tokens"
+        if self.rows:
+            rows, tokens = self.rows
+            return f"{rows} x {tokens} tokens, {self.layout}"
+        return f"{self.sequences} x {self.prompt_length + self.completion_length} tokens"
 
     def key(self, versions: dict[str, str]) -> str:
         """A name for the program as these versions compile it."""
-        return hashlib.sha256(
-            json.dumps([self.model_dump(mode="json"), versions], sort_keys=True).encode()
-        ).hexdigest()[:24]
+        facts = json.dumps([self.model_dump(mode="json"), versions], sort_keys=True)
+        return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
 class CutSampler(Program):

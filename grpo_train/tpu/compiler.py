@@ -110,8 +110,8 @@ def compile_program(program: Program, training: TrainingRecipe, iterations: int)
             if program.kind == "logps":
                 lowered, more = _lower_logps(program, mesh, model)
             else:
-                own = make_optimizer(training, iterations, seed=0, weights=program.model.trainer_dtype)
-                lowered, more = _lower_update(program, own, mesh, model)
+                optimizer = make_optimizer(training, iterations, seed=0, weights=program.model.trainer_dtype)
+                lowered, more = _lower_update(program, optimizer, mesh, model)
             return _compile(program, lowered, _model_facts(config, model) | more)
 
 
@@ -128,9 +128,11 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         # A kernel runs out of a core's own memory, which nothing in a recipe's HBM changes.
         if "RESOURCE_EXHAUSTED" not in str(error) or program.kind == "attention":
             raise CourseError(f"libtpu cannot compile the {program.title}: {message}") from error
-        needed = bytes_needed(str(error), sum(facts.get(name, 0) for name in ARGUMENTS))
+        arguments = sum(facts.get(name, 0) for name in ARGUMENTS)
+        needed = bytes_needed(str(error), arguments)
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    memory = compiled.memory_analysis()
+    cost = compiled.cost_analysis() or {}
     return Compilation(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
@@ -148,19 +150,19 @@ def slice_devices(accelerator: str) -> list[Any]:
     from jax.experimental import topologies
     from maxtext.utils.accelerator_to_spec_map import UserFacingNameToSystemCharacteristics as layouts
 
-    if not (layout := layouts.get(accelerator)):
+    if accelerator not in layouts:
         known = ", ".join(name for name in layouts if name.startswith(f"{accelerator.partition('-')[0]}-"))
         raise CourseError(f"hardware.accelerator={accelerator} is not a known slice; known: {known[:200]}")
-    return list(
-        topologies.get_topology_desc(
-            platform="tpu",
-            topology_name=layout.topology_name,
-            chip_config_name=layout.chip_config_name,
-            chips_per_host_bounds=layout.chips_per_host_bounds,
-            num_slices=1,
-            wrap=layout.wrap,
-        ).devices
+    layout = layouts[accelerator]
+    topology = topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=layout.topology_name,
+        chip_config_name=layout.chip_config_name,
+        chips_per_host_bounds=layout.chips_per_host_bounds,
+        num_slices=1,
+        wrap=layout.wrap,
     )
+    return list(topology.devices)
 
 
 def maxtext_config(program: Program) -> Any:
@@ -184,8 +186,9 @@ def maxtext_config(program: Program) -> Any:
     }
     if program.layers:
         settings |= {"base_num_decoder_layers": program.layers, "override_model_config": True}
-    places = (Path(), environment.repo_root())
-    if weights := any((place / program.model.path / "config.json").is_file() for place in places):
+    folders = (Path(program.model.path), environment.repo_root() / program.model.path)
+    weights = any((folder / "config.json").is_file() for folder in folders)
+    if weights:
         maxtext_model.register_architecture(program.model)
     return pyconfig.initialize(maxtext_model.maxtext_arguments(program.model, weights=weights, **settings))
 
@@ -230,9 +233,11 @@ def _lower_update(program, own_optimizer, mesh, model):
     # The accumulation's length is a constant in the program, and 1 accumulates too.
     chain = optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
-    optimizer = nnx.eval_shape(
-        lambda model: sum_in(nnx.Optimizer(model, chain, wrt=trained), program.optimizer_dtype), model
-    )
+
+    def optimizer_of(model):
+        return sum_in(nnx.Optimizer(model, chain, wrt=trained), program.optimizer_dtype)
+
+    optimizer = nnx.eval_shape(optimizer_of, model)
     graph, state = nnx.split(optimizer)
     state = jax.tree.map(
         lambda leaf, spec: _placed(leaf, jax.sharding.NamedSharding(mesh, spec), mesh),
@@ -303,19 +308,19 @@ def _lower_sampler(program, devices):
     mesh = tunix_models.sampler_mesh(devices, program.tensor)
     # Tunix's model with shapes in place of weights, as TunixSampler makes it.
     settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
-    module = tunix_models.abstract_model(
-        tunix_models.model_config(
-            config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
-        ),
-        mesh,
+    model_config = tunix_models.model_config(
+        config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
     )
-    shardings, state = tunix_models.weight_shardings(module, mesh), nnx.state(module, nnx.Param)
+    module = tunix_models.abstract_model(model_config, mesh)
+    shardings = tunix_models.weight_shardings(module, mesh)
+    state = nnx.state(module, nnx.Param)
     for path, variable in state.flat_state():
         variable.set_value(_placed(variable.get_value(), shardings[path], mesh))
     nnx.update(module, state)
     # What it is asked while it is traced: which tokens are padding, and which end a completion.
     tokenizer = SimpleNamespace(encode=None, decode=None, bos_id=lambda: None, eos_id=lambda: 1, pad_id=lambda: 0)
-    rows, length = program.sequences, program.prompt_length + program.completion_length
+    rows = program.sequences
+    length = program.prompt_length + program.completion_length
     sampler = tunix_sampler.make_sampler(module, tokenizer, length, mesh)
     sampler.eos_ids = jnp.array([1])
 
@@ -329,6 +334,9 @@ def _lower_sampler(program, devices):
         "done": array(jnp.bool_),
         "seed": array(jnp.uint32, 2),
     }
+    cut = {"top_p": 1.0, "top_k": None}
+    if isinstance(program, CutSampler):
+        cut = {"top_p": program.top_p, "top_k": program.top_k}
     # As Sampler.init_sample_state makes it.  Decoding gets it from prefill, which leaves everything where it was: the
     # state is donated.
     sampling: Any = tunix._SamplingState
@@ -341,10 +349,7 @@ def _lower_sampler(program, devices):
         logprobs_buffer=None,
         forbidden_token_ids=None,
         temperature=program.temperature,
-        sampling_parameters={
-            "top_p": program.top_p if isinstance(program, CutSampler) else 1.0,
-            "top_k": program.top_k if isinstance(program, CutSampler) else None,
-        },
+        sampling_parameters=cut,
         sampling_mode="top_p",
         beam_search_sampling_state=None,
         **arrays,
@@ -373,10 +378,11 @@ def _lower_attention(program: AttentionKernel, devices: list[Any]) -> Any:
             return jax.jit(attend, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("tpu",))
     except Exception as error:  # JAX's, Mosaic's and tpu-inference's have no type in common
         config = maxtext_config(program)
+        blocks = program.page_size or "as many as it chooses"
         raise CourseError(
             f"rollout.engine=vllm: tpu-inference has no attention kernel for {config.num_query_heads} query and "
             f"{config.num_kv_heads} key-value heads of {config.head_dim} numbers on {program.tensor} chips of "
-            f"{program.accelerator}, in blocks of {program.page_size or 'as many as it chooses'} tokens "
+            f"{program.accelerator}, in blocks of {blocks} tokens "
             f"({first_line(error)}); change hardware.sampler_tensor or rollout.vllm.options"
         ) from error
 
@@ -394,17 +400,18 @@ def attention(program: AttentionKernel, devices: list[Any]) -> tuple[Callable[..
     from tpu_inference.runner.kv_cache import get_kv_cache_shape_with_mesh
 
     config = maxtext_config(program)
-    size, dtype = utils.get_padded_head_dim(config.head_dim), jnp.dtype(program.model.dtype)
+    size = utils.get_padded_head_dim(config.head_dim)
+    dtype = jnp.dtype(program.model.dtype)
     mesh = jax.sharding.Mesh(np.array(devices).reshape(1, -1), ("data", "model"))
-    rows, length = program.sequences, program.prompt_length + program.completion_length
+    rows = program.sequences
+    length = program.prompt_length + program.completion_length
     limits: Any = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=length), scheduler_config=SimpleNamespace(max_num_seqs=rows)
     )
     page = program.page_size or max(Backend.get_page_size(limits), Backend.get_min_page_size(limits))
     pages = rows * -(-length // page)
-    heads, kv_heads = (
-        utils.get_padded_num_heads(count, program.tensor) for count in (config.num_query_heads, config.num_kv_heads)
-    )
+    heads = utils.get_padded_num_heads(config.num_query_heads, program.tensor)
+    kv_heads = utils.get_padded_num_heads(config.num_kv_heads, program.tensor)
     cache = get_kv_cache_shape_with_mesh(mesh, pages, page, kv_heads, size, dtype)
 
     array = functools.partial(_array, mesh)
@@ -417,11 +424,11 @@ def attention(program: AttentionKernel, devices: list[Any]) -> tuple[Callable[..
             outputs.append(output)
         return outputs, cache
 
-    fresh = [
-        [array(("data", "model"), dtype, tokens, count, size) for count in (heads, kv_heads, kv_heads)]
-        # While it decodes, a token of each sequence, filled up to a power of two.
-        for tokens in (program.tokens, 1 << (rows - 1).bit_length())
-    ]
+    def queries_keys_values(tokens):
+        return [array(("data", "model"), dtype, tokens, count, size) for count in (heads, kv_heads, kv_heads)]
+
+    decoded = 1 << (rows - 1).bit_length()  # a token of each sequence, filled up to a power of two
+    fresh = [queries_keys_values(program.tokens), queries_keys_values(decoded)]
     tables = [[array(("data",), jnp.int32, count) for count in (rows, pages, rows + 1, 3)] for _ in fresh]
     return attend, array((None, None, "model"), dtype, *cache), fresh, tables
 
@@ -430,22 +437,29 @@ def _micro_batch(program: Program, mesh: Any) -> Any:
     """A micro-batch as Tunix shards it, rows over the axis fsdp; packed rows have prompts and completions in one."""
     from grpo_train.losses.packing import Example
 
-    packed = program.rows is not None
-    rows, width = program.rows or (program.sequences, program.completion_length)
-    prompt = 0 if packed else program.prompt_length
     array = functools.partial(_array, mesh, ("fsdp",))
+    if program.rows is None:
+        rows, prompt, width = program.sequences, program.prompt_length, program.completion_length
+        more = {"advantages": array(jnp.float32, rows)}
+    else:
+        rows, width = program.rows
+        prompt = 0
+        more = {
+            "advantages": array(jnp.float32, rows, width),
+            "segment_ids": array(jnp.int32, rows, width),
+            "segment_positions": array(jnp.int32, rows, width),
+            "weights": array(jnp.float32, rows, width),
+        }
+    logps = array(jnp.float32, rows, width)
     example: Any = Example  # flax.struct hides its fields
     return example(
         prompt_ids=array(jnp.int32, rows, prompt),
         prompt_mask=array(jnp.bool_, rows, prompt),
         completion_ids=array(jnp.int32, rows, width),
         completion_mask=array(jnp.bool_, rows, width),
-        advantages=array(jnp.float32, rows, width) if packed else array(jnp.float32, rows),
-        ref_per_token_logps=array(jnp.float32, rows, width) if program.reference else None,
-        old_per_token_logps=array(jnp.float32, rows, width) if program.old else None,
-        segment_ids=array(jnp.int32, rows, width) if packed else None,
-        segment_positions=array(jnp.int32, rows, width) if packed else None,
-        weights=array(jnp.float32, rows, width) if packed else None,
+        ref_per_token_logps=logps if program.reference else None,
+        old_per_token_logps=logps if program.old else None,
+        **more,
     )
 
 
@@ -494,5 +508,6 @@ def bytes_needed(message: str, arguments: int) -> float | None:
     found = re.search(r"(Used |for HLO temporaries \()([\d.]+)([KMGT]?)", message)
     if not found:
         return None
-    size = float(found[2]) * 2 ** (10 * "_KMGT".index(found[3] or "_"))
-    return size - arguments if found[1] == "Used " else size
+    kind, number, unit = found.groups()
+    size = float(number) * 2 ** (10 * "_KMGT".index(unit or "_"))
+    return size - arguments if kind == "Used " else size

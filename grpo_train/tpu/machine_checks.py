@@ -33,7 +33,8 @@ ROUNDS = 10
 FLOAT32_ERROR = 1e-5
 # How far a loss may be from plain JAX in float32: a value in nats, and the gradient, in parts of it (both ways round
 # the slope of the logits to bfloat16).  Chunks round the logits, too.  A tile of 1024 tokens left out is 0.007 nats.
-NATS, SLOPE = {"pallas": 1e-3, "chunked": 2e-2}, 1e-2
+NATS = {"pallas": 1e-3, "chunked": 2e-2}
+SLOPE = 1e-2
 SMALL = (48, 128, 5003)  # tokens, width and vocabulary without a TPU
 
 
@@ -71,14 +72,18 @@ def examine(checks: dict[str, Callable[..., str]], *arguments: Any) -> list[Chec
 
 def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
     """The checks that need no chip; `runs`: the folder of all runs, of several hosts one that they share."""
+
+    def checkpoints() -> str:
+        return _folder(location(recipe.training.checkpoints or runs))
+
     return {
         "packages": lambda: _packages(environment.repo_root() / "requirements"),
         "chips": _chips,
         "folder of runs": lambda: _folder(runs),
-        "checkpoints": lambda: _folder(location(recipe.training.checkpoints or runs)),
+        "checkpoints": checkpoints,
         "model": lambda: _model(recipe),
         "tokenizer": lambda: _tokenizer(recipe),
-        "tracking": lambda: tracking.require(recipe.tracking) or f"wandb: {recipe.tracking.wandb}",
+        "tracking": lambda: _tracking(recipe),
     }
 
 
@@ -95,9 +100,14 @@ def measure(
         connected = multihost.distributed_context(coordinator, processes, process, digest=dump_recipe(recipe))
     with connected:
         checks = {
-            "devices": _devices, "memory": _memory, "precision": _precision, "products": _products,
-            "from the host": _from_the_host, "between chips": _between_chips, "loss": _loss,
-        }  # fmt: skip
+            "devices": _devices,
+            "memory": _memory,
+            "precision": _precision,
+            "products": _products,
+            "from the host": _from_the_host,
+            "between chips": _between_chips,
+            "loss": _loss,
+        }
         return jax.default_backend(), examine(checks | (more or {}), recipe)
 
 
@@ -110,14 +120,19 @@ def _packages(locks: Path) -> str:
     """The versions that decide what is computed are the lock's."""
     lock = locks / ("tpu.lock" if importlib.util.find_spec("vllm") else "cpu.lock")
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.M))
-    found = machine.describe(devices=False)
-    if wrong := [f"{name} {has}" for name, has in found["packages"].items() if locked.get(name, has) != has]:
+    here = machine.describe(devices=False)
+    packages = here["packages"]
+    wrong = {name: version for name, version in packages.items() if locked.get(name, version) != version}
+    if wrong:
+        installed = ", ".join(f"{name} {version}" for name, version in wrong.items())
+        asked = locked[next(iter(wrong))]
         target = "make setup-tpu" if lock.name == "tpu.lock" else "make setup"
-        raise CourseError(f"{', '.join(wrong)}: {lock.name} has {locked[wrong[0].split()[0]]}; {target} installs it")
+        raise CourseError(f"{installed}: {lock.name} has {asked}; {target} installs it")
+    platforms = jax.config.jax_platforms or "not set"
     return (
-        f"jax {found['packages']['jax']} and {len(found['packages']) - 1} others are those of {lock.name}; "
-        f"{machine.operating_system()}, Python {found['python']}, {found['memory_gib']} GiB of memory, "
-        f"JAX_PLATFORMS {jax.config.jax_platforms or 'not set'}"
+        f"jax {packages['jax']} and {len(packages) - 1} others are those of {lock.name}; "
+        f"{machine.operating_system()}, Python {here['python']}, {here['memory_gib']} GiB of memory, "
+        f"JAX_PLATFORMS {platforms}"
     )
 
 
@@ -140,8 +155,9 @@ def _folder(folder: Any) -> str:
         if not is_address(folder):  # a bucket that is no folder gets whole files only
             with open(trial / "rows", "a") as rows:
                 rows.write("second\n")
-            trial, moved = trial.rename(renamed), trial
-            if moved.exists() or (trial / "rows").read_text() != "first\nsecond\n":
+            written = trial
+            trial = trial.rename(renamed)
+            if written.exists() or (trial / "rows").read_text() != "first\nsecond\n":
                 raise OSError("what was written is not what is read")
     except Exception as error:  # of a file system or of a bucket's client
         raise CourseError(
@@ -153,6 +169,10 @@ def _folder(folder: Any) -> str:
             (trial / "rows").unlink()
             trial.rmdir()
     return f"{folder}: written, appended, renamed and deleted"
+
+
+def _tracking(recipe: Recipe) -> str:
+    return tracking.require(recipe.tracking) or f"wandb: {recipe.tracking.wandb}"
 
 
 def _model(recipe: Recipe) -> str:
@@ -174,15 +194,18 @@ def _tokenizer(recipe: Recipe) -> str:
             "another model's"
         )
     text = "Janet has 16 eggs.\n<reasoning>16 - 3 = 13</reasoning>"
-    if (read := tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)) != text:
+    read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)
+    if read != text:
         raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
     return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}, pads with {tokenizer.pad_token!r}"
 
 
 def _devices(recipe: Recipe) -> str:
-    hardware, devices = recipe.hardware, jax.devices()
+    hardware = recipe.hardware
+    devices = jax.devices()
     found = f"{len(devices)} of {devices[0].device_kind}, process {jax.process_index()} of {jax.process_count()}"
-    if jax.process_count() != (hosts := hardware.process_count()):
+    hosts = hardware.process_count()
+    if jax.process_count() != hosts:
         raise CourseError(
             f"the recipe is for {hosts} hosts with a process each, and here is {found}; start this on all hosts, or "
             "set hardware.accelerator to this slice"
@@ -192,7 +215,8 @@ def _devices(recipe: Recipe) -> str:
     needed = hardware.trainer_count() + (0 if hardware.colocated else hardware.sampler_count())
     if devices[0].platform == "tpu" and hardware.accelerator:
         needed = hardware.slice.devices
-        if devices[0].device_kind not in (kinds := hardware.slice.chip.kinds):
+        kinds = hardware.slice.chip.kinds
+        if devices[0].device_kind not in kinds:
             raise CourseError(
                 f"hardware.accelerator={hardware.accelerator} is {' or '.join(kinds)}, and here are {found}; set it to "
                 "this slice"
@@ -234,31 +258,38 @@ def _loss(recipe: Recipe) -> str:
 
     At the model's width and vocabulary; without a TPU at small ones, and the kernel in interpret mode.
     """
-    if (way := recipe.loss.implementation) == "jax":
+    way = recipe.loss.implementation
+    if way == "jax":
         raise NotMade("loss.implementation=jax is the reference itself; with pallas its kernel would be compared")
     config = _config(model_files.model_directory(recipe.model, weights=False))
-    sizes = recipe.rollout.max_completion_length, config["hidden_size"], config["vocab_size"]
+    sizes = (recipe.rollout.max_completion_length, config["hidden_size"], config["vocab_size"])
     tokens, width, vocabulary = sizes if jax.default_backend() == "tpu" else map(min, sizes, SMALL)
-    tied, (one, two, three) = config.get("tie_word_embeddings", False), jax.random.split(jax.random.key(0), 3)
-    hidden = jax.random.normal(one, (1, tokens, width), recipe.model.dtype)
-    head = jax.random.normal(two, (vocabulary, width) if tied else (width, vocabulary), recipe.model.dtype) / width**0.5
-    ids = jax.random.randint(three, (1, tokens), 0, vocabulary)
+    tied = config.get("tie_word_embeddings", False)
+    shape = (vocabulary, width) if tied else (width, vocabulary)
+    hidden_key, head_key, ids_key = jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(hidden_key, (1, tokens, width), recipe.model.dtype)
+    head = jax.random.normal(head_key, shape, recipe.model.dtype) / width**0.5
+    ids = jax.random.randint(ids_key, (1, tokens), 0, vocabulary)
 
     def total(inputs, way):
         logps, entropy = losses.token_statistics(
-            ids, hidden=inputs[0], head=inputs[1], temperature=recipe.rollout.first_temperature, implementation=way,
+            ids,
+            hidden=inputs[0],
+            head=inputs[1],
+            temperature=recipe.rollout.first_temperature,
+            implementation=way,
             vocab_axis=0 if tied else 1,
-        )  # fmt: skip
+        )
         return jnp.sum(logps * jnp.linspace(-1, 1, tokens)), (logps, entropy)
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
-    (_, found), slopes = run((hidden, head), way)
+    (_, values), slopes = run((hidden, head), way)
     with jax.default_matmul_precision("highest"):
-        (_, exact), exact_slopes = run((hidden.astype(jnp.float32), head.astype(jnp.float32)), "jax")
-    nats = max(float(abs(ours - theirs).max()) for ours, theirs in zip(found, exact, strict=True))
+        (_, exact_values), exact_slopes = run((hidden.astype(jnp.float32), head.astype(jnp.float32)), "jax")
+    nats = max(float(abs(ours - exact).max()) for ours, exact in zip(values, exact_values, strict=True))
     slope = max(
-        float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
-        for ours, theirs in zip(slopes, exact_slopes, strict=True)
+        float(jnp.linalg.norm(ours - exact) / jnp.linalg.norm(exact))
+        for ours, exact in zip(slopes, exact_slopes, strict=True)
     )
     text = (
         f"{way}: {nats:.1e} nats (at most {NATS[way]}) and {slope:.1e} of the gradient (at most {SLOPE}) from plain "
@@ -286,7 +317,8 @@ def _products(recipe: Recipe) -> str:
 def _from_the_host(recipe: Recipe) -> str:
     if jax.default_backend() == "cpu":
         raise NotMade("the devices are this machine's CPU, and nothing would be moved")
-    device, array = jax.local_devices()[0], np.ones(MOVED // 4, np.float32)
+    device = jax.local_devices()[0]
+    array = np.ones(MOVED // 4, np.float32)
     there = _seconds(lambda x: jax.device_put(x, device), array)
     on_device = jax.device_put(array, device)
     started = time.monotonic()
@@ -301,9 +333,8 @@ def _between_chips(recipe: Recipe) -> str:
     if len(devices) == 1:
         raise NotMade("one device")
     mesh = jax.sharding.Mesh(np.array(devices), ("all",))
-    rows, columns = (
-        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("all",), (None, "all"))
-    )
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("all"))
+    columns = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "all"))
     side = 1024 * len(devices)
     array = jax.device_put(np.ones((side, MOVED // 4 // side), np.float32), rows)
     seconds = _seconds(lambda x: multihost.reshard(x, columns), array)

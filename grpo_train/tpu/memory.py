@@ -103,7 +103,8 @@ def chips(
     Args:
       compiled: the compiler's reports, by the names of preflight.programs_of.
     """
-    usable, colocated = int(hardware.slice.chip.usable_gib * GIB), hardware.colocated
+    usable = int(hardware.slice.chip.usable_gib * GIB)
+    colocated = hardware.colocated
     update = compiled["update"]
     # Of the trainer's weights, as the sampler and the reference have them.
     frozen = update.parameter_shard * ITEMSIZE[model.dtype] // ITEMSIZE[model.trainer_dtype]
@@ -111,9 +112,17 @@ def chips(
     if rollout.engine == "tunix":
         sampling, kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
         # So libtpu 0.0.44 reported it; less on the way to one replica over all chips, where it never makes it whole.
-        size, how = update.largest_weight, "the largest weight on its way: whole, and as a chip of the sampler has it"
-        training.append(_line("sync: one weight", size + size // sampler_tensor, "arithmetic", how, "sync"))
-        sampling += [] if colocated else training[-1:]
+        size = update.largest_weight
+        moved = _line(
+            "sync: one weight",
+            size + size // sampler_tensor,
+            "arithmetic",
+            "the largest weight on its way: whole, and as a chip of the sampler has it",
+            "sync",
+        )
+        training.append(moved)
+        if not colocated:
+            sampling.append(moved)
     else:
         # Tunix takes the scanned layers apart on the trainer's chips, then moves them to vLLM's.
         training.append(
@@ -158,11 +167,11 @@ def chips(
             )
         )
     if colocated:
-        return [ChipMemory(role="trains and samples", usable=usable, lines=(*training, reserve, *sampling))], kv_cache
-    return [
-        ChipMemory(role="trains", usable=usable, lines=(*training, reserve)),
-        ChipMemory(role="samples", usable=usable, lines=(*sampling, reserve)),
-    ], kv_cache
+        both = ChipMemory(role="trains and samples", usable=usable, lines=(*training, reserve, *sampling))
+        return [both], kv_cache
+    trains = ChipMemory(role="trains", usable=usable, lines=(*training, reserve))
+    samples = ChipMemory(role="samples", usable=usable, lines=(*sampling, reserve))
+    return [trains, samples], kv_cache
 
 
 def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> MemoryItem:
@@ -258,13 +267,13 @@ def _tunix_sampler(
         _line("sampler's programs", prefill.code + decode.code, "compiler", "generated code"),
     ]
     programs = {"prefill": prefill, "decoding": decode}
-    if failed := {name: program for name, program in programs.items() if program.oom_message}:
-        sampling += [
-            _line(f"sampling: {name} out of memory", program.bytes_needed or 0, "compiler", NEEDED, "sampling")
-            for name, program in failed.items()
-        ]
-    else:
-        size, name = max((made.outputs - made.aliased + made.temporaries, name) for name, made in programs.items())
+    failed = {name: program for name, program in programs.items() if program.oom_message}
+    for name, program in failed.items():
+        needed = program.bytes_needed or 0
+        sampling.append(_line(f"sampling: {name} out of memory", needed, "compiler", NEEDED, "sampling"))
+    if not failed:
+        sizes = {name: program.outputs - program.aliased + program.temporaries for name, program in programs.items()}
+        size, name = max((size, name) for name, size in sizes.items())
         sampling.append(_line("sampling: temporaries", size, "compiler", f"of {name}, which needs more", "sampling"))
     return sampling, KVCache(bytes=cache.bytes, tokens=rows * length, max_concurrency=rows, requested=rows)
 
@@ -288,41 +297,38 @@ def _vllm_sampler(
     settings = rollout.vllm
     requested = min(settings.max_sequences, -(-plan.rollout_micro_batch_completions // replicas))
     usable = hardware.slice.chip.usable_gib * GIB
-    size = max(int(min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before) - weights, 0)
+    engine = min(before + settings.memory_fraction * usable, ENGINE_LIMIT * usable) - before
+    size = max(int(engine) - weights, 0)
+    tokens = size // per_token
     buffers = settings.max_batched_tokens * ENGINE_BUFFERS * facts.width * itemsize // tensor
     logits = LOGITS_COPIES * requested * facts.vocabulary * ITEMSIZE["float32"]
-    return [
-        _line(
-            "sampler weights",
-            weights,
-            "arithmetic",
-            f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}",
-        ),
-        _line(
-            "KV cache",
-            size,
-            "arithmetic",
-            f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights",
-            *("sampling", "log-probabilities", "update"),  # the engine frees it for the sync
-        ),
-        _line(
-            "sampling: activations",
-            buffers + logits,
-            "estimate",
-            f"{settings.max_batched_tokens} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
-            f"and {LOGITS_COPIES} copies of the logits",
-            "sampling",
-        ),
-        _line(
-            "sync: arriving weights",
-            weights,
-            "estimate",
-            "the new weights in addition to the old ones, until all have arrived",
-            "sync",
-        ),
-    ], KVCache(
-        bytes=size,
-        tokens=size // per_token,
-        max_concurrency=size // per_token // length,
-        requested=requested,
+    held = _line(
+        "sampler weights",
+        weights,
+        "arithmetic",
+        f"{facts.parameter_bytes / GIB:.2f} GiB over {tensor} chips; replicas: {replicas}",
     )
+    cache = _line(
+        "KV cache",
+        size,
+        "arithmetic",
+        f"what rollout.vllm.memory_fraction={settings.memory_fraction} leaves after the weights",
+        *("sampling", "log-probabilities", "update"),  # the engine frees it for the sync
+    )
+    activations = _line(
+        "sampling: activations",
+        buffers + logits,
+        "estimate",
+        f"{settings.max_batched_tokens} tokens in {ENGINE_BUFFERS} buffers of the widest layer, "
+        f"and {LOGITS_COPIES} copies of the logits",
+        "sampling",
+    )
+    arriving = _line(
+        "sync: arriving weights",
+        weights,
+        "estimate",
+        "the new weights in addition to the old ones, until all have arrived",
+        "sync",
+    )
+    lines = [held, cache, activations, arriving]
+    return lines, KVCache(bytes=size, tokens=tokens, max_concurrency=tokens // length, requested=requested)

@@ -16,12 +16,13 @@ COPIES = 3  # of each row of dapo-math, which is published a hundred times over
 
 def write_placeholders(folder: str | Path, train: int = 300, test: int = 60) -> dict[str, Path]:
     """Write files of dapo-math, math, aime and math500 with so many problems; returns their paths by source."""
-    judged = [problem for problem in words.generate("test", 2 * test) if int(problem.answer) < 1000][:test]
+    training = words.generate("train", train)
+    tests = [problem for problem in words.generate("test", 2 * test) if int(problem.answer) < 1000][:test]
     rows = {
-        "dapo-math": [_dapo(problem) for problem in words.generate("train", train)] * COPIES,
-        "aime": [_plain(problem) | {"id": problem.id, "answer": f"{int(problem.answer):03}"} for problem in judged],
-        "math500": [_plain(problem) | {"unique_id": problem.id, "answer": problem.answer} for problem in judged],
-        "math": [_plain(p) | {"unique_id": p.id, "answer": p.answer} for p in words.generate("train", train)],
+        "dapo-math": [_dapo(problem) for problem in training] * COPIES,
+        "aime": [_aime(problem) for problem in tests],
+        "math500": [_math(problem) for problem in tests],
+        "math": [_math(problem) for problem in training],
     }
     files = {source: Path(folder) / f"{source}.jsonl" for source in rows}
     for source, file in files.items():
@@ -35,6 +36,14 @@ def _dapo(problem: Problem) -> dict[str, Any]:
         "reward_model": {"ground_truth": problem.answer},
         "extra_info": {"index": problem.id},
     }
+
+
+def _aime(problem: Problem) -> dict[str, Any]:
+    return _plain(problem) | {"id": problem.id, "answer": f"{int(problem.answer):03}"}
+
+
+def _math(problem: Problem) -> dict[str, Any]:
+    return _plain(problem) | {"unique_id": problem.id, "answer": problem.answer}
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

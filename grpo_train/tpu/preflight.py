@@ -10,7 +10,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,32 +98,33 @@ def preflight(
     memory.
     """
     result = examine(recipe, compile, quick=quick).model_copy(update={"command": command, "versions": versions or {}})
-    if result.fits:
-        facts, programs = result.programs[0].compilation, programs_of(recipe)
+    if not result.fits:
+        what_to_try = hints(
+            recipe.plan, recipe.batch_given, recipe.model, recipe.rollout, recipe.hardware.trainer_tensor
+        )
+        return result.model_copy(update={"hints": tuple(what_to_try)})
+    facts = result.programs[0].compilation
+    programs = programs_of(recipe)
 
-        def work(program: Program) -> roofline.Work:
-            return roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
+    def work(program: Program) -> roofline.Work:
+        return roofline.whole_model([compile(part) for part in few_layers(program)], facts.num_layers)
 
-        bound = functools.partial(roofline.lower_bound, steps=recipe.training.steps, **_sections(recipe))
-        logps = work(programs["logps"]) if "logps" in programs else None
-        bounds = {"lower_bound": bound(facts, work(programs["update"]), logps)}
-        at_mean = at_mean_length(programs["update"], recipe)
-        if at_mean != programs["update"]:
-            bounds["lower_bound_at_mean"] = bound(facts, work(at_mean), logps)
-        return result.model_copy(update=bounds)
-    return result.model_copy(
-        update={
-            "hints": tuple(
-                hints(recipe.plan, recipe.batch_given, recipe.model, recipe.rollout, recipe.hardware.trainer_tensor)
-            )
-        }
-    )
+    bound = functools.partial(roofline.lower_bound, steps=recipe.training.steps, **_sections(recipe))
+    logps = work(programs["logps"]) if "logps" in programs else None
+    bounds = {"lower_bound": bound(facts, work(programs["update"]), logps)}
+    at_mean = at_mean_length(programs["update"], recipe)
+    if at_mean != programs["update"]:
+        bounds["lower_bound_at_mean"] = bound(facts, work(at_mean), logps)
+    return result.model_copy(update=bounds)
 
 
 def _sections(recipe: Recipe) -> dict[str, Any]:
     """What memory and roofline read both."""
     return {
-        **{name: getattr(recipe, name) for name in ("hardware", "rollout", "grpo", "plan")},
+        "hardware": recipe.hardware,
+        "rollout": recipe.rollout,
+        "grpo": recipe.grpo,
+        "plan": recipe.plan,
         "sampler_tensor": recipe.sampler_tensor(),
     }
 
@@ -160,9 +161,12 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         "quick": quick,
         "loss": recipe.loss.implementation,
     }
-    reference, old = recipe.grpo.beta > 0, recipe.grpo.iterations > 1
-    shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
-    rows = {"layout": recipe.plan.layout, "rows": shapes[-1]} if recipe.plan.layout != "padded" else {}
+    rows: dict[str, Any] = {}
+    if recipe.plan.layout != "padded":
+        shapes = recipe.plan.row_shapes(rollout.max_prompt_length, rollout.max_completion_length)
+        rows = {"layout": recipe.plan.layout, "rows": shapes[-1]}
+    reference = recipe.grpo.beta > 0
+    old = recipe.grpo.iterations > 1
     programs = {
         "update": Program(
             kind="update",
@@ -180,12 +184,17 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         # The old policy's weights are the larger ones, where both are asked.
         model = recipe.model if old else recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype})
         programs["logps"] = Program(kind="logps", **common | {"model": model})
-    return programs | (_sampler_programs if rollout.engine == "tunix" else _attention_kernel)(recipe, common)
+    if rollout.engine == "tunix":
+        programs |= _sampler_programs(recipe, common)
+    else:
+        programs |= _attention_kernel(recipe, common)
+    return programs
 
 
 def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
     """Each process samples its share of the completions on its own devices."""
-    hardware, plan, tensor = recipe.hardware, recipe.plan, recipe.sampler_tensor()
+    hardware, plan = recipe.hardware, recipe.plan
+    tensor = recipe.sampler_tensor()
     devices = hardware.sampler_count() // plan.processes
     if devices % tensor:
         raise CourseError(
@@ -209,7 +218,8 @@ def _sampler_programs(recipe: Recipe, common: dict[str, Any]) -> dict[str, Progr
 
 def _attention_kernel(recipe: Recipe, common: dict[str, Any]) -> dict[str, Program]:
     """The one program of vLLM's that is compiled here: the kernel is what may not exist for a recipe's shapes."""
-    settings, tensor = recipe.rollout.vllm, recipe.sampler_tensor()
+    settings = recipe.rollout.vllm
+    tensor = recipe.sampler_tensor()
     replica = common | {
         "accelerator": _slice_for(recipe.hardware.slice, tensor),
         "devices": tensor,
@@ -233,8 +243,9 @@ def at_mean_length(program: Program, recipe: Recipe) -> Program:
     group = recipe.grpo.group_size if program.layout == "groups" else 1
     # Tokens of a group: the prompt once, a third of its longest length too; the last token predicts nothing.
     size = group * (1 + mean) - (group - 1) * program.prompt_length // 3 - 1
+    groups = program.sequences // group
     shapes = recipe.plan.row_shapes(program.prompt_length, program.completion_length)
-    enough = (shape for shape in shapes if shape[0] * (shape[1] // size) >= program.sequences // group)
+    enough = (shape for shape in shapes if shape[0] * (shape[1] // size) >= groups)
     return program.model_copy(update={"rows": next(enough, shapes[-1])})
 
 
@@ -243,8 +254,10 @@ def _slice_for(whole: Slice, devices: int) -> str:
 
     The chips are the same, and libtpu takes several times as long for a part of a larger slice.
     """
-    smaller = devices < whole.devices and devices in SLICE_SIZES[whole.chip.generation]
-    return slice_of(whole.chip.generation, devices) if smaller else whole.name
+    generation = whole.chip.generation
+    if devices < whole.devices and devices in SLICE_SIZES[generation]:
+        return slice_of(generation, devices)
+    return whole.name
 
 
 def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
@@ -254,6 +267,11 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
     update = compiled["update"]
     chips, kv_cache = memory.chips(compiled, lora=recipe.lora, model=recipe.model, **_sections(recipe))
     problem = _error_text(compiled, chips, kv_cache)
+    reports = [Compiled(title=programs[name].title, kind=name, compilation=report) for name, report in compiled.items()]
+    notes = [
+        *_trainer_notes(recipe, programs["update"], update, chips[0]),
+        *_sampler_notes(recipe, programs.get("decode"), kv_cache),
+    ]
     hardware = recipe.hardware
     return Result(
         name=recipe.name,
@@ -272,10 +290,8 @@ def examine(recipe: Recipe, compile: Compile, *, quick: bool = False) -> Result:
         margin=min(chip.margin for chip in chips),
         chips=tuple(chips),
         kv_cache=kv_cache,
-        programs=tuple(
-            Compiled(title=programs[name].title, kind=name, compilation=found) for name, found in compiled.items()
-        ),
-        notes=tuple(_notes(recipe, programs, update, chips[0], kv_cache)),
+        programs=tuple(reports),
+        notes=tuple(notes),
     )
 
 
@@ -297,47 +313,63 @@ def _error_text(
     return None
 
 
-def _notes(
-    recipe: Recipe,
-    programs: dict[str, Program],
-    compilation: Compilation,
-    trainer: memory.ChipMemory,
-    kv_cache: memory.KVCache,
-) -> list[str]:
-    """What the numbers leave out; `compilation`: of the update, `trainer`: a chip that trains."""
-    update, decode, whole = programs["update"], programs.get("decode"), recipe.hardware.slice.devices
-    saved = compilation.optimizer_shard + (0 if recipe.lora.rank else compilation.parameter_shard)
-    missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
-    keeps_base = recipe.grpo.kl_is_watched and not recipe.lora.rank
-    base = compilation.parameter_bytes / recipe.plan.processes  # a host's part of it
-    # Prompts of an evaluation that have no more tokens than the sampler's prefill, which is compiled.
-    prompts = decode.sequences * decode.prompt_length // EVALUATED_LENGTH if decode else recipe.evaluation.batch_size
-    notes = {
-        "compiled with low optimization effort (--quick): temporaries can be a quarter off": update.quick,
-        "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel": (
-            update.loss != "jax"
-        ),
-        f"the trainer's {update.devices} of {whole} chips were compiled as a {update.accelerator}: the same chips, "
-        "without their neighbours": update.accelerator != recipe.hardware.accelerator,
-        f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}": (
-            update.accelerator == recipe.hardware.accelerator and update.devices < whole
-        ),
-        _update_applied(recipe): True,
+def _trainer_notes(
+    recipe: Recipe, update: Program, compilation: Compilation, trainer: memory.ChipMemory
+) -> Iterator[str]:
+    """What the trainer's numbers leave out; `compilation`: of the update, `trainer`: a chip that trains."""
+    whole = recipe.hardware.slice.devices
+    if update.quick:
+        yield "compiled with low optimization effort (--quick): temporaries can be a quarter off"
+    if update.loss != "jax":
+        yield "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel"
+    if update.accelerator != recipe.hardware.accelerator:
+        yield (
+            f"the trainer's {update.devices} of {whole} chips were compiled as a {update.accelerator}: the same chips, "
+            "without their neighbours"
+        )
+    elif update.devices < whole:
+        yield f"the trainer's chips are the first {update.devices} of {recipe.hardware.accelerator}"
+    yield _update_applied(recipe)
+
+    saved = compilation.optimizer_shard  # bytes of a checkpoint on one chip
+    if not recipe.lora.rank:
+        saved += compilation.parameter_shard
+    yield (
         f"a checkpoint takes about {saved * update.devices / 1e9:.2g} GB; while one is written there are "
-        f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)": True,
-        "the lower bound is of a step that samples once; dynamic sampling does it up to "
-        f"{recipe.grpo.dynamic_sampling} times": bool(recipe.grpo.dynamic_sampling),
-        f"grpo.watch_kl keeps the base in the hosts' memory: {base / GIB:.1f} GiB on each": keeps_base,
-        "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
-        f"would be {missing / GIB:.2f} GiB short": (
-            recipe.plan.accumulation_steps * recipe.grpo.iterations > 1 and trainer.margin >= 0 and missing > 0
-        ),
-        f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
-        f"{kv_cache.requested} at once, so some may wait": kv_cache.max_concurrency < kv_cache.requested,
-        "evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size="
-        f"{prompts} its prefill has no more tokens": recipe.evaluation.batch_size > prompts,
-    }
-    return [note for note, applies in notes.items() if applies]
+        f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)"
+    )
+    if recipe.grpo.dynamic_sampling:
+        yield (
+            "the lower bound is of a step that samples once; dynamic sampling does it up to "
+            f"{recipe.grpo.dynamic_sampling} times"
+        )
+    if recipe.grpo.kl_is_watched and not recipe.lora.rank:
+        base = compilation.parameter_bytes / recipe.plan.processes  # a host's part of it
+        yield f"grpo.watch_kl keeps the base in the hosts' memory: {base / GIB:.1f} GiB on each"
+    updates = recipe.plan.accumulation_steps * recipe.grpo.iterations
+    missing = compilation.parameter_shard - trainer.usable + trainer.total("update")
+    if updates > 1 and trainer.margin >= 0 and missing > 0:
+        yield (
+            "Tunix starts the next update before the last has ended; a runtime that then held the weights three times "
+            f"would be {missing / GIB:.2f} GiB short"
+        )
+
+
+def _sampler_notes(recipe: Recipe, decode: Program | None, kv_cache: memory.KVCache) -> Iterator[str]:
+    """What the sampler's numbers leave out; `decode`: of Tunix's engine."""
+    if kv_cache.max_concurrency < kv_cache.requested:
+        yield (
+            f"the KV cache holds {kv_cache.max_concurrency} sequences of full length; a replica is given "
+            f"{kv_cache.requested} at once, so some may wait"
+        )
+    if decode:
+        # Prompts of an evaluation that have no more tokens than the sampler's prefill, which is compiled.
+        prompts = decode.sequences * decode.prompt_length // EVALUATED_LENGTH
+        if recipe.evaluation.batch_size > prompts:
+            yield (
+                "evaluation may sample more at once than training, and is not compiled; with evaluation.batch_size="
+                f"{prompts} its prefill has no more tokens"
+            )
 
 
 def _update_applied(recipe: Recipe) -> str:
@@ -371,11 +403,9 @@ def _some_weights(path: str) -> tuple[Any, str]:
 
 def table(result: Result) -> str:
     """The result as text."""
-    split = (
-        f"{result.trainer_devices} that train and sample"
-        if result.colocated
-        else f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
-    )
+    split = f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
+    if result.colocated:
+        split = f"{result.trainer_devices} that train and sample"
     heading = (
         f"{result.name} on {result.accelerator}: {result.devices} chips, {split}; "
         f"{result.parameters / 1e9:.2f} billion parameters"
@@ -383,10 +413,8 @@ def table(result: Result) -> str:
     blocks = [[heading], *map(_chip_table, result.chips), _verdict(result)]
     if result.lower_bound:
         blocks.append(_lower_bound_table(result, result.lower_bound))
-    blocks[-1] += [
-        *(f"compiled, too: {one.title}" for one in result.programs if one.kind == "attention"),
-        *(f"note: {note}" for note in result.notes),
-    ]
+    blocks[-1] += [f"compiled, too: {program.title}" for program in result.programs if program.kind == "attention"]
+    blocks[-1] += [f"note: {note}" for note in result.notes]
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
@@ -395,20 +423,15 @@ def _chip_table(chip: memory.ChipMemory) -> list[str]:
     lines = [f"A chip that {chip.role}, GiB:"]
     for title, persistent in (("persistent", True), ("transient", False)):
         lines.append(f"  {title}")
-        lines += [
-            f"    {line.name:<{width}}{line.bytes / GIB:>7.2f}  {line.origin}: {line.how}"
-            for line in chip.lines
-            if line.persistent == persistent
-        ]
-    return [
-        *lines,
-        "  total by phase",
-        *(
-            f"    {phase:<{width}}{chip.total(phase) / GIB:>7.2f}{'  <- peak' * (phase == chip.phase)}"
-            for phase in chip.phases
-        ),
-        f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit",
-    ]
+        for line in chip.lines:
+            if line.persistent == persistent:
+                lines.append(f"    {line.name:<{width}}{line.bytes / GIB:>7.2f}  {line.origin}: {line.how}")
+    lines.append("  total by phase")
+    for phase in chip.phases:
+        mark = "  <- peak" if phase == chip.phase else ""
+        lines.append(f"    {phase:<{width}}{chip.total(phase) / GIB:>7.2f}{mark}")
+    lines.append(f"    {'usable':<{width}}{chip.usable / GIB:>7.2f}  libtpu's limit")
+    return lines
 
 
 def _verdict(result: Result) -> list[str]:
@@ -422,57 +445,56 @@ def _verdict(result: Result) -> list[str]:
 
 
 def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
-    chip, at_mean = parse_slice(result.accelerator).chip, result.lower_bound_at_mean
+    chip = parse_slice(result.accelerator).chip
     lines = [
         f"Roofline lower bound on step time, in seconds, at {chip.flops / 1e12:.0f} TFLOP/s and "
-        f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):",
-        *(
-            f"    {part.name:<20}{part.seconds:>9.3f}  {part.times} x {part.seconds / part.times:.4f}, "
-            f"{part.bound}-bound"
-            for part in bound.parts
-        ),
-        f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length",
+        f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):"
     ]
-    if at_mean:
+    for part in bound.parts:
+        each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
+        lines.append(f"    {part.name:<20}{part.seconds:>9.3f}  {each}")
+    lines.append(f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length")
+    if at_mean := result.lower_bound_at_mean:
+        update = at_mean.parts[-1]
         lines.append(
             f"    {at_mean.seconds:>29.3f}  where a completion and its prompt have a third of it on average: "
-            f"{at_mean.parts[-1].name} {at_mean.parts[-1].seconds:.3f}"
+            f"{update.name} {update.seconds:.3f}"
         )
-    return [
-        *lines,
+    lines += [
         "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
         "of the longest completion; completions that end earlier decode faster.",
         f"The run at the lower bound: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
         f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting.",
     ]
+    return lines
 
 
 def digest(recipe: Recipe) -> str:
     """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
-    watched = ["watch_kl"] if grpo.kl_is_watched else []  # results saved before there was this key are still found
+    programs = programs_of(recipe)
+    programs.pop("attention", None)  # no number is of it, and it follows from the rest
+    compiled = {name: program.model_dump(mode="json") for name, program in programs.items()}
+    engine = recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix"
+    step = [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size]
+    settings = [grpo.group_size, grpo.iterations, grpo.beta > 0]
+    if grpo.kl_is_watched:  # only then: results saved before there was this key are still found
+        settings.append("watch_kl")
     facts = {
-        "programs": {
-            name: program.model_dump(mode="json")
-            for name, program in programs_of(recipe).items()
-            if name != "attention"  # no number is of it, and it follows from the rest
-        },
+        "programs": compiled,
         "hardware": recipe.hardware.model_dump(mode="json", exclude={"processes"}),
         "processes": plan.processes,
-        "engine": recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix",
-        "step": [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size],
-        "grpo": [grpo.group_size, grpo.iterations, grpo.beta > 0, *watched],
+        "engine": engine,
+        "step": step,
+        "grpo": settings,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
-    return [
-        read_result(path)
-        for path in sorted((environment.repo_root() / SAVED).glob("*.json"))
-        if not path.name.startswith("refused-")
-    ]
+    paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
+    return [read_result(path) for path in paths if not path.name.startswith("refused-")]
 
 
 def saved_result(recipe: Recipe) -> Result:

@@ -61,13 +61,17 @@ def write_random_model(
     """
     from safetensors.numpy import save_file
 
-    folder, tokenizer = Path(folder), environment.repo_root() / "assets" / "tiny-base"
+    folder = Path(folder)
     if layers:
         tokenizer = model_files.model_directory(model, weights=False)
-    config = full_config(model) | {"num_hidden_layers": layers} if layers else small_config(model, tensor)
+        config = full_config(model) | {"num_hidden_layers": layers}
+    else:
+        tokenizer = environment.repo_root() / "assets" / "tiny-base"
+        config = small_config(model, tensor)
     # A width's worth of small values: what a layer adds does not grow with it.
     spread = 0.1 * (SIZES["hidden_size"] / config["hidden_size"]) ** 0.5
-    draw, weights = np.random.default_rng(seed), {}
+    draw = np.random.default_rng(seed)
+    weights = {}
     for name, shape in weight_shapes(config).items():
         if "norm" in name:  # small values among them, which a small step changes in bfloat16, too
             weights[name] = draw.uniform(0.1, 1.9, shape).astype(np.float32)
@@ -92,12 +96,16 @@ def write_random_model(
 
 def full_config(model: ModelRecipe) -> dict[str, Any]:
     """The published config.json, with what some models leave to a default, and the tokenizer's padding."""
-    config = {
-        **{"tie_word_embeddings": False, "head_dim": None, "torch_dtype": "float32", "model_type": family(model)},
-        **published_config(model),
-        "pad_token_id": maxtext_model.load_tokenizer(model).pad_token_id,
+    defaults = {
+        "tie_word_embeddings": False,
+        "head_dim": None,
+        "torch_dtype": "float32",
+        "model_type": family(model),
     }
-    return config | {"head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]}
+    config = defaults | published_config(model)
+    config["pad_token_id"] = maxtext_model.load_tokenizer(model).pad_token_id
+    config["head_dim"] = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    return config
 
 
 def write_tiny_model(folder: str | Path, kv_heads: int) -> Path:
@@ -108,7 +116,8 @@ def write_tiny_model(folder: str | Path, kv_heads: int) -> Path:
     """
     from safetensors.numpy import load_file, save_file
 
-    tiny, folder = environment.repo_root() / "assets" / "tiny-base", Path(folder)
+    folder = Path(folder)
+    tiny = environment.repo_root() / "assets" / "tiny-base"
     config = json.loads((tiny / "config.json").read_text(encoding="utf-8"))
     copies = max(1, kv_heads // config["num_attention_heads"])  # of each query head
     weights = load_file(tiny / "model.safetensors")
@@ -133,24 +142,28 @@ def write_tiny_model(folder: str | Path, kv_heads: int) -> Path:
 
 def small_config(model: ModelRecipe, tensor: int = 1) -> dict[str, Any]:
     """config.json of the random model; its key-value heads are a multiple of `tensor`."""
-    kind, published = family(model), published_config(model)
+    kind = family(model)
+    published = published_config(model)
     _, architecture, own_keys = next(known for known in FAMILIES.values() if known[0] == kind)
     rope = dict(published.get("rope_parameters") or {}) | dict(published.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", published.get("rope_theta"))
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
-    kv_heads = max(number for number in KV_HEADS if number <= max(published["num_key_value_heads"], KV_HEADS[0]))
+    most = max(published["num_key_value_heads"], KV_HEADS[0])
+    kv_heads = max(number for number in KV_HEADS if number <= most)
     kv_heads = math.lcm(kv_heads, tensor)
     group = published["num_attention_heads"] // published["num_key_value_heads"]
+    tiny = json.loads((environment.repo_root() / "assets/tiny-base/config.json").read_text())
+    config: dict[str, Any] = {"architectures": [architecture], "model_type": kind}
+    config |= {key: published[key] for key in (*KEYS, *own_keys) if key in published}
+    config["rope_theta"] = theta
+    if scaled:
+        config["rope_scaling"] = rope
     return {
-        "architectures": [architecture],
-        "model_type": kind,
-        **{key: published[key] for key in (*KEYS, *own_keys) if key in published},
-        "rope_theta": theta,
-        **({"rope_scaling": rope} if scaled else {}),
+        **config,
         **SIZES,
         "num_key_value_heads": kv_heads,
         "num_attention_heads": kv_heads * min(group, QUERIES_PER_KV),
-        "vocab_size": json.loads((environment.repo_root() / "assets/tiny-base/config.json").read_text())["vocab_size"],
+        "vocab_size": tiny["vocab_size"],
         "pad_token_id": PADDING,
         "bos_token_id": None,
         "eos_token_id": END,
@@ -171,12 +184,10 @@ def published_config(model: ModelRecipe) -> dict[str, Any]:
         name = model.maxtext_name.replace("llama3-", "llama3.1-")
         if name not in HF_MODEL_CONFIGS:
             raise CourseError(f"MaxText has no {model.maxtext_name} in its table of Hugging Face models") from None
-        return (
-            {"rope_theta": 500_000.0}
-            | HF_MODEL_CONFIGS[name].to_dict()
-            | ({"rope_scaling": None, "rope_parameters": None} if name != model.maxtext_name else {})
-            | {key: model.sizes[name] for key, name in model_files.SIZES.items() if name in model.sizes}
-        )
+        config = {"rope_theta": 500_000.0} | HF_MODEL_CONFIGS[name].to_dict()
+        if name != model.maxtext_name:
+            config |= {"rope_scaling": None, "rope_parameters": None}
+        return config | {key: model.sizes[size] for key, size in model_files.SIZES.items() if size in model.sizes}
 
 
 def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -195,9 +206,13 @@ def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (width, inner),
     }
     if config["model_type"] == "qwen2":
-        layer |= {f"self_attn.{name}_proj.bias": (n,) for name, n in (("q", queries), ("k", keys), ("v", keys))}
+        layer |= {
+            "self_attn.q_proj.bias": (queries,),
+            "self_attn.k_proj.bias": (keys,),
+            "self_attn.v_proj.bias": (keys,),
+        }
     if config["model_type"] == "qwen3":
-        layer |= {f"self_attn.{name}_norm.weight": (size,) for name in "qk"}
+        layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], width)

@@ -71,21 +71,23 @@ def lower_bound(
       update, logps: the work of one micro-batch.
       steps: of the run.
     """
-    each = -(-plan.rollout_micro_batch_completions // (hardware.sampler_count() // sampler_tensor))
-    rounds = -(-each // rollout.vllm.max_sequences) if rollout.engine == "vllm" else 1
+    replicas = hardware.sampler_count() // sampler_tensor
+    of_a_replica = -(-plan.rollout_micro_batch_completions // replicas)
+    rounds = -(-of_a_replica // rollout.vllm.max_sequences) if rollout.engine == "vllm" else 1
+    decoding_steps = plan.num_rollout_micro_batches * rounds * rollout.max_completion_length
     # A token for every sequence of a batch: each chip of a replica reads its shard of the weights once.
     decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / sampler_tensor)
-    counted = (
-        ("decoding", plan.num_rollout_micro_batches * rounds * rollout.max_completion_length, decoding),
-        ("log-probabilities", plan.accumulation_steps * ((grpo.beta > 0) + (grpo.iterations > 1)), logps),
-        ("policy update", plan.accumulation_steps * grpo.iterations, update),
-    )
+    scored = (grpo.beta > 0) + (grpo.iterations > 1)  # by the reference and by the old policy
     chip = hardware.slice.chip
-    parts = tuple(
-        Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=work.bound(chip))
-        for name, times, work in counted
-        if work and times
-    )
+    parts = [_part("decoding", decoding_steps, decoding, chip)]
+    if logps and scored:
+        parts.append(_part("log-probabilities", plan.accumulation_steps * scored, logps, chip))
+    parts.append(_part("policy update", plan.accumulation_steps * grpo.iterations, update, chip))
     seconds = sum(part.seconds for part in parts)
     # All chips of the slice are paid for, also those that wait.
-    return LowerBound(parts=parts, seconds=seconds, chip_hours=hardware.slice.devices * steps * seconds / 3600)
+    chip_hours = hardware.slice.devices * steps * seconds / 3600
+    return LowerBound(parts=tuple(parts), seconds=seconds, chip_hours=chip_hours)
+
+
+def _part(name: str, times: int, work: Work, chip: Chip) -> Part:
+    return Part(name=name, times=times, work=work, seconds=times * work.seconds(chip), bound=work.bound(chip))

@@ -71,22 +71,27 @@ def run(
         return checks
 
     directory = runs / recipe.name
-    own = {
+    of_files = {
         "weights": lambda: _weights(recipe),
         "disk": lambda: _disk(recipe, directory),
     }
-    checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | own))
+    checks = shown(machine_checks.examine(machine_checks.without_jax(recipe, runs) | of_files))
+    on_tpu = False
     try:
-        platform, found = _apart(
+        platform, of_devices = _apart(
             machine_checks.measure, recipe, processes, coordinator, process, {"attention": _attention}
         )
+        on_tpu = platform == "tpu"
     except CourseError as error:
-        platform, found = None, [Check("devices", "FAIL", str(error), 0.0)]
-    checks += shown(found)
+        of_devices = [Check("devices", "FAIL", str(error), 0.0)]
+    checks += shown(of_devices)
     if failed(checks):
         return checks + shown([Check("training", NOT_MADE, "first fix what failed", 0.0)])
-    place = ["--processes", str(processes)] * (processes > 1)
-    place += ["--coordinator", str(coordinator), "--process", str(process)] * (coordinator is not None)
+    place = []
+    if processes > 1:
+        place += ["--processes", str(processes)]
+    if coordinator is not None:
+        place += ["--coordinator", coordinator, "--process", str(process)]
     drills = {
         "stopped": _until_stopped,
         "continued": _to_the_end,
@@ -94,7 +99,8 @@ def run(
         "steps": _steps,
         "peak memory": _peak_memory,
     }
-    return checks + shown(machine_checks.examine(drills, _prepare(recipe, runs, platform == "tpu", place)))
+    training = _prepare(recipe, runs, on_tpu, place)
+    return checks + shown(machine_checks.examine(drills, training))
 
 
 def _apart[T](function: Callable[..., T], *arguments: Any) -> T:
@@ -116,7 +122,8 @@ def line(check: Check) -> str:
 def page(recipe: Recipe, checks: list[Check]) -> str:
     """What failed, and the verdict; on a TPU also how long a start of the whole model will take."""
     not_made = sum(check.outcome == NOT_MADE for check in checks)
-    if wrong := failed(checks):
+    wrong = failed(checks)
+    if wrong:
         passed = len(checks) - len(wrong) - not_made
         counts = f"{recipe.name}: {len(wrong)} failed, {passed} passed, {not_made} were not made:"
         return "\n".join([counts, *map(line, wrong)])
@@ -137,10 +144,10 @@ def page(recipe: Recipe, checks: list[Check]) -> str:
 
 
 def _disk(recipe: Recipe, directory: Path) -> str:
-    found = model_files.require_disk(recipe, directory / "checkpoints" / "base", directory)
-    if found is None:
+    free = model_files.require_disk(recipe, directory / "checkpoints" / "base", directory)
+    if free is None:
         raise NotMade("the number of weights is not known; the line about weights says why")
-    return found
+    return free
 
 
 def _weights(recipe: Recipe) -> str:
@@ -149,10 +156,10 @@ def _weights(recipe: Recipe) -> str:
 
     if not random_model.family(recipe.model):
         raise NotMade(f"the names of {recipe.model.maxtext_name}'s weights are not known here")
-    folder, metadata = model_files.local_folder(recipe.model), model_files.weight_files(recipe.model)
-    shapes = {
-        name: tuple(tensor.shape) for file in metadata.files_metadata.values() for name, tensor in file.tensors.items()
-    }
+    folder = model_files.local_folder(recipe.model)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for metadata in model_files.weight_files(recipe.model).files_metadata.values():
+        shapes |= {name: tuple(tensor.shape) for name, tensor in metadata.tensors.items()}
     for name, shape in random_model.weight_shapes(random_model.full_config(recipe.model)).items():
         if shapes.get(name) != shape:
             found = f"the shape {shapes[name]}" if name in shapes else "nothing"
@@ -163,7 +170,8 @@ def _weights(recipe: Recipe) -> str:
                 if not np.isfinite(tensors.get_tensor(name)).all():
                     raise CourseError(f"weight {name} of {file.name} is not finite; fetch the model again")
     checked = "all finite" if folder else "on the hub; not read yet"
-    return f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} arrays, {checked}"
+    count = sum(map(math.prod, shapes.values()))
+    return f"{count:,} in {len(shapes)} arrays, {checked}"
 
 
 # ---------------------------------------------------------------------------------------------- on the chips, with JAX
@@ -182,28 +190,37 @@ def _attention(recipe: Recipe) -> str:
 
     program: Any = preflight.programs_of(recipe)["attention"]
     attend, cache, fresh, _ = compiler.attention(program, jax.local_devices()[: program.devices])
-    (pages, page), (tokens, kv_heads, size) = cache.shape[:2], fresh[0][1].shape
-    rows, count, whole = program.sequences, min(program.sequences, SEQUENCES), min(program.prompt_length, tokens // 2)
-    draw, new = np.random.default_rng(0), np.zeros(rows, np.int32)  # tokens of each prompt
-    new[:count] = [whole, *[min((tokens - whole) // count, whole)] * (count - 1)]
-    used, one = count * pages // rows, (new > 0).astype(np.int32)
+    pages, page = cache.shape[:2]
+    tokens, kv_heads, size = fresh[0][1].shape
+    rows = program.sequences
+    count = min(rows, SEQUENCES)
+    longest = min(program.prompt_length, tokens // 2)
+    others = min((tokens - longest) // count, longest)
+    prompts = np.zeros(rows, np.int32)  # tokens of each
+    prompts[:count] = [longest, *[others] * (count - 1)]
+    decoded = (prompts > 0).astype(np.int32)  # a token more of each
+    draw = np.random.default_rng(0)
+    used = count * pages // rows
     places = np.resize(draw.permutation(used).astype(np.int32), pages)  # the pages of each sequence
-    tables = [
-        [length, places, np.append(0, added.cumsum()).astype(np.int32), np.array([decoding, decoding, count], np.int32)]
-        for length, added, decoding in ((new, new, 0), (new + one, one, count))
-    ]
+
+    def table(lengths: np.ndarray, added: np.ndarray, decoding: int) -> list[np.ndarray]:
+        starts = np.append(0, added.cumsum()).astype(np.int32)
+        return [lengths, places, starts, np.array([decoding, decoding, count], np.int32)]
+
+    tables = [table(prompts, prompts, 0), table(prompts + decoded, decoded, count)]
     fresh = jax.tree.map(lambda array: jnp.asarray(draw.normal(size=array.shape), array.dtype), fresh)
     found, _ = jax.jit(attend)(jnp.zeros(cache.shape, cache.dtype), fresh, tables)
     with jax.default_matmul_precision("highest"):
-        expected, _ = attend(
-            jnp.zeros(kernel.get_kv_cache_shape(used, page, kv_heads, size, jnp.float32)),
-            jax.tree.map(lambda array: array.astype(jnp.float32), fresh),
-            tables,
-            kernel.ref_ragged_paged_attention,
-        )
+        exact_cache = jnp.zeros(kernel.get_kv_cache_shape(used, page, kv_heads, size, jnp.float32))
+        exact_fresh = jax.tree.map(lambda array: array.astype(jnp.float32), fresh)
+        expected, _ = attend(exact_cache, exact_fresh, tables, kernel.ref_ragged_paged_attention)
     norm = functools.partial(np.linalg.norm, axis=(1, 2))  # of each token's output
-    pairs = [(np.asarray(one, np.float32), np.asarray(two)) for one, two in zip(found, expected, strict=True)]
-    worst = max(float((norm(ours[: len(theirs)] - theirs) / norm(theirs)).max()) for ours, theirs in pairs)
+
+    def error(ours: Any, exact: Any) -> float:
+        ours, exact = np.asarray(ours, np.float32), np.asarray(exact)
+        return float((norm(ours[: len(exact)] - exact) / norm(exact)).max())
+
+    worst = max(error(ours, exact) for ours, exact in zip(found, expected, strict=True))
     text = f"vLLM's kernel differs from its reference by {worst:.1e} of a token's output (at most {ATTENTION_ERROR})"
     if not worst <= ATTENTION_ERROR:
         raise CourseError(f"{text}: it would write other text than the trainer scores; set rollout.engine=tunix")
@@ -245,10 +262,11 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         data["training"] |= recipe.training.model_dump(include=sizes | per_device | {"layout"})
     else:
         data["hardware"]["processes"] = None
-    small, file = parse_recipe(data, origin=f"self-check of {recipe.name}"), cache / f"{recipe.name}.yaml"
+    small = parse_recipe(data, origin=f"self-check of {recipe.name}")
     random_model.write_random_model(
         recipe.model, model, recipe.seed, LAYERS if on_tpu else None, small.hardware.trainer_tensor
     )
+    file = cache / f"{recipe.name}.yaml"
     write_text_atomic(file, dump_recipe(small))
     directory = runs.resolve() / small.name
     shutil.rmtree(directory, ignore_errors=True)
@@ -256,24 +274,25 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
         checkpoint_root(small.training, directory).rmtree(missing_ok=True)
     log_file = cache / f"{recipe.name}.log"  # of this host
     log_file.unlink(missing_ok=True)
-    variables = {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
-        f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}",
-        "JAX_PLATFORMS": "cpu",
-    }
+    variables = {}
+    if not on_tpu:
+        devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
+        variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}", "JAX_PLATFORMS": "cpu"}
     command = [*smoke_test.command_line("train", small, file, directory, on_cpu=not on_tpu), *place]
-    return Training(small, command, directory, log_file, {} if on_tpu else variables)
+    return Training(small, command, directory, log_file, variables)
 
 
 def _until_stopped(training: Training) -> str:
     """SIGTERM to the whole group, as a scheduler sends it, when the first step is done."""
-    if (code := _run(training, stop=True)) != EXIT_CODE:
+    code = _run(training, stop=True)
+    if code != EXIT_CODE:
         raise CourseError(f"SIGTERM ended the training with code {code}, not {EXIT_CODE}: {_reason(training)}")
     return f"SIGTERM after {len(_rows(training))} steps: saved, exit code {EXIT_CODE}, no process left"
 
 
 def _to_the_end(training: Training) -> str:
-    if code := _run(training):
+    code = _run(training)
+    if code:
         raise CourseError(f"the same command did not continue (exit code {code}): {_reason(training)}")
     steps = [row["step"] for row in _rows(training)]
     if steps != list(range(1, STEPS + 1)):
@@ -286,9 +305,13 @@ def _run(training: Training, stop: bool = False) -> int:
     """The training's exit code; with `stop` it gets a SIGTERM.  Raises CourseError where it leaves a process behind."""
     with open(training.log_file, "a", encoding="utf-8") as output:
         process = subprocess.Popen(
-            training.command, env=os.environ | training.variables, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
-        )  # fmt: skip
+            training.command,
+            env=os.environ | training.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         while process.poll() is None:
             if stop and (training.directory / "metrics.jsonl").exists():
@@ -340,10 +363,13 @@ def _steps(training: Training) -> str:
     as_needed = training.variables and training.recipe.rollout.engine == "vllm"  # vllm_on_cpu
     if not as_needed and again and (training.recipe.plan.layout == "padded" or len(again) == len(later)):
         raise CourseError(f"programs are compiled again in the steps {again}, and not only in the first of a process")
+    first, second = rows[:2]
+    applied = min(row.get("update_applied", 1.0) for row in rows)
+    fastest = min(row["seconds"] for row in rows)
     return (
-        f"{len(rows)} finite losses, update_applied {min(row.get('update_applied', 1.0) for row in rows):.3f}; first "
-        f"step {rows[0]['seconds']:.0f} s, with {rows[0]['compilations']:.0f} programs compiled before and in it, "
-        f"{rows[1]['compilations']:.0f} in the second; later steps {min(row['seconds'] for row in rows):.2f} s"
+        f"{len(rows)} finite losses, update_applied {applied:.3f}; first "
+        f"step {first['seconds']:.0f} s, with {first['compilations']:.0f} programs compiled before and in it, "
+        f"{second['compilations']:.0f} in the second; later steps {fastest:.2f} s"
     )
 
 

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,8 @@ def scaled_recipe(
     problems = [_scaled_problems(source, gsm8k, placeholders or {}) for source in recipe.sources]
     data["problems"] = problems if recipe.tasks else problems[0]
 
-    rollout, real = data["rollout"], any(source["source"] != "words" for source in problems)
+    rollout = data["rollout"]
+    real = any(source["source"] != "words" for source in problems)
     rollout["engine"] = engine or recipe.rollout.engine
     rollout["max_completion_length"] = min(COMPLETION, recipe.rollout.max_completion_length)
     if real or recipe.rollout.max_prompt_length != "auto":
@@ -121,7 +122,8 @@ def scaled_recipe(
         data["grpo"]["overlong_buffer"] = min(buffer, rollout["max_completion_length"] // 3)
     # As few prompts as fill the devices; in two micro-batches where the recipe has several, for the gradient and for
     # the rollout.
-    plan, fsdp = recipe.plan, hardware.trainer_count() // hardware.trainer_tensor
+    plan = recipe.plan
+    fsdp = hardware.trainer_count() // hardware.trainer_tensor
     # Prompts that spread evenly over the processes, and their completions over the devices.
     unit = math.lcm(processes, fsdp // math.gcd(fsdp, group_size))
     several = plan.accumulation_steps > 1 or (processes > 1 and plan.num_rollout_micro_batches > 1)
@@ -129,20 +131,19 @@ def scaled_recipe(
     rollout["micro_batch_size"] = max(1, prompts // 2) if plan.num_rollout_micro_batches > 1 else None
     rollout["micro_batch_size_per_device"] = None  # sizes are those of all devices here
     training = recipe.training
+    micro_batch = None
+    if training.micro_batch_size or training.micro_batch_size_per_device:
+        micro_batch = prompts * group_size // min(2, plan.accumulation_steps)
     data["training"] |= {
         "prompts_per_step": prompts,
         "prompts_per_step_per_device": None,
-        "micro_batch_size": (
-            prompts * group_size // min(2, plan.accumulation_steps)
-            if training.micro_batch_size or training.micro_batch_size_per_device
-            else None
-        ),
+        "micro_batch_size": micro_batch,
         "micro_batch_size_per_device": None,
         "steps": steps,
-        "warmup_steps": min(1 if steps > 1 else 0, recipe.training.warmup_steps),
+        "warmup_steps": min(1 if steps > 1 else 0, training.warmup_steps),
         "checkpoint_every": 1,
         "profile_steps": None,
-        "validate_every": steps if recipe.training.validate_every else 0,
+        "validate_every": steps if training.validate_every else 0,
     }
     data["evaluation"]["batch_size"] = min(PROBLEMS["test"], recipe.evaluation.batch_size)
     if recipe.tracking.wandb == "online":
@@ -194,15 +195,18 @@ def scaled_hardware(hardware: HardwareRecipe, processes: int = 1) -> HardwareRec
     the other side's outermost axis grows with it.  Each of several processes has a whole replica of the sampler.
     """
     trainer, sampler = hardware.trainer_count(), hardware.sampler_count()
-    fsdp, tensor = trainer // hardware.trainer_tensor, hardware.trainer_tensor
     sampler_tensor = hardware.sampler_tensor or sampler
-    replicas = sampler // sampler_tensor
-    fsdp, tensor, replicas, sampler_tensor = (min(2, axis) for axis in (fsdp, tensor, replicas, sampler_tensor))
+    fsdp = min(2, trainer // hardware.trainer_tensor)
+    tensor = min(2, hardware.trainer_tensor)
+    replicas = min(2, sampler // sampler_tensor)
+    sampler_tensor = min(2, sampler_tensor)
     trainer, sampler = fsdp * tensor, replicas * sampler_tensor
     if hardware.colocated:
         together = max(trainer, sampler, processes * (sampler_tensor if hardware.sampler_tensor else 1))
-        tensor = tensor if fsdp > 1 else together
-        sampler_tensor = sampler_tensor if replicas > 1 else together
+        if fsdp < 2:
+            tensor = together
+        if replicas < 2:
+            sampler_tensor = together
         trainer = sampler = together
     return HardwareRecipe(
         trainer_devices=None if hardware.colocated and trainer == 1 else trainer,
@@ -226,10 +230,14 @@ def changes(recipe: Recipe, scaled: Recipe) -> list[str]:
 
 def _scaled_problems(problems: ProblemsRecipe, gsm8k: str | None, placeholders: dict[str, Path]) -> dict[str, Any]:
     data = problems.model_dump(mode="json")
-    data |= {split: min(n, getattr(problems, split) or n) for split, n in PROBLEMS.items()}
+    for split, most in PROBLEMS.items():
+        data[split] = min(most, getattr(problems, split) or most)
     if problems.source == "gsm8k":
         path = problems.path or gsm8k
-        data |= {"path": path} if path else {"source": "words", "path": None}
+        if path:
+            data["path"] = path
+        else:
+            data |= {"source": "words", "path": None}
     for source, path in (("source", "path"), ("test_source", "test_path")):
         if not data[path] and (file := placeholders.get(data[source])):
             data[path] = str(file)
@@ -238,37 +246,54 @@ def _scaled_problems(problems: ProblemsRecipe, gsm8k: str | None, placeholders: 
 
 def notes(recipe: Recipe, scaled: Recipe) -> list[str]:
     """What a smoke test that passes does not cover, and where its models differ from what one expects."""
-    kind, processes = random_model.family(recipe.model), recipe.hardware.process_count()
+    missing = [*_engine_notes(recipe, scaled), *_problem_notes(recipe, scaled), *_model_notes(recipe, scaled)]
+    return list(dict.fromkeys(missing))  # two sources may have the same note
+
+
+def _engine_notes(recipe: Recipe, scaled: Recipe) -> Iterator[str]:
+    if recipe.rollout.engine == "vllm" and scaled.rollout.engine != "vllm":
+        yield (
+            "THE vLLM ENGINE WAS NOT TESTED: Tunix's sampler was used instead. "
+            "To test it: make setup-tpu; .venv-tpu/bin/grpo smoke-test RECIPE"
+        )
+    if recipe.loss.implementation == "pallas":
+        yield (
+            "loss.implementation=pallas: the kernel ran in interpret mode; make test-tpu compiles it with the TPU "
+            "compiler"
+        )
+
+
+def _problem_notes(recipe: Recipe, scaled: Recipe) -> list[str]:
     pairs = list(zip(recipe.sources, scaled.sources, strict=True))
-    missing = {
-        "THE vLLM ENGINE WAS NOT TESTED: Tunix's sampler was used instead. "
-        "To test it: make setup-tpu; .venv-tpu/bin/grpo smoke-test RECIPE": (
-            recipe.rollout.engine == "vllm" and scaled.rollout.engine != "vllm"
-        ),
-        "loss.implementation=pallas: the kernel ran in interpret mode; make test-tpu compiles it with the TPU "
-        "compiler": recipe.loss.implementation == "pallas",
-        **{
-            f"problems.source={ours.source}: its files were not found (problems.path, or GSM8K_DIR); "
-            "word problems were used instead": ours.source != used.source
-            for ours, used in pairs
-        },
-        **{
-            f"problems.source={ours.source}: word problems in its columns were used instead": (
-                ours.source == used.source != "gsm8k" and ours.path != used.path
-            )
-            for ours, used in pairs
-        },
-        f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested": (
-            kind is None
-        ),
-        "a random Llama is converted and not trained: Tunix's sampler does not know it": (
-            bool(kind) and not trains_random_model(recipe, scaled)
-        ),
-        f"the tiny model has its key-value head {tiny_heads(scaled)} times, so that as many devices can share it; it "
-        "computes the same": tiny_heads(scaled) > 1,
-        f"the recipe is for {processes} processes; one was tested": processes > 1 == scaled.hardware.process_count(),
-    }
-    return [note for note, applies in missing.items() if applies]
+    missing = [
+        f"problems.source={ours.source}: its files were not found (problems.path, or GSM8K_DIR); "
+        "word problems were used instead"
+        for ours, used in pairs
+        if ours.source != used.source
+    ]
+    stand_ins = [
+        f"problems.source={ours.source}: word problems in its columns were used instead"
+        for ours, used in pairs
+        if ours.source == used.source != "gsm8k" and ours.path != used.path
+    ]
+    return missing + stand_ins
+
+
+def _model_notes(recipe: Recipe, scaled: Recipe) -> Iterator[str]:
+    if random_model.family(recipe.model) is None:
+        yield (
+            f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested"
+        )
+    elif not trains_random_model(recipe, scaled):
+        yield "a random Llama is converted and not trained: Tunix's sampler does not know it"
+    if (heads := tiny_heads(scaled)) > 1:
+        yield (
+            f"the tiny model has its key-value head {heads} times, so that as many devices can share it; it "
+            "computes the same"
+        )
+    processes = recipe.hardware.process_count()
+    if processes > 1 and scaled.hardware.process_count() == 1:
+        yield f"the recipe is for {processes} processes; one was tested"
 
 
 def choose_engine(recipe: Recipe, engine: str = "auto") -> str:
@@ -290,10 +315,13 @@ def vllm_can_run() -> bool:
 
 def gsm8k_folder(recipe: Recipe) -> str | None:
     """Where GSM8K's files are: problems.path, else the folder in GSM8K_DIR if it holds them."""
+    paths = [source.path for source in recipe.sources if source.source == "gsm8k"]
+    if paths and paths[0]:
+        return paths[0]
     folder = os.environ.get("GSM8K_DIR")
-    here = folder and (Path(folder) / "train.jsonl").is_file() and (Path(folder) / "test.jsonl").is_file()
-    own = next((source.path for source in recipe.sources if source.source == "gsm8k"), None)
-    return own or (str(Path(folder).resolve()) if here else None)
+    if folder and (Path(folder) / "train.jsonl").is_file() and (Path(folder) / "test.jsonl").is_file():
+        return str(Path(folder).resolve())
+    return None
 
 
 def placeholders(recipe: Recipe) -> dict[str, Path] | None:
@@ -322,7 +350,7 @@ def run(
     Raises CourseError when the directory is in use and `overwrite` is not set, or where tensor parallelism does not
     fit the recipe's own model, or `base`.
     """
-    tensor, heads = scaled.hardware.trainer_tensor, tiny_heads(scaled)
+    heads = tiny_heads(scaled)
     if random_model.family(recipe.model):
         published = random_model.published_config(recipe.model)
         model_files.require_heads(published["num_key_value_heads"], recipe.hardware.trainer_tensor)
@@ -337,9 +365,11 @@ def run(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     log_file.unlink(missing_ok=True)
     started = time.monotonic()
-    exit_code, random = 0, random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
-    if random_model.family(recipe.model):
-        log(f"a random model, architecture {random_model.family(recipe.model)}:")
+    exit_code = 0
+    if architecture := random_model.family(recipe.model):
+        log(f"a random model, architecture {architecture}:")
+        random = random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
+        tensor = scaled.hardware.trainer_tensor
         random_model.write_random_model(recipe.model, random.model.path, recipe.seed, tensor=tensor)
         command = "train" if trains_random_model(recipe, scaled) else "convert"
         exit_code = _run_logged(command, random, random_run, [], log_file, log)
@@ -348,24 +378,37 @@ def run(
         tiny = tiny_recipe(scaled, directory.with_name(f"{directory.name}-tiny"))
         if heads > 1:
             random_model.write_tiny_model(tiny.model.path, heads)
-        more = ["--overwrite"] * overwrite + (["--base", str(base)] if base else [])
+        more = ["--overwrite"] if overwrite else []
+        if base:
+            more += ["--base", str(base)]
         exit_code = _run_logged("train", tiny, directory, more, log_file, log)
     result = SmokeTest(
-        recipe=recipe.name, engine=scaled.rollout.engine, devices=device_count(scaled), passed=False,
-        exit_code=exit_code, seconds=time.monotonic() - started, log_file=str(log_file), run=str(directory),
-        processes=scaled.hardware.process_count(), changes=changes(recipe, scaled), notes=notes(recipe, scaled),
-    )  # fmt: skip
+        recipe=recipe.name,
+        engine=scaled.rollout.engine,
+        devices=device_count(scaled),
+        passed=False,
+        exit_code=exit_code,
+        seconds=time.monotonic() - started,
+        log_file=str(log_file),
+        run=str(directory),
+        processes=scaled.hardware.process_count(),
+        changes=changes(recipe, scaled),
+        notes=notes(recipe, scaled),
+    )
     # Exit code 0 alone is not enough: a run that passed has written these.
-    if exit_code == 0 and all((directory / name).is_file() for name in ("summary.json", "sync.json", "report.html")):
-        check = json.loads((directory / "sync.json").read_text(encoding="utf-8"))
-        result.weights, result.mean_gap = check["weights"], check["mean_gap"]
-        run = random_run if (random_run / "metrics.jsonl").is_file() else directory
-        rows = read_jsonl(run / "metrics.jsonl")
-        result.update_applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
-        result.passed, result.report = True, str(directory / "report.html")
-        result.architecture = random_model.family(recipe.model)
-    else:
+    written = ("summary.json", "sync.json", "report.html")
+    if exit_code or not all((directory / name).is_file() for name in written):
         result.error = last_error(log_file)
+        return result
+    result.passed = True
+    result.architecture = architecture
+    result.report = str(directory / "report.html")
+    check = json.loads((directory / "sync.json").read_text(encoding="utf-8"))
+    result.weights = check["weights"]
+    result.mean_gap = check["mean_gap"]
+    run = random_run if (random_run / "metrics.jsonl").is_file() else directory
+    rows = read_jsonl(run / "metrics.jsonl")
+    result.update_applied = min(row.get("update_applied", 1.0) for row in rows)  # float32 weights take all of it
     return result
 
 
@@ -375,9 +418,11 @@ def verdict(result: SmokeTest) -> str:
     if not result.passed:
         failure = f"{start} FAILED (exit code {result.exit_code}); its output is in {result.log_file}"
         return f"{result.error}\n{failure}" if result.error else failure
+    tested = f"engine {result.engine}"
+    if result.architecture:
+        tested += f", architecture {result.architecture}"
     return (
-        f"{start} passed ({result.seconds:.0f} s, engine {result.engine}"
-        f"{f', architecture {result.architecture}' if result.architecture else ''}): {result.weights} weights arrived, "
+        f"{start} passed ({result.seconds:.0f} s, {tested}): {result.weights} weights arrived, "
         f"gap {result.mean_gap:.1e} nats, update_applied {result.update_applied:.3f}, report {result.report}"
     )
 
@@ -395,35 +440,53 @@ def _run_logged(
     count = recipe.hardware.process_count()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={device_count(recipe) // count}"
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
-        coordinator, processes = f"127.0.0.1:{server.getsockname()[1]}", []
+        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
+    processes = []
     for number in range(count):
-        place = ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)] * (count > 1)
+        arguments = [*command_line(command, recipe, file, directory), *more]
+        if count > 1:
+            arguments += ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)]
         with open(log_file, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
-                [*command_line(command, recipe, file, directory), *more, *place],
-                env=os.environ | VARIABLES | {"XLA_FLAGS": flags}, stdin=subprocess.DEVNULL,
-                stdout=output if number else subprocess.PIPE, stderr=output, text=True, errors="replace",
-            )  # fmt: skip
+                arguments,
+                env=os.environ | VARIABLES | {"XLA_FLAGS": flags},
+                stdin=subprocess.DEVNULL,
+                stdout=output if number else subprocess.PIPE,
+                stderr=output,
+                text=True,
+                errors="replace",
+            )
         processes.append(process)
-    before = signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
-    with open(log_file, "a", encoding="utf-8", buffering=1) as file:
+
+    def terminate_all(*_: Any) -> None:
+        for process in processes:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, terminate_all)
+    with open(log_file, "a", encoding="utf-8", buffering=1) as output:
         for line in processes[0].stdout:
-            file.write(line)
+            output.write(line)
             log(line.rstrip("\n"))
     codes = [process.wait() for process in processes]
     signal.signal(signal.SIGTERM, before)
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    failures = [code for code in codes if code]
+    if not failures:
+        return 0
+    return failures[0] if failures[0] > 0 else 128 - failures[0]
 
 
 def last_error(log_file: Path) -> str | None:
     lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = ([line for line in lines if sign.match(line)] for sign in ERRORS)
-    return next((line for matching in found for line in matching[-1:]), None)
+    for sign in ERRORS:
+        matching = [line for line in lines if sign.match(line)]
+        if matching:
+            return matching[-1]
+    return None
 
 
 def command_line(command: str, recipe: Recipe, file: Path, directory: Path, on_cpu: bool = True) -> list[str]:
     starter = ["-m", "grpo_train.tpu.vllm_on_cpu"] if on_cpu and recipe.rollout.engine == "vllm" else []
-    return [
-        sys.executable, *starter, "-m", "grpo_train.cli", command, str(file), "--runs", str(directory.parent),
-        *(["--run", directory.name] if command == "train" else []),
-    ]  # fmt: skip
+    arguments = [sys.executable, *starter, "-m", "grpo_train.cli", command, str(file), "--runs", str(directory.parent)]
+    if command == "train":
+        arguments += ["--run", directory.name]
+    return arguments

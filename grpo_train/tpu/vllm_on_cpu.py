@@ -89,7 +89,8 @@ def ragged_paged_attention(
     if any(setting is not None for setting in settings.values()):
         raise NotImplementedError("the CPU's attention knows no window, soft cap or quantised cache")
     tokens, _, size = queries.shape
-    heads, sequences = keys.shape[1], kv_lens.shape[0]
+    heads = keys.shape[1]
+    sequences = kv_lens.shape[0]
     pages, page_size = kv_cache.shape[:2]
     pages_each = page_indices.shape[0] // sequences
     length = pages_each * page_size

@@ -87,15 +87,17 @@ def streaming(kernel, logits, arrays, out_shape, out_block, aliases=None):
         return pl.BlockSpec((1, rows, array.shape[-1]), lambda b, t, v: (b, t, 0))
 
     tile = pl.BlockSpec((1, rows, columns), lambda b, t, v: (b, t, v))
+    grid = (batch, pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns))
+    settings = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary"))
     return pallas_call(
         kernel,
         (*arrays, logits),
-        grid=(batch, pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
-        in_specs=[*(few(array) for array in arrays), tile],
+        grid=grid,
+        in_specs=[*map(few, arrays), tile],
         out_specs=tile if out_block == "logits" else few(out_shape),
         out_shape=out_shape,
         input_output_aliases=aliases or {},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        compiler_params=settings,
     )
 
 

@@ -14,6 +14,7 @@ from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SK
 from grpo_train.tpu.compile_jobs import GIB
 from grpo_train.tpu.memory import PHASES, ChipMemory
 from grpo_train.tpu.preflight import Result
+from grpo_train.tpu.roofline import LowerBound
 
 # Lines with a colour and a hatching of their own, by name, in the order of the bars; the others are one group.
 LOOKS = {
@@ -28,11 +29,11 @@ OTHER = "temporaries, other"
 
 def bytes_by_group(chip: ChipMemory, phase: str) -> dict[str, int]:
     """Bytes of each group on the chip in one phase; they add up to `chip.total(phase)`."""
-    found = dict.fromkeys((*LOOKS, OTHER), 0)
+    groups = dict.fromkeys((*LOOKS, OTHER), 0)
     for line in chip.lines:
         if phase in line.phases:
-            found[line.name if line.name in LOOKS else OTHER] += line.bytes
-    return {name: count for name, count in found.items() if count}
+            groups[line.name if line.name in LOOKS else OTHER] += line.bytes
+    return {name: count for name, count in groups.items() if count}
 
 
 def draw_phases(axes: Axes, chip: ChipMemory) -> None:
@@ -62,22 +63,22 @@ def hardware_table(results: list[Result]) -> str:
     ]
     for result in results:
         chip, bound = result.tightest, result.lower_bound
-        split = (
-            f"{result.trainer_devices}, both"
-            if result.colocated
-            else f"{result.trainer_devices} / {result.sampler_devices}"
-        )
+        split = f"{result.trainer_devices} / {result.sampler_devices}"
+        if result.colocated:
+            split = f"{result.trainer_devices}, both"
+        memory = f"{chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | {chip.margin / GIB:.1f}"
         times = "- | -"
         if bound:  # two digits, and no exponent
             digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
             times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
-        updates = (part.parts[-1].seconds if part else None for part in (bound, result.lower_bound_at_mean))
-        times += "".join(f" | {seconds:.2f}" if seconds else " | -" for seconds in updates)
-        rows.append(
-            f"| {result.name} | {result.accelerator} | {split} | {chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | "
-            f"{chip.margin / GIB:.1f} | {times} |"
-        )
+        updates = f"{_update_seconds(bound)} | {_update_seconds(result.lower_bound_at_mean)}"
+        rows.append(f"| {result.name} | {result.accelerator} | {split} | {memory} | {times} | {updates} |")
     return "\n".join(rows)
+
+
+def _update_seconds(bound: LowerBound | None) -> str:
+    """Of the policy update, which is the last part of a step; "-" where nothing is known."""
+    return f"{bound.parts[-1].seconds:.2f}" if bound else "-"
 
 
 def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:

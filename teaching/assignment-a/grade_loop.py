@@ -92,7 +92,7 @@ def wrong_values(code: str, seed: int, seconds: float) -> dict[str, str]:
 
 def learns(code: str, seed: int, seconds: float) -> str:
     """What is missing after a training on secret problems: "" for nothing."""
-    problems, training = (int(one) for one in np.random.default_rng(seed).integers(2**31, size=2))
+    problems, training = np.random.default_rng(seed).integers(2**31, size=2).tolist()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "records.jsonl"
         arguments = ["--problems", problems, "--seed", training, "--split", "test", "--output", output]
@@ -106,7 +106,7 @@ def learns(code: str, seed: int, seconds: float) -> str:
         except (OSError, LookupError, TypeError, RecursionError):
             return ENDED
     tests = generate("test", 500, seed=problems)
-    share = np.mean([grade(said.get(one.id, ""), one.answer, one.kind)["strict"] for one in tests])
+    share = np.mean([grade(said.get(test.id, ""), test.answer, test.kind)["strict"] for test in tests])
     print(f"  {share:.1%} of {len(tests)} test problems right", flush=True)
     return "" if share >= HIDDEN["BAR"] else f"{share:.1%} of the test problems, below {HIDDEN['BAR']:.0%}"
 
@@ -114,9 +114,10 @@ def learns(code: str, seed: int, seconds: float) -> str:
 def equal(got: Any, want: Any) -> bool:
     """Whether all values are equal; what the student's process printed may be anything."""
     try:
-        return len(got) == len(want) and all(
-            np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(got, want, strict=True)
-        )
+        if len(got) != len(want):
+            return False
+        pairs = zip(got, want, strict=True)
+        return all(np.shape(a) == np.shape(b) and np.allclose(a, b, 1e-4, 1e-5) for a, b in pairs)
     except (ArithmeticError, TypeError, ValueError):
         return False
 
@@ -142,8 +143,11 @@ def main() -> None:
         else:
             missed = {"all": "; ".join(entry.remarks) or f"no exercise {EXERCISE}"}
         points = TEACHERS.points * list(missed.values()).count("") / 4
-        reasons = {reason: [part for part in missed if missed[part] == reason] for reason in missed.values() if reason}
-        remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in reasons.items())
+        parts_of: dict[str, list[str]] = {}  # of each reason
+        for part, reason in missed.items():
+            if reason:
+                parts_of.setdefault(reason, []).append(part)
+        remarks = "; ".join(f"{', '.join(parts)}: {reason}" for reason, parts in parts_of.items())
         lines.append({"submission": entry.name, "points": points, "of": TEACHERS.points, "remarks": remarks})
         write_table(lines, table)
         print(f"{entry.name}: {points:g}  {remarks}", flush=True)

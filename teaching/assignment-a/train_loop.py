@@ -57,7 +57,10 @@ def train(functions: dict[str, Any], options: argparse.Namespace) -> plain_grpo.
     batches = training_batches(problems, to_prompt, settings.prompts_per_step, settings.seed)
     width = plain_grpo.encode(policy, [to_prompt(problem.question) for problem in problems]).shape[1]
     optimizer = plain_grpo.make_optimizer(settings)
-    opt_state, key, G = optimizer.init(policy.weights), jax.random.PRNGKey(settings.seed), settings.group_size
+    opt_state = optimizer.init(policy.weights)
+    key = jax.random.PRNGKey(settings.seed)
+    G = settings.group_size
+    reward_functions = get_rewards(["correct_answer", "tidy_format"])
 
     def logps_of(weights: Any, prompts: Any, completions: Any) -> jax.Array:
         return per_token_logps(weights, policy.config, prompts, completions, settings.temperature)
@@ -71,7 +74,7 @@ def train(functions: dict[str, Any], options: argparse.Namespace) -> plain_grpo.
         )  # [B, C]
         texts = policy.tokenizer.batch_decode(np.asarray(ids), skip_special_tokens=True)
         golds = np.repeat(rows["answer"], G)
-        rewards = np.sum([one(None, texts, answer=golds) for one in get_rewards(["correct_answer", "tidy_format"])], 0)
+        rewards = np.sum([reward(None, texts, answer=golds) for reward in reward_functions], 0)
         batch = {
             "prompts": prompts,
             "completions": ids,
@@ -105,16 +108,18 @@ def values(functions: dict[str, Any], cases: dict[str, list]) -> dict[str, list 
         return jnp.take_along_axis(jax.nn.log_softmax(table)[None], completions[..., None], -1)[..., 0]
 
     def called(name: str, arguments: list) -> list:
-        if name != "update":
-            found = functions[name](*(np.array(one) if isinstance(one, list) else one for one in arguments))
+        if name == "update":
+            table = jnp.array(arguments[0])
+            batch = {key: jnp.array(value) for key, value in arguments[1].items()}
+            result, _ = functions[name](table, sgd.init(table), sgd, of_table, batch, *arguments[2:])
         else:
-            table, batch = jnp.array(arguments[0]), {key: jnp.array(value) for key, value in arguments[1].items()}
-            found, _ = functions[name](table, sgd.init(table), sgd, of_table, batch, *arguments[2:])
-        return np.asarray(found, float).tolist()
+            arrays = [np.array(argument) if isinstance(argument, list) else argument for argument in arguments]
+            result = functions[name](*arrays)
+        return np.asarray(result, float).tolist()
 
     def all_of(name: str) -> list | str:
         try:
-            return [called(name, one) for one in cases[name]]
+            return [called(name, arguments) for arguments in cases[name]]
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
@@ -134,7 +139,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="one JSON line per problem")
     parser.add_argument("--cases", type=Path, help="for the grader: arguments as JSON, values on the last line")
     options = parser.parse_args()
-    started, functions = time.monotonic(), read_functions(options.functions)
+    started = time.monotonic()
+    functions = read_functions(options.functions)
     if options.cases:
         print(json.dumps(values(functions, json.loads(options.cases.read_text("utf-8")))))
         return

@@ -67,17 +67,22 @@ def grade(
         raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
     from grpo_teach import grading, submissions
 
-    found, seed = submissions.read_submissions(folder), secrets.randbits(32) if seed is None else seed
-    place = str(lesson) if lesson is not None else submissions.lesson_of(found)
-    exercises = [one for one in grading.teachers_exercises().values() if one.number.split(".")[0] == place]
+    handed_in = submissions.read_submissions(folder)
+    if seed is None:
+        seed = secrets.randbits(32)
+    name = str(lesson) if lesson is not None else submissions.lesson_of(handed_in)
+    exercises = [
+        exercise for exercise in grading.teachers_exercises().values() if exercise.number.split(".")[0] == name
+    ]
     if not exercises:
-        raise CourseError(f"lesson {place} has no exercises")
+        raise CourseError(f"lesson {name} has no exercises")
     log = log_for(as_json)
-    log(f"lesson {place}: {len(found)} submissions, {len(exercises)} exercises, --seed {seed}")
-    results = submissions.grade_all(found, exercises, seed, log)
-    table = submissions.write_results(results, output or folder.with_name(f"{folder.resolve().name}-graded"))
-    points = {one.submission.name: one.points for one in results}
-    finish({"lesson": place, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
+    log(f"lesson {name}: {len(handed_in)} submissions, {len(exercises)} exercises, --seed {seed}")
+    results = submissions.grade_all(handed_in, exercises, seed, log)
+    output = output or folder.with_name(f"{folder.resolve().name}-graded")
+    table = submissions.write_results(results, output)
+    points = {result.submission.name: result.points for result in results}
+    finish({"lesson": name, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
 
 
 @app.command()
@@ -101,28 +106,29 @@ def leaderboard(
     from grpo_teach import leaderboard as board
 
     output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
-    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.is_symlink())
-    rows, log = [], log_for(as_json)
+    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
+    log = log_for(as_json)
+    rows = []
     for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
         log(f"{name}, {number} of {len(entries)}")
+        row: dict[str, Any]
         if reason := hand_ins.linked(entry, part):
-            row: dict[str, Any] = {"remark": reason}
+            row = {"remark": reason}
         else:
             row = board.train_entry(entry / part, recipe, seed, seeds, output / name, seconds, log)
         log(f"  {row.get('remark') or format(row['accuracy'], '.1%')}")
         rows.append({"entry": name, **row})
         files.write_text_atomic(output / "leaderboard.csv", board.csv(rows))
-    finish(
-        {"leaderboard": json.loads(board.ranked(rows).to_json(orient="records"))},
-        as_json,
-        f"leaderboard: {output / 'leaderboard.csv'}",
-    )
+    lines = json.loads(board.ranked(rows).to_json(orient="records"))
+    finish({"leaderboard": lines}, as_json, f"leaderboard: {output / 'leaderboard.csv'}")
 
 
 def _notebook_of(number: str) -> Path:
     """The lesson's notebook: the student's, else, in the teacher's copy, the one with the solutions."""
     folders = [environment.repo_root() / "exercises", environment.repo_root() / "teaching" / "exercises"]
     pattern = f"{number.partition('.')[0].zfill(2)}_*.ipynb"
-    if found := [path for folder in folders for path in sorted(folder.glob(pattern))]:
-        return found[0]
+    for folder in folders:
+        paths = sorted(folder.glob(pattern))
+        if paths:
+            return paths[0]
     raise CourseError(f"{folders[0]} has no notebook {pattern}; give the notebook's path as the second argument")

@@ -54,9 +54,11 @@ class Planned:
 
 def teachers_exercises() -> dict[str, Exercise]:
     """All exercises with their solutions, by number.  Raises CourseError where a notebook cannot be read."""
-    paths = sorted((environment.repo_root() / "teaching" / "exercises").glob("*.ipynb"))
+    exercises: dict[str, Exercise] = {}
     try:
-        return {number: one for path in paths for number, one in read_exercises(path).items()}
+        for path in sorted((environment.repo_root() / "teaching" / "exercises").glob("*.ipynb")):
+            exercises |= read_exercises(path)
+        return exercises
     except ValueError as error:
         raise CourseError(f"teaching/exercises: {error}; put the notebook back (git restore), or remove it") from None
 
@@ -67,14 +69,19 @@ def grade(exercise: Exercise, code: str, seeds: Sequence[int]) -> list[Grade]:
     The code runs in a process of its own, for all seeds together, with limits; see the package's docstring.
     """
     plans = [planned(exercise, seed) for seed in seeds]
-    got: dict[int, list[Any]] = {}
-    for turn in range(max(one.part.processes for one in plans[0])):
-        asked = [one for plan in plans for one in plan if turn < one.part.processes]
-        calls = [call for one in asked for call in one.calls]
+    all_parts = [planned_part for plan in plans for planned_part in plan]
+    got: dict[int, list[Any]] = {id(planned_part): [] for planned_part in all_parts}
+    for turn in range(max(planned_part.part.processes for planned_part in plans[0])):
+        asked = [planned_part for planned_part in all_parts if turn < planned_part.part.processes]
+        calls = [call for planned_part in asked for call in planned_part.calls]
         values = iter(limited.run(code, calls, limited.SECONDS * len(seeds)))
-        for one in asked:
-            got.setdefault(id(one), []).extend(next(values) for _ in one.part.inputs)
-    return [_grade(exercise, [_missed(one, got[id(one)]) for one in plan]) for plan in plans]
+        for planned_part in asked:
+            got[id(planned_part)] += [next(values) for _ in planned_part.part.inputs]
+    grades = []
+    for plan in plans:
+        verdicts = [_missed(planned_part, got[id(planned_part)]) for planned_part in plan]
+        grades.append(_grade(exercise, verdicts))
+    return grades
 
 
 def points_here(number: str, hidden: Callable, space: Mapping[str, Any]) -> float:
@@ -83,10 +90,11 @@ def points_here(number: str, hidden: Callable, space: Mapping[str, Any]) -> floa
     Nothing is isolated there: the student's code can change what this function uses.  `grade` is the one to rely on.
     """
     exercise = teachers_exercises()[number]
-    plan = _plan(exercise, hidden, secrets.randbits(32))
-    return _grade(
-        exercise, [_missed(one, _values(one.part, space[one.function]) * one.part.processes) for one in plan]
-    ).points
+    verdicts = []
+    for planned_part in _plan(exercise, hidden, secrets.randbits(32)):
+        values = _values(planned_part.part, space[planned_part.function])
+        verdicts.append(_missed(planned_part, values * planned_part.part.processes))
+    return _grade(exercise, verdicts).points
 
 
 @functools.lru_cache(maxsize=256)  # the same for all students
@@ -101,7 +109,8 @@ def _plan(exercise: Exercise, hidden: Callable, seed: int) -> list[Planned]:
     solution: dict[str, Any] = {"__name__": "solution"}
     exec(compile(exercise.code, f"solution of {exercise.number}", "exec"), solution)
     sources = {node.name: ast.unparse(node) for node in exercise.hidden.body if isinstance(node, ast.FunctionDef)}
-    rng, plan = np.random.default_rng([seed, *map(int, exercise.number.split("."))]), []
+    rng = np.random.default_rng([seed, *map(int, exercise.number.split("."))])
+    plan = []
     for part in hidden(rng):
         function = part.function or exercise.functions[0]
         harness = sources[part.harness.__name__] if part.harness else ""
@@ -120,16 +129,22 @@ def _value(part: Part, function: Callable, arguments: tuple) -> Any:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _missed(one: Planned, got: list[Any]) -> tuple[str, str]:
+def _missed(planned_part: Planned, got: list[Any]) -> tuple[str, str]:
     """A part and why it does not count; "" if it does."""
-    pairs = list(zip(got, one.want * one.part.processes, strict=True))
-    failed = [value.reason for value, want in pairs if isinstance(value, Failed) and not same(one.part, value, want)]
+    part = planned_part.part
+    pairs = list(zip(got, planned_part.want * part.processes, strict=True))
+    failed = [value.reason for value, want in pairs if isinstance(value, Failed) and not same(part, value, want)]
     try:
         with np.errstate(all="ignore"):
-            passed = one.part.passes(got, one.want) if one.part.passes else all(same(one.part, *pair) for pair in pairs)
+            if part.passes:
+                passed = part.passes(got, planned_part.want)
+            else:
+                passed = all(same(part, value, want) for value, want in pairs)
     except Exception:  # a value of another type or shape
         passed = False
-    return one.part.name, "" if passed and not failed else failed[0] if failed else "not right"
+    if failed:
+        return part.name, failed[0]
+    return part.name, "" if passed else "not right"
 
 
 def same(part: Part, got: Any, want: Any) -> bool:

@@ -35,8 +35,11 @@ def not_taken(path: Path) -> str:
 
 def linked(folder: Path, part: str) -> str:
     """Why a part of a student's folder, such as a3, is not read; "" if no link is on the way to it."""
-    steps = [folder, *(folder / parent for parent in reversed(Path(part).parents) if parent != Path()), folder / part]
-    return next((reason for step in steps if step.is_symlink() and (reason := not_taken(step))), "")
+    between = [folder / parent for parent in reversed(Path(part).parents) if parent != Path()]
+    for step in [folder, *between, folder / part]:
+        if step.is_symlink():
+            return not_taken(step)
+    return ""
 
 
 def files_in(entry: Path, suffix: str) -> tuple[list[Path], list[str]]:
@@ -49,12 +52,12 @@ def files_in(entry: Path, suffix: str) -> tuple[list[Path], list[str]]:
         return [], [reason]
     if entry.is_file():
         return [entry], []
-    found: list[Path] = []
+    files: list[Path] = []
     links: list[Path] = []
     for folder, folders, names in os.walk(entry):
-        found += [Path(folder) / name for name in names if name.endswith(suffix)]
+        files += [Path(folder) / name for name in names if name.endswith(suffix)]
         links += [Path(folder) / name for name in folders if (Path(folder) / name).is_symlink()]
-    reasons = {path: not_taken(path) for path in sorted([*found, *links])}
+    reasons = {path: not_taken(path) for path in sorted([*files, *links])}
     taken = [path for path, reason in reasons.items() if not reason]
     remarks = [reason for reason in reasons.values() if reason]
     if len(remarks) > MOST:

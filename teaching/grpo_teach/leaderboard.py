@@ -42,30 +42,44 @@ ALLOWED = [
 
 def read_entry(folder: Path) -> list[str]:
     """An entry's changes of the recipe, as section.key=value.  Raises CourseError, which becomes its remark."""
-    found = [one for one in folder.iterdir() if not one.name.startswith((".", "__"))] if folder.is_dir() else []
-    if other := [
-        path.name for path in found
-        if path.name not in ("reward.py", "recipe.yaml")
-        or path.is_symlink() or not path.is_file() or path.stat().st_size > 100_000
-    ]:  # fmt: skip
-        raise CourseError(f"{other[0]} is not taken: an entry has reward.py and recipe.yaml, files of up to 100 kB")
-    if folder / "reward.py" not in found:
+    paths: list[Path] = []
+    if folder.is_dir():
+        paths = [path for path in folder.iterdir() if not path.name.startswith((".", "__"))]
+    for path in paths:
+        if not _is_taken(path):
+            raise CourseError(
+                f"{path.name} is not taken: an entry has reward.py and recipe.yaml, files of up to 100 kB"
+            )
+    if folder / "reward.py" not in paths:
         raise CourseError("there is no reward.py")
+    recipe = folder / "recipe.yaml"
     try:
-        text = (folder / "recipe.yaml").read_text("utf-8") if len(found) == 2 else "{}"
-        if "<<" in text:  # merge keys can make a small file endless
-            raise ValueError("write keys out, without <<")
-        sections = yaml.safe_load(text).items()
-        changes = {
-            f"{section}.{key}": None if isinstance(value, dict | list) else json.dumps(value)  # no key takes these
-            for section, keys in sections
-            for key, value in keys.items()
-        }
+        changes = _changes(recipe.read_text("utf-8")) if recipe in paths else {}
     except (AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise CourseError(f"recipe.yaml must have sections with keys and values ({first_line(error)})") from None
-    if other := [key for key in changes if key not in ALLOWED]:
-        raise CourseError(f"recipe.yaml: {other[0]} cannot be changed; the assignment lists what can")
+    for key in changes:
+        if key not in ALLOWED:
+            raise CourseError(f"recipe.yaml: {key} cannot be changed; the assignment lists what can")
     return [f"{key}={value}" for key, value in changes.items()]
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether a file of an entry is one of the two, by itself (not a link), and not too large."""
+    if path.name not in ("reward.py", "recipe.yaml") or path.is_symlink():
+        return False
+    return path.is_file() and path.stat().st_size <= 100_000
+
+
+def _changes(text: str) -> dict[str, str | None]:
+    """section.key -> value as JSON, of recipe.yaml.  Raises one of many errors where it has another form."""
+    if "<<" in text:  # merge keys can make a small file endless
+        raise ValueError("write keys out, without <<")
+    changes: dict[str, str | None] = {}
+    for section, keys in yaml.safe_load(text).items():
+        for key, value in keys.items():
+            no_value = isinstance(value, dict | list)  # no key takes these
+            changes[f"{section}.{key}"] = None if no_value else json.dumps(value)
+    return changes
 
 
 def train_entry(
@@ -80,12 +94,12 @@ def train_entry(
     Returns:
       Values for the columns, and `verdicts`, [seeds, problems]; or a remark.
     """
-    secret = np.random.default_rng(seed).integers(2**31, size=seeds + 1).tolist()
-    reward, verdicts, minutes, before = folder / "reward.py", [], 0.0, 0.0
+    problems_seed, *training_seeds = np.random.default_rng(seed).integers(2**31, size=seeds + 1).tolist()
+    reward = folder / "reward.py"
     try:
         changes = [
             *read_entry(folder),
-            f"problems.seed={secret[0]}",
+            f"problems.seed={problems_seed}",
             f"rewards=[{REWARD}]",
             "training.validate_every=0",
         ]
@@ -98,33 +112,51 @@ def train_entry(
                 "training.prompts_per_step, grpo.group_size and grpo.dynamic_sampling"
             )
         digest = hashlib.sha256(repr(resolved).encode() + reward.read_bytes()).hexdigest()[:12]
-        names = [f"{digest}-{one}" for one in secret[1:]]
-        tasks = [
-            (*changes, f"seed={one}", "--runs", runs, "--run", run) for one, run in zip(secret[1:], names, strict=True)
-        ]
+        names = [f"{digest}-{training_seed}" for training_seed in training_seeds]
+
+        def train(training_seed: int, name: str) -> dict[str, Any]:
+            place = ["--runs", runs, "--run", name]
+            return _grpo(seconds, reward, "train", recipe, *changes, f"seed={training_seed}", *place)
+
         with ThreadPoolExecutor(TOGETHER) as pool:
-            summaries = list(pool.map(lambda task: _grpo(seconds, reward, "train", recipe, *task), tasks))
-        for number, (run, summary) in enumerate(zip(names, summaries, strict=True), 1):
-            verdicts.append([record["strict"] for record in files.read_jsonl(runs / run / "evals" / "after.jsonl")])
-            before, minutes = summary["before"]["accuracy"], minutes + summary["wall_seconds"] / 60
+            summaries = list(pool.map(train, training_seeds, names))
+        verdicts = []
+        minutes = before = 0.0
+        for number, (name, summary) in enumerate(zip(names, summaries, strict=True), 1):
+            verdicts.append([record["strict"] for record in files.read_jsonl(runs / name / "evals" / "after.jsonl")])
+            minutes += summary["wall_seconds"] / 60
+            before = summary["before"]["accuracy"]
             log(f"  seed {number} of {seeds}: {before:.1%} -> {summary['after']['accuracy']:.1%}")
     except CourseError as error:
         return {"remark": plain(str(error).replace(f"{recipe}:", "recipe.yaml:"), 500)}
     except subprocess.TimeoutExpired:
         return {"remark": f"a training was stopped after {seconds:g} seconds"}
-    rates, (low, high) = np.array(verdicts, float), interval(np.array(verdicts, float))
+    rates = np.array(verdicts, float)
+    by_seed = " ".join(f"{rate:.4f}" for rate in rates.mean(axis=1))
+    low, high = interval(rates)
     return {
-        **{"accuracy": rates.mean(), "low": low, "high": high, "before": before, "rises": low > before},
-        **{"seeds": " ".join(f"{rate:.4f}" for rate in rates.mean(axis=1)), "minutes": round(minutes, 2)},
+        "accuracy": rates.mean(),
+        "low": low,
+        "high": high,
+        "before": before,
+        "rises": low > before,
+        "seeds": by_seed,
+        "minutes": round(minutes, 2),
         "verdicts": rates,
     }
 
 
 def interval(rates: np.ndarray) -> tuple[float, float]:
     """95 % interval of the mean of [seeds, problems], by a bootstrap that draws both (with few seeds it is narrow)."""
-    rng, (seeds, problems) = np.random.default_rng(0), rates.shape
-    drawn = ((rng.integers(seeds, size=seeds), rng.integers(problems, size=problems)) for _ in range(2000))
-    return tuple(np.quantile([rates[some][:, those].mean() for some, those in drawn], [0.025, 0.975]))
+    rng = np.random.default_rng(0)
+    seeds, problems = rates.shape
+    means = []
+    for _ in range(2000):
+        drawn_seeds = rng.integers(seeds, size=seeds)
+        drawn_problems = rng.integers(problems, size=problems)
+        means.append(rates[drawn_seeds][:, drawn_problems].mean())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return low, high
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -135,15 +167,18 @@ def ranked(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     none.
     """
     trained = sorted((row for row in rows if "verdicts" in row), key=lambda row: -row["accuracy"])
-    first = trained[0] | {"rank": 1} if trained else {}
+    first: dict[str, Any] = {}  # of the rank before
     for place, row in enumerate(trained, 1):
-        row["rank"] = place if interval(first["verdicts"] - row["verdicts"])[0] > 0 else first["rank"]
-        first = row if row["rank"] == place else first
-        row["points"] = round(12 - 8 * (row["rank"] - 1) / max(len(trained) - 1, 1), 1) if row["rises"] else 0.0
-    table = pd.DataFrame(
-        [*trained, *(row | {"points": 0.0} for row in rows if "verdicts" not in row)],
-        columns=["rank", "entry", "accuracy", "low", "high", "before", "rises", "points", "seeds", "minutes", "remark"],
-    )
+        if not first or interval(first["verdicts"] - row["verdicts"])[0] > 0:
+            first = row
+            row["rank"] = place
+        else:
+            row["rank"] = first["rank"]
+        fall = 8 * (row["rank"] - 1) / max(len(trained) - 1, 1)
+        row["points"] = round(12 - fall, 1) if row["rises"] else 0.0
+    remarked = [row | {"points": 0.0} for row in rows if "verdicts" not in row]
+    columns = ["rank", "entry", "accuracy", "low", "high", "before", "rises", "points", "seeds", "minutes", "remark"]
+    table = pd.DataFrame([*trained, *remarked], columns=columns)
     return table.round(4).astype({"rank": "Int64"})
 
 
@@ -157,10 +192,15 @@ def csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:
     """What a command of `grpo` prints with --json.  Raises CourseError with its error, or TimeoutExpired."""
+    command = [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *map(str, arguments), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *map(str, arguments), "--json"],
-        cwd=environment.repo_root(), capture_output=True, text=True, errors="replace", timeout=seconds,
-    )  # fmt: skip
+        command,
+        cwd=environment.repo_root(),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+    )
     if done.returncode:  # the last line is an error of grpo, or the end of a traceback
         last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
         raise CourseError(last.removeprefix("error: ").removeprefix(f"{CourseError.__module__}.CourseError: "))

@@ -46,16 +46,17 @@ class Call:
 
 def run(code: str, calls: Sequence[Call], seconds: int = SECONDS) -> list[Any]:
     """One value or `Failed` per call, of functions that `code` defines.  All calls share one process and its limits."""
-    limits = {"RLIMIT_CPU": (seconds, seconds + 1), "RLIMIT_AS": (MEMORY, MEMORY), "RLIMIT_FSIZE": (OUTPUT, OUTPUT)}
-    task = {
-        "code": code,
-        "calls": [[call.function, call.harness, worker.encode(call.arguments)] for call in calls],
-        "packages": str(Path(np.__file__).parents[1]),
-        "limits": limits,
+    limits = {
+        "RLIMIT_CPU": (seconds, seconds + 1),
+        "RLIMIT_AS": (MEMORY, MEMORY),
+        "RLIMIT_FSIZE": (OUTPUT, OUTPUT),
     }
+    encoded = [[call.function, call.harness, worker.encode(call.arguments)] for call in calls]
+    packages = str(Path(np.__file__).parents[1])
+    task = {"code": code, "calls": encoded, "packages": packages, "limits": limits}
     lines, reason = _results(json.dumps(task), seconds)
-    found = [_value(line) for line in lines[: len(calls)]]
-    return found + [Failed(reason)] * (len(calls) - len(found))
+    values = [_value(line) for line in lines[: len(calls)]]
+    return values + [Failed(reason)] * (len(calls) - len(values))
 
 
 def _results(task: str, seconds: int) -> tuple[list[str], str]:
@@ -63,9 +64,14 @@ def _results(task: str, seconds: int) -> tuple[list[str], str]:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         # -S and -I: neither this repository nor the variables of this process are there.
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", worker.__file__], stdin=subprocess.PIPE, stdout=output,
-            stderr=subprocess.DEVNULL, cwd=folder, env={"OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
         try:
             process.communicate(task.encode(), timeout=WAIT * seconds)
             stopped = process.returncode == -signal.SIGXCPU
@@ -83,6 +89,8 @@ def _value(line: str) -> Any:
     """A result; a student's code can write here too, so the line may hold anything."""
     try:
         result = json.loads(line)
-        return Failed(plain(str(result["error"]))) if "error" in result else worker.decode(result["value"])
+        if "error" in result:
+            return Failed(plain(str(result["error"])))
+        return worker.decode(result["value"])
     except Exception:
         return Failed("its result cannot be read")

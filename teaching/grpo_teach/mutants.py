@@ -40,25 +40,25 @@ def mistakes(exercise: Exercise) -> dict[str, str]:
     assigned = {
         ast.unparse(node.targets[0]): node.value for node in exercise.hidden.body if isinstance(node, ast.Assign)
     }
-    found: dict[str, Any] = ast.literal_eval(assigned["MISTAKES"])
-    return {name: change if isinstance(change, str) else _changed(exercise, change) for name, change in found.items()}
+    changes: dict[str, Any] = ast.literal_eval(assigned["MISTAKES"])
+    return {name: change if isinstance(change, str) else _changed(exercise, change) for name, change in changes.items()}
 
 
 def without_work(exercise: Exercise) -> dict[str, str]:
     """Answers that cost no work, by name; the last one reads the solution from the disk."""
     names = exercise.functions
-    constants = {
-        "empty": dict.fromkeys(names, "raise NotImplementedError()"),
-        "None": dict.fromkeys(names, "return None"),
-        "the public example": {name: f"return {_literal(value)}" for name, value in _first_values(exercise).items()},
-    }
-    blanks = {"zeros": "0.0", "NaN": "float('nan')", "ones": "1.0"}
-    solution = exercise.code + "\n" + _BLANK + "\n".join(f"{name} = _blank({name})" for name in names)
+    example = {name: f"return {_literal(value)}" for name, value in _first_values(exercise).items()}
+    blank = exercise.code + "\n" + _BLANK + "\n".join(f"{name} = _blank({name})" for name in names)
     cell = f"ex-{exercise.number.replace('.', '-')}"
+    reader = _READER.replace("PATH", repr(str(exercise.path))).replace("NAME", repr(cell))
     return {
-        **{kind: _functions(bodies) for kind, bodies in constants.items()},
-        **{kind: solution.replace("FILLER", filler) for kind, filler in blanks.items()},
-        "reads the solution": _READER.replace("PATH", repr(str(exercise.path))).replace("NAME", repr(cell)),
+        "empty": _functions(dict.fromkeys(names, "raise NotImplementedError()")),
+        "None": _functions(dict.fromkeys(names, "return None")),
+        "the public example": _functions(example),
+        "zeros": blank.replace("FILLER", "0.0"),
+        "NaN": blank.replace("FILLER", "float('nan')"),
+        "ones": blank.replace("FILLER", "1.0"),
+        "reads the solution": reader,
     }
 
 
@@ -103,6 +103,8 @@ def _literal(value: Any) -> str:
             return [plain(part) for part in one]
         if not isinstance(one, dict):
             return one
-        return one["array"] if "array" in one else {key: plain(part) for key, part in one["dict"].items()}
+        if "array" in one:
+            return one["array"]
+        return {key: plain(part) for key, part in one["dict"].items()}
 
     return repr(plain(worker.encode(value)))

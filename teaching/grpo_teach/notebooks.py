@@ -58,8 +58,13 @@ def read_exercises(path: Path) -> dict[str, Exercise]:
             raise ValueError(f"larger than {LARGEST // 2**20} MB")
         notebook = nbformat.read(path, as_version=4)
         cells: dict[str, Any] = {_grade_id(cell): cell for cell in notebook.cells}
-        numbers = [match.expand(r"\1.\2") for name in cells if (match := re.fullmatch(r"ex-(\d+)-(\d+)", name))]
-        return {number: _exercise(path, number, cells) for number in numbers}
+        exercises: dict[str, Exercise] = {}
+        for name in cells:
+            match = re.fullmatch(r"ex-(\d+)-(\d+)", name)
+            if match:
+                number = match.expand(r"\1.\2")
+                exercises[number] = _exercise(path, number, cells)
+        return exercises
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{path.name} is not a notebook ({type(error).__name__})") from error
 

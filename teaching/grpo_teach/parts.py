@@ -40,7 +40,7 @@ def close(got: Any, want: Any, tolerance: float) -> bool:
     if isinstance(want, dict):
         return got.keys() == want.keys() and all(close(got[key], want[key], tolerance) for key in want)
     if isinstance(want, list | tuple):
-        return len(got) == len(want) and all(close(*pair, tolerance) for pair in zip(got, want, strict=True))
+        return len(got) == len(want) and all(close(a, b, tolerance) for a, b in zip(got, want, strict=True))
     if want is None or isinstance(want, bool | str):
         return type(got) is type(want) and got == want
     numbers = np.asarray(got, float)

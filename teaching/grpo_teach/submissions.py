@@ -55,7 +55,7 @@ class Result:
 
 def read_submissions(folder: Path) -> list[Submission]:
     """The submissions in a folder, by name, each name once.  Raises CourseError where there is none."""
-    entries = sorted(one for one in folder.iterdir() if one.is_dir() or one.is_symlink() or one.suffix == ".ipynb")
+    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink() or path.suffix == ".ipynb")
     if not entries:
         raise CourseError(f"{folder} has no submissions: a notebook, or a folder with notebooks, for each student")
     often = Counter(map(hand_ins.stem, entries))
@@ -88,7 +88,9 @@ def read_submission(entry: Path, name: str, twice: bool = False) -> Submission:
 
 def lesson_of(submissions: Sequence[Submission]) -> str:
     """The lesson, such as "3", that most of the submissions have exercises of.  Raises CourseError."""
-    lessons = Counter(lesson for one in submissions for lesson in sorted({_lesson(number) for number in one.code}))
+    lessons: Counter[str] = Counter()
+    for submission in submissions:
+        lessons.update(sorted({_lesson(number) for number in submission.code}))
     if not lessons:
         raise CourseError("no submission has an exercise of the course; name the lesson with --lesson")
     return lessons.most_common(1)[0][0]
@@ -104,43 +106,43 @@ def grade_all(
     for exercise in exercises:  # an error of a solution or a hidden test is the teacher's: it shows before any grade
         planned(exercise, seed)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = [(one, [pool.submit(_grade, one, exercise, seed) for exercise in exercises]) for one in submissions]
+        waiting = []
+        for submission in submissions:
+            waiting.append([pool.submit(_grade, submission, exercise, seed) for exercise in exercises])
         results = []
-        for submission, grades in waiting:
-            results.append(Result(_with_remark(submission, exercises), [grade.result() for grade in grades]))
-            log(f"{submission.name}: {results[-1].points:g}")
+        for submission, grades in zip(submissions, waiting, strict=True):
+            result = Result(_with_remark(submission, exercises), [grade.result() for grade in grades])
+            results.append(result)
+            log(f"{submission.name}: {result.points:g}")
     return results
 
 
 def table(results: Sequence[Result]) -> str:
     """The CSV: a line per submission, with its points per exercise, their sum, and remarks."""
-    columns = ["submission", *(one.exercise.number for one in results[0].grades), "points", "of", "remarks"]
-    lines = [
-        [
-            one.submission.name,
-            *(f"{grade.points:g}" for grade in one.grades),
-            f"{one.points:g}",
-            f"{sum(grade.exercise.points for grade in one.grades):g}",
-            one.remarks,
-        ]
-        for one in results
-    ]
+    columns = ["submission", *(grade.exercise.number for grade in results[0].grades), "points", "of", "remarks"]
+    lines = []
+    for result in results:
+        points = [f"{grade.points:g}" for grade in result.grades]
+        most = sum(grade.exercise.points for grade in result.grades)
+        lines.append([result.submission.name, *points, f"{result.points:g}", f"{most:g}", result.remarks])
     frame = pd.DataFrame(lines, columns=columns, dtype=object)
     return frame.map(for_spreadsheet).to_csv(index=False, lineterminator="\n")
 
 
 def gradescope(result: Result) -> dict[str, Any]:
     """What Gradescope's autograder reads as results.json."""
-    tests = [
-        {
-            "name": f"{one.exercise.number} {one.exercise.title.removeprefix(one.exercise.number).strip()}",
-            "score": one.points,
-            "max_score": one.exercise.points,
-            "output": "\n".join(one.lines),
+    tests = []
+    for graded in result.grades:
+        exercise = graded.exercise
+        title = exercise.title.removeprefix(exercise.number).strip()
+        test = {
+            "name": f"{exercise.number} {title}",
+            "score": graded.points,
+            "max_score": exercise.points,
+            "output": "\n".join(graded.lines),
             "visibility": "after_published",
         }
-        for one in result.grades
-    ]
+        tests.append(test)
     return {"score": result.points, "output": "\n".join(result.submission.remarks), "tests": tests}
 
 

@@ -43,7 +43,7 @@ def reward_function(code: str) -> Any:
 
 
 def main() -> None:
-    path, sys.argv[1:] = sys.argv[1], sys.argv[2:]
+    path = sys.argv.pop(1)
     REWARDS[REWARD] = reward_function(Path(path).read_text("utf-8"))
     REWARDS[REWARD](None, ["<reasoning>9*2=18</reasoning><answer>18</answer>", "?"], ["18", "18"])  # fails before JAX
     cli.main()

@@ -26,7 +26,9 @@ def encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [encode(one) for one in value]
     if type(value).__module__ == "numpy":
-        return {"array": value.tolist(), "dtype": str(value.dtype)} if value.shape else value.item()
+        if value.shape:
+            return {"array": value.tolist(), "dtype": str(value.dtype)}
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a value of type {type(value).__name__} was returned")
@@ -76,8 +78,8 @@ def _call(space: dict[str, Any], function: str, harness: str, inputs: list[Any])
         raise NameError(f"there is no function {function}")
     tools: dict[str, Any] = {"np": np, "call": lambda student, *arguments: student(*arguments)}
     exec(harness, tools)
-    called = tools[harness.partition("def ")[2].partition("(")[0] or "call"]
-    return called(space[function], *decode(inputs))
+    name = harness.partition("def ")[2].partition("(")[0] or "call"
+    return tools[name](space[function], *decode(inputs))
 
 
 def _line(run: Callable[[], Any]) -> str:
