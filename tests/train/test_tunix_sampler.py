@@ -25,7 +25,8 @@ PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assista
 
 
 def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, rollout_config, tiny_actor, tokenizer):
-    first, second = sampler.generate(PROMPTS, rollout_config).text, sampler.generate(PROMPTS, rollout_config).text
+    first = sampler.generate(PROMPTS, rollout_config).text
+    second = sampler.generate(PROMPTS, rollout_config).text
     assert first != second
     again = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
     assert again.generate(PROMPTS, rollout_config).text == first
@@ -58,13 +59,13 @@ def test_completions_keep_their_end_token_unless_truncated(sampler, rollout_conf
 
 
 def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
-    one, other = (
-        greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=size)
-        for size in (8, 3)
-    )
-    together = one(PROMPTS)
-    assert [g.text for g in together] == [other([prompt])[0].text for prompt in PROMPTS]
-    assert all(g.tokens <= 12 and (g.tokens == 12 or not g.truncated) for g in together)
+    by_eight = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=8)
+    by_three = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=3)
+    together = by_eight(PROMPTS)
+    assert [generation.text for generation in together] == [by_three([prompt])[0].text for prompt in PROMPTS]
+    for generation in together:
+        assert generation.tokens <= 12
+        assert generation.tokens == 12 or not generation.truncated
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,8 @@ def test_a_temperature_that_is_an_array_is_sampled_at_and_compiles_nothing_new(m
         return sampler(rows, temperature=1.0, seed=seed, **options | more).text
 
     texts, compiled = at(0.5), sampler._compiled_decode_fn._cache_size()
-    assert at(2.0) != texts and sampler._compiled_decode_fn._cache_size() == compiled
+    assert at(2.0) != texts
+    assert sampler._compiled_decode_fn._cache_size() == compiled
     assert texts == sampler(rows, temperature=0.5, seed=noise(), **options).text
     assert at(0.5, top_k=3) == sampler(rows, temperature=0.5, seed=noise(), **options, top_k=3).text
 
