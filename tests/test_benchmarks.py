@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +52,9 @@ def experiments(benchmark):
     ],
 )
 def test_a_claim_is_judged_by_pairs_of_seeds(experiments, kind, bar, one, other, held):
-    runs = [
-        {"seed": seed, "arm": arm, "accuracy": value}
-        for arm, values in (("a", one), ("b", other))
-        for seed, value in reversed(list(enumerate(values)))
-    ]
+    runs = []
+    for arm, values in (("a", one), ("b", other)):
+        runs += [{"seed": seed, "arm": arm, "accuracy": value} for seed, value in reversed(list(enumerate(values)))]
     assert experiments.judge(experiments.Claim("it", "a", "b", "accuracy", kind, bar), runs)["held"] == held
 
 
@@ -63,26 +62,28 @@ def test_the_records_are_of_the_predictions_as_they_stand(experiments, root):
     records = sorted((root / "assets" / "experiments").glob("*.json"))
     assert records
     for path in records:
-        kept, experiment = json.loads(path.read_text(encoding="utf-8")), experiments.EXPERIMENTS[path.stem]
-        assert kept["arms"] == experiment.arms and kept["changes"] == experiment.changes
-        assert sorted((run["arm"], run["seed"]) for run in kept["runs"]) == sorted(
-            (arm, seed) for arm in kept["arms"] for seed in range(3 if path.stem == "real" else 5)
-        )
-        for run in kept["runs"]:
-            recipe = load_recipe(experiment.recipe, [*kept["changes"], *kept["arms"][run["arm"]]])
-            assert len(run["validation"]) == (recipe.training.steps if run["arm"] not in experiments.UNTRAINED else 0)
-        for saved, claim, again in zip(
-            kept["claims"], experiment.claims, experiments.judged(experiment, kept["runs"]), strict=True
-        ):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        experiment = experiments.EXPERIMENTS[path.stem]
+        assert record["arms"] == experiment.arms
+        assert record["changes"] == experiment.changes
+        seeds = range(3 if path.stem == "real" else 5)
+        made = sorted((run["arm"], run["seed"]) for run in record["runs"])
+        assert made == sorted(product(record["arms"], seeds))
+        for run in record["runs"]:
+            recipe = load_recipe(experiment.recipe, [*record["changes"], *record["arms"][run["arm"]]])
+            steps = 0 if run["arm"] in experiments.UNTRAINED else recipe.training.steps
+            assert len(run["validation"]) == steps
+        judged = experiments.judged(experiment, record["runs"])
+        for saved, claim, again in zip(record["claims"], experiment.claims, judged, strict=True):
             assert saved.items() >= vars(claim).items()
-            assert saved["held"] == again["held"] and saved["mean"] == pytest.approx(again["mean"])
+            assert saved["held"] == again["held"]
+            assert saved["mean"] == pytest.approx(again["mean"])
 
 
 def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(experiments) -> None:
     # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
-    assert experiments.mean_interval([1, 2, 3, 4, 5]) == pytest.approx(
-        (3 - 2.776445 * 0.5**0.5, 3 + 2.776445 * 0.5**0.5)
-    )
+    half = 2.776445 * 0.5**0.5
+    assert experiments.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half))
     spread = [-1.0, 1.0, -1.0, 1.0, -1.0]
     smallest = experiments.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
     samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
