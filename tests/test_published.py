@@ -474,7 +474,8 @@ def test_a_control_alone_trains(converted_base, tmp_path, overrides) -> None:
 @pytest.fixture(scope="module")
 def whole_run(converted_base, tmp_path_factory) -> SimpleNamespace:
     """Two steps with most controls at once, from the base to the export; what it logged, line by line."""
-    directory, lines = tmp_path_factory.mktemp("published") / "run", []
+    directory = tmp_path_factory.mktemp("published") / "run"
+    lines = []
     recipe = load_recipe(TINY, TOGETHER)
     run_directory.open_run(directory, recipe)
     run_directory.link_base(directory, converted_base)
@@ -679,7 +680,8 @@ def test_two_runs_are_compared(grpo) -> None:
 @tries("wandb-names", "wandb-project")
 def test_wandb_gets_the_published_names(monkeypatch, tmp_path) -> None:
     """wandb is not in this environment."""
-    summary, begun = {}, []
+    summary = {}
+    begun = []
 
     def init(**arguments: Any) -> SimpleNamespace:
         begun.append(arguments)

@@ -261,7 +261,8 @@ def test_the_worker_ends_with_its_parent(end: str, root: Path, tmp_path: Path) -
     """The parent, a script that does not ask for its `__name__`, never imports SymPy and runs once."""
     script = tmp_path / "script.py"
     script.write_text(PARENT + ("time.sleep(60)" if end == "is killed" else ""))
-    command, path = [sys.executable, str(script)], {"PYTHONPATH": str(root)}
+    command = [sys.executable, str(script)]
+    path = {"PYTHONPATH": str(root)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | path) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())

@@ -97,8 +97,10 @@ def test_the_shipped_runs_have_no_kl(root):
     ],
 )
 def test_evaluations_that_cannot_be_paired_say_why(make_run, other, words):
-    evaluations = {"after": run} if (run := other()) else {}
-    compared = compare(make_run("a", [1.0], after=answered(range(5))), make_run("b", [1.0], **evaluations))
+    run = other()
+    evaluations = {"after": run} if run else {}
+    a = make_run("a", [1.0], after=answered(range(5)))
+    compared = compare(a, make_run("b", [1.0], **evaluations))
     assert compared.paired is None
     assert words in compared.unpaired
     assert compared.metrics

@@ -361,7 +361,8 @@ def test_a_temperature_of_each_token_gives_the_loss_of_that_temperature():
     constant, scheduled = algorithm(beta=0.04), algorithm(beta=0.04)
     constant.temperature = 0.7
     with_temperature = packing.Example(**vars(example()) | {"temperature": jnp.full((4, 6), 0.7)})
-    loss, found = function_registry.get_policy_loss_fn(losses.policy_loss_name("jax")), []
+    loss = function_registry.get_policy_loss_fn(losses.policy_loss_name("jax"))
+    found = []
     for config, one in ((constant, example()), (scheduled, with_temperature)):
         run = nnx.value_and_grad(functools.partial(loss, algo_config=config, pad_id=PAD, eos_id=EOS), has_aux=True)
         (value, aux), slope = run(Given(draw((4, 9, 20), 4, 2)), one)
@@ -410,7 +411,8 @@ def pair(recipe, **size):
 @pytest.mark.slow
 def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
     """A tied embedding, an odd number of tokens."""
-    config, results = algorithm(beta=0.04), []
+    config = algorithm(beta=0.04)
+    results = []
     given_ = example(rows=4, prompt=10, length=23, vocabulary=256)
     kernel = functools.partial(losses.grpo_loss, implementation="pallas")
     for actor, function in zip(pair(tiny_recipe), (grpo_loss_fn, kernel), strict=True):

@@ -32,7 +32,8 @@ AGGREGATIONS = (
 
 def batch(lengths, prompt_lengths, seed=0, old=True, ref=True):
     """Completions of these lengths after prompts of these lengths, as Tunix pads them."""
-    rng, count = np.random.default_rng(seed), len(lengths)
+    rng = np.random.default_rng(seed)
+    count = len(lengths)
     ids = rng.integers(2, 250, (count, P + C))
     prompts = np.repeat(ids[::G, :P], G, axis=0)
     prompts[np.arange(P) < P - np.repeat(prompt_lengths, G)[:, None]] = PAD
