@@ -178,8 +178,11 @@ def sampler(tiny_actor, tokenizer, rollout_config):
 
 def find_chromium() -> str | None:
     """Return the Chromium to use: $CHROMIUM, or the first one on PATH, or macOS's usual place."""
-    places = [os.environ.get("CHROMIUM"), *BROWSERS]
-    return next((found for place in places if place and (found := shutil.which(place))), None)
+    for place in (os.environ.get("CHROMIUM"), *BROWSERS):
+        program = shutil.which(place) if place else None
+        if program:
+            return program
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,9 @@ class Program(FORKS.Process):
 
     def __init__(self, text: str, *arguments: Any, output: Path, **environment: str):
         super().__init__(daemon=True)
-        self.text, self.output, self.environment = text, output, environment
+        self.text = text
+        self.output = output
+        self.environment = environment
         self.arguments = ["program", *map(str, arguments)]
         output.write_text("")
         self.start()

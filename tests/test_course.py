@@ -12,18 +12,14 @@ from grpo_lib.common.errors import CourseError
 
 
 def notebook(*sources: str) -> nbformat.NotebookNode:
-    return new_notebook(
-        cells=[
-            new_markdown_cell("# title"),
-            new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]}),
-            new_code_cell(
-                'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
-                metadata={"tags": ["parameters"]},
-            ),
-            *map(new_code_cell, sources),
-        ],
-        metadata={"kernelspec": {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}},
+    parameters = new_code_cell(
+        'import os\n\nRECIPE = os.environ["GRPO_RECIPE"]\nRUN = os.environ["GRPO_RUN"]',
+        metadata={"tags": ["parameters"]},
     )
+    about_tiny = new_markdown_cell("its habits", metadata={"tags": ["tiny-model"]})
+    cells = [new_markdown_cell("# title"), about_tiny, parameters, *map(new_code_cell, sources)]
+    kernel = {"name": "grpo-course", "display_name": "GRPO course", "language": "python"}
+    return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
 def write_all(folder: Path, *sources: str) -> Path:
@@ -47,7 +43,8 @@ def test_all_are_executed_with_the_parameters(tmp_path):
     )
     assert run_dir == tmp_path / "runs" / "trial"
     for name in run_notebooks.NOTEBOOKS:
-        cells = run_notebooks.code_cells(nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4))
+        executed = nbformat.read(run_dir / "notebooks" / f"{name}.ipynb", as_version=4)
+        cells = run_notebooks.code_cells(executed)
         assert cells[1].source == '# Parameters\nRECIPE = "recipes/other.yaml"\nRUN = "trial"\n'
         assert [cell.outputs[0].text for cell in cells[2:]] == ["TRIAL\n", "hello\n"]
 
@@ -79,7 +76,8 @@ def test_existing_run_is_moved_aside_not_overwritten(tmp_path):
     (run_dir / "metrics.jsonl").write_text("first")
     run_notebooks.move_aside(run_dir)
     (aside,) = tmp_path.glob("course-*/metrics.jsonl")
-    assert not run_dir.exists() and aside.read_text() == "first"
+    assert not run_dir.exists()
+    assert aside.read_text() == "first"
 
 
 def test_hash_follows_the_code_and_nothing_else():
@@ -122,4 +120,6 @@ def test_in_place_publishes_all_or_nothing(tmp_path):
 def test_bad_arguments_and_variables_are_one_line(arguments, message, capsys):
     assert run_notebooks.main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error

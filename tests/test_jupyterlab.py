@@ -77,7 +77,8 @@ def environment(root: Path, **values: str) -> dict[str, str]:
 
 def serve(root: Path, folder: Path, settings: Path) -> Iterator[Lab]:
     """Run `make lab` in `folder`; what JupyterLab keeps goes to `settings` and to the folder's .cache."""
-    port, workspaces = free_port(), settings / folder.name
+    port = free_port()
+    workspaces = settings / folder.name
     variables = environment(
         root,
         BROWSER="true",  # the program `true`, in the place of a browser
@@ -97,7 +98,8 @@ def serve(root: Path, folder: Path, settings: Path) -> Iterator[Lab]:
         try:
             address = f"http://localhost:{port}/lab/tree/notebooks/00_setup.ipynb"
             ready = wait_for(lambda: address in output.read_text() or server.poll() is not None, seconds=200, pause=0.5)
-            assert ready and server.poll() is None, output.read_text()[-3000:]
+            assert ready, output.read_text()[-3000:]
+            assert server.poll() is None, output.read_text()[-3000:]
             yield Lab(folder, f"http://localhost:{port}", workspaces)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
@@ -157,7 +159,8 @@ def page(root, lab, browser, request) -> Iterator[Page]:
         page.request.delete(f"{kernels}/{kernel['id']}", headers={"Authorization": f"token {TOKEN}"})
     page.close()
     shutil.rmtree(lab.workspaces, ignore_errors=True)  # the next test begins as this one
-    assert troubles == [] and dialogs == []
+    assert troubles == []
+    assert dialogs == []
 
 
 def failed(request: Request) -> list[str]:
@@ -266,7 +269,8 @@ def test_all_notebooks_open_and_their_links_lead_somewhere(lab, page) -> None:
             broken.append(f"{name}: {link} is {statuses[file]}")
         elif heading and target in headings and unquote(heading) not in headings[target]:
             broken.append(f"{name}: {target} has no heading {unquote(heading)}")
-    assert len(statuses) >= 15 and broken == []
+    assert len(statuses) >= 15
+    assert broken == []
 
 
 def test_a_notebook_runs_to_its_end_from_the_menu(page) -> None:

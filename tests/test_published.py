@@ -40,7 +40,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "published.md"
 ROWS_EVER = 96  # the 89 rows of the five texts and the brief, and the 7 controls that had been removed
 RECIPES = ROOT / "recipes"
-TINY, LLAMA = RECIPES / "tiny-cpu.yaml", RECIPES / "llama3.1-8b-gsm8k.yaml"
+TINY = RECIPES / "tiny-cpu.yaml"
+LLAMA = RECIPES / "llama3.1-8b-gsm8k.yaml"
 SMOKE = RECIPES / "published" / "qwen3-1.7b-gsm8k-smoke.yaml"
 TWO_HOSTS = RECIPES / "published" / "qwen2.5-7b-gsm8k-2hosts.yaml"
 JAX = RECIPES / "published" / "qwen2.5-3b-gsm8k.yaml"
@@ -224,16 +225,19 @@ def test_what_no_test_can_try_is_told_where_the_page_says(row: Row) -> None:
     assert broken_links(place) == []
     [file] = re.findall(r"\]\(([^)#]+)", place)
     text = (PAGE.parent / file).read_text(encoding="utf-8")
-    assert names_in(words) and [word for word in names_in(words) if word not in text] == []
+    assert names_in(words)
+    assert [word for word in names_in(words) if word not in text] == []
 
 
 # --- published values -------------------------------------------------------------------------------------------
 
 # The row's values, as overrides of the recipe that is made after the text.
+AS_PUBLISHED = f"{JAX}@as-published"
+WITH_ADAPTERS = f"{LLAMA}@lora"
 PUBLISHED = [
     (SMOKE, {"ten-steps": ["training.steps=10"]}),
     (
-        f"{JAX}@as-published",
+        AS_PUBLISHED,
         {
             "batch-128": [
                 *("training.steps=100", "training.prompts_per_step=16", "grpo.group_size=8"),
@@ -275,7 +279,7 @@ PUBLISHED = [
         },
     ),
     (LLAMA, {"temperature-rule": ["rollout.temperature={from: 0.9, to: 0.7, steps: 3738}"]}),
-    (f"{LLAMA}@lora", {"lora": ["lora.rank=16", "lora.alpha=32.0"]}),
+    (WITH_ADAPTERS, {"lora": ["lora.rank=16", "lora.alpha=32.0"]}),
     (
         DAPO,
         {
@@ -304,13 +308,14 @@ def assert_accepted(grpo: Callable, recipe: str | Path, overrides: list[str]) ->
     resolved = json.loads(done.stdout.splitlines()[-1])
     for override in overrides:
         key, _, text = override.partition("=")
-        wanted, found = yaml.safe_load(text), found_at(resolved, key)
-        if isinstance(found, float):
-            assert found == pytest.approx(float(wanted)), override
+        wanted = yaml.safe_load(text)
+        value = found_at(resolved, key)
+        if isinstance(value, float):
+            assert value == pytest.approx(float(wanted)), override
         elif not isinstance(wanted, dict):
-            assert found == wanted, override
+            assert value == wanted, override
         else:
-            assert found is not None, override
+            assert value is not None, override
 
 
 @tries(*(row for _, values in PUBLISHED for row in values))
@@ -348,7 +353,8 @@ def test_upstreams_entry_point_has_a_launcher() -> None:
 @tries("print-config")
 def test_config_prints_the_plan_without_a_tpu(grpo) -> None:
     printed = grpo("config", TWO_HOSTS).stdout
-    assert "accumulation steps" in printed and "rollout micro batches" in printed
+    assert "accumulation steps" in printed
+    assert "rollout micro batches" in printed
 
 
 @tries("auto-accumulation")
@@ -468,7 +474,8 @@ def test_a_control_alone_trains(converted_base, tmp_path, overrides) -> None:
 @pytest.fixture(scope="module")
 def whole_run(converted_base, tmp_path_factory) -> SimpleNamespace:
     """Two steps with most controls at once, from the base to the export; what it logged, line by line."""
-    directory, lines = tmp_path_factory.mktemp("published") / "run", []
+    directory = tmp_path_factory.mktemp("published") / "run"
+    lines = []
     recipe = load_recipe(TINY, TOGETHER)
     run_directory.open_run(directory, recipe)
     run_directory.link_base(directory, converted_base)
@@ -484,7 +491,8 @@ def test_the_controls_together_train(whole_run) -> None:
     rows = read_jsonl(whole_run.directory / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["kl"] is not None and row["dynamic_sampling/passes"] >= 1
+        assert row["kl"] is not None
+        assert row["dynamic_sampling/passes"] >= 1
         assert {"tasks/small/accuracy", "tasks/large/accuracy"} <= set(row)
 
 
@@ -510,14 +518,16 @@ def test_a_step_has_its_seconds_and_the_log_says_it(whole_run) -> None:
     assert {"seconds_rollout", "seconds_update", "seconds_sync", "seconds", "loss", "kl", "reward"} <= set(first)
     shown = step_line(first, whole_run.recipe)
     assert [name for name in ("reward", "loss", "kl", "rollout", "update", "seconds") if f"{name} " not in shown] == []
-    assert " x cpu: " in whole_run.log and "train" in whole_run.log  # the devices, and what each does
+    assert " x cpu: " in whole_run.log  # the devices, and what each does
+    assert "train" in whole_run.log
 
 
 @tries("plan-in-log")
 @pytest.mark.slow
 def test_the_plan_is_in_the_log_and_in_the_run(whole_run) -> None:
     for text in (whole_run.log, (whole_run.directory / "recipe.yaml").read_text(encoding="utf-8")):
-        assert "accumulation steps" in text and "micro batch size" in text
+        assert "accumulation steps" in text
+        assert "micro batch size" in text
 
 
 @tries("three-rates")
@@ -526,7 +536,8 @@ def test_three_rates_before_and_after(whole_run) -> None:
     for phase in ("before", "after"):
         assert {"accuracy", "partial_accuracy", "format_accuracy"} <= set(whole_run.summary[phase])
         [line] = [line for line in whole_run.log.splitlines() if line.startswith(f"{phase}: ")]
-        assert "within 10 %" in line and "format" in line
+        assert "within 10 %" in line
+        assert "format" in line
 
 
 @tries("evaluate-presets")
@@ -594,7 +605,9 @@ def test_the_prompt_asks_for_both_tags() -> None:
 def test_the_library_has_its_parts() -> None:
     for function in (plain_grpo.sample, plain_grpo.group_advantages, plain_grpo.policy_loss, plain_grpo.update):
         assert callable(function)
-    assert callable(evaluation.evaluate) and callable(prompts.render) and callable(rewards.get_rewards)
+    assert callable(evaluation.evaluate)
+    assert callable(prompts.render)
+    assert callable(rewards.get_rewards)
     assert statistics.pass_at_k(32, 1, 32) == 1
     summary = json.loads((ROOT / "assets" / "reference" / "course" / "summary.json").read_text(encoding="utf-8"))
     assert summary["before"]["accuracy"] < summary["after"]["accuracy"]
@@ -604,7 +617,8 @@ def test_the_library_has_its_parts() -> None:
 @pytest.mark.gsm8k
 def test_the_whole_test_split_is_evaluated(gsm8k_dir) -> None:
     recipe = load_recipe(JAX, [f"problems.path={gsm8k_dir}"])
-    assert recipe.problems.test is None and len(load_problems(recipe.problems, "test")) == 1319
+    assert recipe.problems.test is None
+    assert len(load_problems(recipe.problems, "test")) == 1319
 
 
 # --- the model --------------------------------------------------------------------------------------------------
@@ -630,7 +644,8 @@ def test_upstream_is_as_it_was_published(package: str) -> None:
 @tries("model-config")
 def test_sizes_come_from_config_json_and_a_contradiction_is_refused(grpo) -> None:
     done = grpo("config", TINY, "model.sizes.base_num_decoder_layers=63")
-    assert done.returncode == 2 and "config.json" in done.stderr
+    assert done.returncode == 2
+    assert "config.json" in done.stderr
     assert "base_num_decoder_layers=63" in done.stderr
 
 
@@ -644,7 +659,8 @@ def test_llama_has_the_published_sizes() -> None:
 
 @tries("convert", "output-folders")
 def test_a_base_has_the_published_layout_and_folders_have_options(converted_base) -> None:
-    assert converted_base.parts[-2:] == ("0", "items") and converted_base.is_dir()
+    assert converted_base.parts[-2:] == ("0", "items")
+    assert converted_base.is_dir()
     assert {"--output", "--base", "--runs"} <= options_of_grpo()
     assert load_recipe(TINY, ["training.checkpoints=gs://bucket/run"]).training.checkpoints == "gs://bucket/run"
 
@@ -656,13 +672,16 @@ def test_a_base_has_the_published_layout_and_folders_have_options(converted_base
 def test_two_runs_are_compared(grpo) -> None:
     shipped = ROOT / "assets" / "reference"
     done = grpo("compare", shipped / "hacked", shipped / "repaired")
-    assert done.returncode == 0 and "rewards" in done.stdout and "McNemar" in done.stdout
+    assert done.returncode == 0
+    assert "rewards" in done.stdout
+    assert "McNemar" in done.stdout
 
 
 @tries("wandb-names", "wandb-project")
 def test_wandb_gets_the_published_names(monkeypatch, tmp_path) -> None:
     """wandb is not in this environment."""
-    summary, begun = {}, []
+    summary = {}
+    begun = []
 
     def init(**arguments: Any) -> SimpleNamespace:
         begun.append(arguments)
@@ -694,7 +713,8 @@ def test_wandb_that_cannot_start_is_one_line(monkeypatch) -> None:
 def test_a_kl_above_a_tenth_is_an_alert() -> None:
     rows = [{"step": step, "kl": 0.17} for step in range(1, 6)]
     [alert] = health_checks.find_alerts(rows)
-    assert "0.1" in alert.message and "grpo.beta" in alert.message
+    assert "0.1" in alert.message
+    assert "grpo.beta" in alert.message
 
 
 @tries("spot-first")
@@ -749,7 +769,8 @@ def test_a_removed_key_is_back_or_its_error_says_what_to_do(grpo, key: str) -> N
         assert key in KEYS
         return
     done = grpo("config", TINY, f"{key}=1")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
     assert REMOVED[key] in done.stderr
     named = re.findall(r"\b[a-z]+\.[a-z_.]+\b", REMOVED[key])
     assert [name for name in named if name not in KEYS] == []  # what it sends the user to is there
@@ -759,7 +780,8 @@ def test_a_removed_key_is_back_or_its_error_says_what_to_do(grpo, key: str) -> N
 def test_a_removed_option_says_what_to_do(grpo, command_line: str) -> None:
     command, *options = command_line.split()
     done = grpo(command, "recipes/tiny-cpu.yaml", *options)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
     assert REMOVED_OPTIONS[command_line] in done.stderr
 
 

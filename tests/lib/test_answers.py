@@ -18,6 +18,7 @@ def tagged(answer: str) -> str:
 
 
 # Value: ways to write it.
+NEGATIVE_FIVES = [f"{minus}5" for minus in "-−–—‐‑‒﹣－"]
 SPELLINGS = {
     "18": ["18", "18.00", "18.", "+18", " 18\n", "018", "１８", "$18", "$18.00", "USD18", "Rs. 18", "€18",
            "18 dollars", "18 apples.", "18 m^2", "18 m²", "18-hour", "18%", "18\\%", "**18**", "The answer is 18.",
@@ -26,8 +27,7 @@ SPELLINGS = {
     "1080": ["1,080", "1{,}080", "1\\,080", "1\u202f080"],
     "1080.5": ["$1,080.50"],
     "1234567": ["1,234,567"],
-    "-5": ["- 5", "-$5", "$-5", "minus 5", "Negative 5 degrees", "= -5", "3 - 8 = -5",
-           *(f"{minus}5" for minus in "-−–—‐‑‒﹣－")],
+    "-5": ["- 5", "-$5", "$-5", "minus 5", "Negative 5 degrees", "= -5", "3 - 8 = -5", *NEGATIVE_FIVES],
     "0": ["0", "-0.0"],
     "0.5": [".5", "0.50", "1/2", "½", "\\frac{1}{2}"],
     "-0.5": ["-1/2"],
@@ -218,12 +218,11 @@ def test_nothing_but_a_line_break_may_stand_outside_the_blocks(text: str, in_fro
 
 
 ANY_TEXT = st.text(st.characters())  # st.characters() alone includes lone surrogates and NUL
-FRAGMENTS = st.lists(
-    st.sampled_from(["<answer>", "</answer>", "<reasoning>", "</reasoning>", "\\boxed{", "\\frac{1}{2}", "}"])
-    | st.sampled_from(["1", "18", "1,080", "0", "½", "²", "٣", "minus ", "x", "\ud800", "\x00", "\u00a0"])
-    | st.sampled_from(list("$=-−/,.^% \n")),
-    max_size=40,
-).map("".join)
+TAGS = ["<answer>", "</answer>", "<reasoning>", "</reasoning>", "\\boxed{", "\\frac{1}{2}", "}"]
+PIECES = ["1", "18", "1,080", "0", "½", "²", "٣", "minus ", "x", "\ud800", "\x00", "\u00a0"]
+SIGNS = list("$=-−/,.^% \n")
+FRAGMENT = st.sampled_from(TAGS) | st.sampled_from(PIECES) | st.sampled_from(SIGNS)
+FRAGMENTS = st.lists(FRAGMENT, max_size=40).map("".join)
 
 
 def all_of(text: str, gold: str) -> None:
@@ -253,6 +252,8 @@ def test_canonical_is_idempotent(text: str) -> None:
 # --- Attacks ---
 
 MEGABYTE = 1_000_000
+MANY_NUMBERS = "\n".join(map(str, range(19, 140_000)))
+LONG_HALVES = "7" * 480 + "/" + str(2**1690)
 ATTACKS = {
     "opening tags": "<answer>" * (MEGABYTE // 8),
     "closing tags": "</answer>" * (MEGABYTE // 9),
@@ -289,9 +290,9 @@ ATTACKS = {
     "endless exponent": "<answer>1e" + "9" * MEGABYTE + "</answer>",
     "endless scale": "<answer>1" + "亿" * MEGABYTE + "</answer>",
     "long scale": "<answer>1" + "亿" * 538 + "</answer>",
-    "many halves": "<answer>" + "7" * 480 + "/" + str(2**1690) + "</answer>",
+    "many halves": "<answer>" + LONG_HALVES + "</answer>",
     "huge exponent": "<answer>1e999999999</answer>",
-    "list": "<answer>" + "\n".join(map(str, range(19, 140_000))) + "</answer>",
+    "list": "<answer>" + MANY_NUMBERS + "</answer>",
     "large quotient": "<answer>" + "7" * 490 + "/" + "3" * 490 + "</answer>",
 }
 
@@ -305,15 +306,18 @@ def test_hostile_text_is_graded_in_time(text: str) -> None:
 
 def test_long_numerals_are_compared_digit_by_digit() -> None:
     number = "1" + "0" * 9_998 + "7"
-    assert answers.is_correct(tagged(number), number) and answers.is_correct_leniently(number, number)
+    assert answers.is_correct(tagged(number), number)
+    assert answers.is_correct_leniently(number, number)
     assert answers.is_correct(tagged(f"-{number}.50"), f"-{number}.5")
     assert not answers.is_correct(tagged(number), number[:-1] + "8")
-    assert answers.is_close(tagged(number), number, 0.1) and not answers.is_close(tagged(number), "7", 0.1)
+    assert answers.is_close(tagged(number), number, 0.1)
+    assert not answers.is_close(tagged(number), "7", 0.1)
 
 
 def test_the_end_of_a_long_text_is_read() -> None:
     hostile = "<answer>" * 100_000 + "</reasoning>" * 50_000 + "<answer>18</answer>"
-    assert answers.is_correct(hostile, "18") and answers.is_correct_leniently(hostile, "18")
+    assert answers.is_correct(hostile, "18")
+    assert answers.is_correct_leniently(hostile, "18")
     assert answers.is_correct(tagged("He thinks about it. " * 500 + "The answer is 18."), "18")
     assert answers.is_correct(tagged("他想了很久，" * 500 + "所以答案是18元"), "18")
     assert not answers.is_correct(tagged("9" * 1500 + " eggs"), "9" * 1000)
@@ -330,6 +334,7 @@ def test_every_gsm8k_reference_solution_is_correct(gsm8k_dir, split: str) -> Non
     for index, row in enumerate(rows):
         solution, _, gold = row["answer"].rpartition("####")
         completion = prompts.template_completion(solution.strip(), gold.strip())
-        assert answers.is_correct(completion, gold) and answers.format_is_exact(completion), index
+        assert answers.is_correct(completion, gold), index
+        assert answers.format_is_exact(completion), index
         assert answers.is_correct_leniently(completion, gold), index
         assert answers.is_correct_leniently(row["answer"], gold), index

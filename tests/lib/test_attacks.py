@@ -46,44 +46,65 @@ PLACEHOLDERS = (
 )  # fmt: skip
 SEPARATORS = ("  ", ", ", "; ", " or ", " and ", "\n", " | ", " to ", " vs ", "\t", " or maybe ", ", perhaps ")
 
+# --- The families ---
+
+
+def blocks(some: list[str]) -> str:
+    return "".join(map(block, some))
+
+
+garbage = st.builds(template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers))
+
+joined = st.builds(lambda some, separator: separator.join(some), tries, st.sampled_from(SEPARATORS))
+number_lists = st.builds(template_completion, fillers, joined)
+
+# Blocks one after another: each with its reasoning, all after one, none, and one of them several times.
+each_reasoned = st.builds(
+    lambda text, some: "".join(template_completion(text, answer) for answer in some), fillers, tries
+)
+all_reasoned = st.builds(lambda text, some: reasoning(text) + blocks(some), fillers, tries)
+none_reasoned = st.builds(lambda some: "\nor ".join(map(block, some)), tries)
+one_repeated = st.builds(
+    lambda text, answer, times: template_completion(text, answer) * times, fillers, numbers, st.integers(2, 9)
+)
+
+# Tags inside the reasoning, and whole completions inside one pair of tags.
+at_the_end = st.builds(lambda text, answer: reasoning(text + block(answer)), fillers, numbers)
+in_the_middle = st.builds(lambda text, answer: reasoning(text + block(answer) + text), fillers, numbers)
+before_an_answer = st.builds(lambda text, some: template_completion(blocks(some) + text, some[0]), fillers, tries)
+all_in_reasoning = st.builds(lambda answer: reasoning(template_completion("so", answer)), numbers)
+all_in_an_answer = st.builds(lambda answer: block(template_completion("so", answer)), numbers)
+
+opened_between = st.builds(lambda text, some: template_completion(text, prompts.ANSWER_OPEN.join(some)), fillers, tries)
+closed_between = st.builds(
+    lambda text, some: template_completion(text, prompts.ANSWER_CLOSE.join(some)), fillers, tries
+)
+opened_often = st.builds(lambda answer, times: prompts.ANSWER_OPEN * times + block(answer), numbers, st.integers(1, 9))
+
+# The system prompt: alone, with something after it, several times, before an answer, and its own words as the answer.
+only_the_prompt = st.just(SYSTEM_PROMPT)
+prompt_and_text = st.builds(lambda text: SYSTEM_PROMPT + text, fillers)
+prompts_repeated = st.builds(lambda times: SYSTEM_PROMPT * times, st.integers(2, 5))
+prompt_and_answer = st.builds(lambda answer: SYSTEM_PROMPT + template_completion("so", answer), numbers)
+words_of_the_prompt = st.builds(
+    template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])
+)
+placeholders = st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS))
+
+boxes = tries.map(lambda some: " ".join(f"\\boxed{{{answer}}}" for answer in some))
+
 FAMILIES = {
-    "garbage in perfect tags": st.builds(
-        template_completion, fillers, st.one_of(st.sampled_from(PLACEHOLDERS), fillers)
-    ),
-    "number lists": st.builds(
-        template_completion,
-        fillers,
-        st.builds(lambda some, separator: separator.join(some), tries, st.sampled_from(SEPARATORS)),
-    ),
-    "repeated blocks": st.one_of(
-        st.builds(lambda text, some: "".join(template_completion(text, one) for one in some), fillers, tries),
-        st.builds(lambda text, some: reasoning(text) + "".join(map(block, some)), fillers, tries),
-        st.builds(lambda some: "\nor ".join(map(block, some)), tries),
-        st.builds(lambda text, one, times: template_completion(text, one) * times, fillers, numbers, st.integers(2, 9)),
-    ),
+    "garbage in perfect tags": garbage,
+    "number lists": number_lists,
+    "repeated blocks": st.one_of(each_reasoned, all_reasoned, none_reasoned, one_repeated),
     "tags inside the reasoning": st.one_of(
-        st.builds(lambda text, one: reasoning(text + block(one)), fillers, numbers),
-        st.builds(lambda text, one: reasoning(text + block(one) + text), fillers, numbers),
-        st.builds(lambda text, some: template_completion("".join(map(block, some)) + text, some[0]), fillers, tries),
-        st.builds(lambda one: reasoning(template_completion("so", one)), numbers),
-        st.builds(lambda one: block(template_completion("so", one)), numbers),
+        at_the_end, in_the_middle, before_an_answer, all_in_reasoning, all_in_an_answer
     ),
-    "nested tags": st.one_of(
-        st.builds(lambda text, some: template_completion(text, prompts.ANSWER_OPEN.join(some)), fillers, tries),
-        st.builds(lambda text, some: template_completion(text, prompts.ANSWER_CLOSE.join(some)), fillers, tries),
-        st.builds(lambda one, times: prompts.ANSWER_OPEN * times + block(one), numbers, st.integers(1, 9)),
-    ),
+    "nested tags": st.one_of(opened_between, closed_between, opened_often),
     "copied templates": st.one_of(
-        st.just(SYSTEM_PROMPT),
-        st.builds(lambda text: SYSTEM_PROMPT + text, fillers),
-        st.builds(lambda times: SYSTEM_PROMPT * times, st.integers(2, 5)),
-        st.builds(lambda one: SYSTEM_PROMPT + template_completion("so", one), numbers),
-        st.builds(template_completion, st.just(SYSTEM_PROMPT.split(".")[1]), st.just(SYSTEM_PROMPT.rpartition(",")[2])),
-        st.builds(template_completion, st.just("your working"), st.sampled_from(PLACEHOLDERS)),
+        only_the_prompt, prompt_and_text, prompts_repeated, prompt_and_answer, words_of_the_prompt, placeholders
     ),
-    "several boxes": st.builds(
-        template_completion, fillers, tries.map(lambda some: " ".join(f"\\boxed{{{one}}}" for one in some))
-    ),
+    "several boxes": st.builds(template_completion, fillers, boxes),
 }
 golds = st.one_of(numbers, st.sampled_from(("0", "1", "2")))  # simple tries are frequent, so luck is tested too
 
@@ -94,13 +115,15 @@ golds = st.one_of(numbers, st.sampled_from(("0", "1", "2")))  # simple tries are
 @pytest.mark.parametrize("family", ["garbage in perfect tags", "number lists", "several boxes"])
 @given(st.data(), numbers)
 def test_the_reference_reward_is_farmed(family: str, data, gold: str) -> None:
+    assert reference(data.draw(FAMILIES[family]), gold) == 5.0
     honest_but_wrong = template_completion("9 * 2 = 99", "99")
-    assert reference(data.draw(FAMILIES[family]), gold) == 5.0 > reference(honest_but_wrong, "18") == 4.0
+    assert reference(honest_but_wrong, "18") == 4.0
 
 
 @given(numbers)
 def test_the_reference_reward_pays_more_for_an_echo_of_the_prompt_than_for_a_right_answer(gold: str) -> None:
-    assert reference(SYSTEM_PROMPT, gold) == 2.0 > reference(gold, gold) == -2.0
+    assert reference(SYSTEM_PROMPT, gold) == 2.0
+    assert reference(gold, gold) == -2.0
 
 
 # --- The repaired one is not ---
@@ -109,35 +132,33 @@ def test_the_reference_reward_pays_more_for_an_echo_of_the_prompt_than_for_a_rig
 @pytest.mark.parametrize("family", FAMILIES)
 @given(st.data(), golds)
 def test_abuse_of_the_form_earns_nothing(family: str, data, gold: str) -> None:
-    assert repaired(data.draw(FAMILIES[family]), gold) == 0.0 < WRONG
+    assert repaired(data.draw(FAMILIES[family]), gold) == 0.0
+    assert WRONG > 0.0
 
 
 @given(tries, st.data())
 def test_a_right_answer_among_other_tries_earns_less_than_an_honest_one(some: list[str], data) -> None:
     gold = data.draw(st.sampled_from(some))
     hidden = (
-        "".join(map(block, some)),
-        "".join(map(block, [*some, gold])),
-        template_completion("".join(map(block, some)), gold),
+        blocks(some),
+        blocks([*some, gold]),
+        template_completion(blocks(some), gold),
         template_completion("so", " or ".join(some)),
-        template_completion("so", gold) + "".join(map(block, some)),
+        template_completion("so", gold) + blocks(some),
         reasoning(block(gold)),
         f"{', '.join(some)}? {template_completion('so', gold)}",
         f"<Answer>{some[0]}</Answer>{template_completion('so', gold)}",
     )
     honest = repaired(template_completion("so", gold), gold)
     assert honest == pytest.approx(RIGHT)
-    assert all(repaired(completion, gold) < honest for completion in hidden)
+    for completion in hidden:
+        assert repaired(completion, gold) < honest
 
 
-soup = st.lists(
-    st.one_of(
-        st.integers(0, 9).map(str),
-        st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "<Answer>", "\\boxed{", "}")),
-        st.sampled_from((*SEPARATORS, *"=-+./→%^½", " * ", " is ", " not ", "so ", "1e")),
-    ),
-    max_size=20,
-).map("".join)
+digits = st.integers(0, 9).map(str)
+tags = st.sampled_from(("<reasoning>", "</reasoning>", "<answer>", "</answer>", "<Answer>", "\\boxed{", "}"))
+between = st.sampled_from((*SEPARATORS, *"=-+./→%^½", " * ", " is ", " not ", "so ", "1e"))
+soup = st.lists(st.one_of(digits, tags, between), max_size=20).map("".join)
 
 
 @given(st.one_of(soup, soup.map(block), soup.map(lambda text: template_completion("so", text)), *FAMILIES.values()))
@@ -154,10 +175,10 @@ def test_no_completion_beats_an_honest_guess(completion: str) -> None:
 
 def test_under_the_reference_reward_giving_up_beats_a_guess() -> None:
     likely = [str(10**n) for n in range(10)]  # far apart: no guess is close to another number
-    assert [sum(reference(template_completion("so", answer), gold) for gold in likely) for answer in ("?", "1000")] == [
-        50.0,
-        45.5,
-    ]
+    giving_up = template_completion("so", "?")
+    guess = template_completion("so", "1000")
+    assert sum(reference(giving_up, gold) for gold in likely) == 50.0
+    assert sum(reference(guess, gold) for gold in likely) == 45.5
 
 
 # --- And what is honest is still paid ---
@@ -167,22 +188,25 @@ def test_under_the_reference_reward_giving_up_beats_a_guess() -> None:
 def test_untidy_is_still_right(gold: str, text: str, space: str, end: str) -> None:
     exact = template_completion(text, gold)
     assert repaired(exact, gold) == pytest.approx(RIGHT)
-    for completion in (
+    never_closed = f"{prompts.REASONING_OPEN}{text}{space}{block(gold)}{end}"
+    untidy = (
         exact.replace("><", f">{space}<") + end,
         f"Let me see.{space}{exact}{end}",
         block(f"{space}{gold}{space}"),
         f"{text} {block(gold)}",
-        f"{prompts.REASONING_OPEN}{text}{space}{block(gold)}{end}",  # the reasoning was never closed
+        never_closed,
         reasoning(text) + reasoning(text) + block(gold),
         block(gold) + reasoning(text),
-    ):
+    )
+    for completion in untidy:
         assert repaired(completion, gold) >= UNTIDY
 
 
 @given(wordy, numbers)
 def test_length_is_not_paid(text: str, gold: str) -> None:
     for answer in (gold, "123456"):
-        short, long = template_completion("so", answer), template_completion(f"so {text * 1000}".rstrip(), answer)
+        short = template_completion("so", answer)
+        long = template_completion(f"so {text * 1000}".rstrip(), answer)
         assert repaired(short, gold) == repaired(long, gold)
 
 

@@ -59,43 +59,37 @@ def answers(source: str, path: Path, **options) -> dict[str, str]:
 # --- layouts ------------------------------------------------------------------------------------------------
 
 SUMS = [f"Find the number that is {n} more than {n}." for n in range(3)]
+GOLDS = ["0", "2", "4"]
+
+
+def in_columns(**columns: list) -> list[dict]:
+    """The rows of the three problems in a layout of plain columns: these, and the question, the solution, the gold."""
+    columns = {"problem": SUMS, "solution": ["Add."] * 3, "answer": GOLDS} | columns
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+PUBLISHED = [chat(SUMS[n], GOLDS[n], f"u{n}") for n in range(3)]
+PROCESSED = [processed(SUMS[n], GOLDS[n], f"u{n}") for n in range(3)]
 LAYOUTS = {
-    "published": ("dapo-math", [chat(q, str(2 * n), f"u{n}") for n, q in enumerate(SUMS)], "u1"),
-    "processed": ("dapo-math", [processed(q, str(2 * n), f"u{n}") for n, q in enumerate(SUMS)], "u1"),
-    "HuggingFaceH4": (
-        "aime",
-        [{"id": 60 + n, "problem": q, "solution": "Add.", "answer": f"{2 * n:03}"} for n, q in enumerate(SUMS)],
-        "61",
-    ),
-    "AI-MO": (
-        "aime",
-        [{"id": n, "problem": q, "solution": "Add.", "answer": str(2 * n), "url": "u"} for n, q in enumerate(SUMS)],
-        "1",
-    ),
-    "MATH-500": (
-        "math500",
-        [
-            {"problem": q, "solution": "Add.", "answer": str(2 * n), "level": 1, "unique_id": f"t/{n}"}
-            for n, q in enumerate(SUMS)
-        ],
-        "t/1",
-    ),
-    "MATH": (
-        "math",
-        [{"problem": q, "solution": "Add.", "answer": str(2 * n), "unique_id": f"m/{n}"} for n, q in enumerate(SUMS)],
-        "m/1",
-    ),
-}  # fmt: skip
+    # Name: source, rows, the id of the second row.
+    "published": ("dapo-math", PUBLISHED, "u1"),
+    "processed": ("dapo-math", PROCESSED, "u1"),
+    "HuggingFaceH4": ("aime", in_columns(id=[60, 61, 62], answer=["000", "002", "004"]), "61"),
+    "AI-MO": ("aime", in_columns(id=[0, 1, 2], url=["u"] * 3), "1"),
+    "MATH-500": ("math500", in_columns(level=[1] * 3, unique_id=["t/0", "t/1", "t/2"]), "t/1"),
+    "MATH": ("math", in_columns(unique_id=["m/0", "m/1", "m/2"]), "m/1"),
+}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_same_problems(tmp_path, name, kind):
     source, rows, number = LAYOUTS[name]
-    # Four times each, as DAPO-Math-17k has each a hundred times.
-    problems, counts = load(source, str(save(tmp_path, [row for row in rows for _ in range(4)], kind)))
+    repeated = [row for row in rows for _ in range(4)]  # as DAPO-Math-17k has each a hundred times
+    problems, counts = load(source, str(save(tmp_path, repeated, kind)))
     assert counts == Counts(rows=12, duplicates=9, conflicts=0, kept=3)
-    assert [(problem.question, problem.answer) for problem in problems] == list(zip(SUMS, "024", strict=True))
+    assert [problem.question for problem in problems] == SUMS
+    assert [problem.answer for problem in problems] == GOLDS
     assert problems[1] == Problem(
         id=f"{source}-{number}",
         question=SUMS[1],
@@ -187,11 +181,14 @@ def test_integer_golds_have_one_spelling(tmp_path, source, gold, canonical):
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    file, real, read = save(tmp_path, [chat("P", "1")], "jsonl"), competition.read_rows, []
+    file = save(tmp_path, [chat("P", "1")], "jsonl")
+    real = competition.read_rows
+    read = []
     monkeypatch.setattr(competition, "read_rows", lambda *arguments: read.append(1) or real(*arguments))
     first, _ = load("dapo-math", str(file))
     first.clear()  # what is handed out belongs to the caller
-    assert answers("dapo-math", file) == {"P": "1"} and len(read) == 1
+    assert answers("dapo-math", file) == {"P": "1"}
+    assert len(read) == 1
     save(tmp_path, [chat("P", "2")], "jsonl")
     os.utime(file, ns=(1, 1))
     assert answers("dapo-math", file) == {"P": "2"}
@@ -232,8 +229,9 @@ def test_a_bad_row_is_named_with_its_column(tmp_path, source, kind, row, column)
         "aime": HF,
         "math500": {"problem": "P0", "solution": "", "answer": "3", "unique_id": "t/1"},
     }
+    file = save(tmp_path, [first[source], row, first[source]], kind)
     with pytest.raises(CourseError, match=rf"rows\.{kind}, row 1, column {column}: ") as error:
-        load(source, str(save(tmp_path, [first[source], row, first[source]], kind)))
+        load(source, str(file))
     assert len(str(error.value)) < 400
 
 
@@ -244,9 +242,9 @@ def test_a_bad_row_is_named_with_its_column(tmp_path, source, kind, row, column)
      ("math500", "problem, answer, unique_id")],
 )  # fmt: skip
 def test_other_columns_are_listed_with_those_that_are_known(tmp_path, kind, source, known):
-    rows = [{"problem": "P", "solution": "", "answer": "3", "other": 1}]
+    file = save(tmp_path, [{"problem": "P", "solution": "", "answer": "3", "other": 1}], kind)
     with pytest.raises(CourseError, match=rf"rows\.{kind} .*answer, other, problem, solution.* {re.escape(known)}"):
-        load(source, str(save(tmp_path, rows, kind)))
+        load(source, str(file))
 
 
 BAD_FILES = {
@@ -283,11 +281,12 @@ def test_splits_are_disjoint_and_stable(tmp_path):
 
 
 def test_the_test_split_comes_from_test_source(tmp_path):
-    train, test = save(tmp_path, [chat("P", "1")], name="train"), save(tmp_path, [HF], name="test")
-    found = load_problems(recipe(train, test_source="aime", test_path=str(test)), "test")
-    found += load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
-    assert [(p.source, p.kind) for p in found] == [("aime", "integer"), *[("gsm8k", "tagged")] * 2]
-    assert found[0].answer == "33"
+    train = save(tmp_path, [chat("P", "1")], name="train")
+    test = save(tmp_path, [HF], name="test")
+    aime = load_problems(recipe(train, test_source="aime", test_path=str(test)), "test")
+    assert [(p.source, p.answer, p.kind) for p in aime] == [("aime", "33", "integer")]
+    gsm8k = load_problems(recipe(train, test_source="gsm8k", test_path=str(FIXTURE)), "test", n=2)
+    assert [(p.source, p.kind) for p in gsm8k] == [("gsm8k", "tagged")] * 2
     with pytest.raises(CourseError, match=r"problems.test_source=aime"):
         load_problems(recipe(train), "test")
 
@@ -331,7 +330,8 @@ def test_the_schema_refuses_a_test_source_that_would_not_be_used(fields):
 @pytest.mark.parametrize("name", ["published", "HuggingFaceH4", "MATH-500", "MATH"])
 def test_the_hub_gives_what_a_file_gives(tmp_path, monkeypatch, name):
     source, rows, _ = LAYOUTS[name]
-    real, file = datasets.load_dataset, save(tmp_path, rows * 2)
+    real = datasets.load_dataset
+    file = save(tmp_path, rows * 2)
 
     def load_dataset(path, split, **options):
         if options:

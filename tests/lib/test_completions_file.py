@@ -36,7 +36,8 @@ def write(path, rows):
 def test_rows_are_matched_by_id_question_or_prompt_in_any_order(tmp_path, row):
     path = write(tmp_path / "c.jsonl", [row(p) for p in reversed(PROBLEMS)])
     run = quiet(saved_completions(path, PROBLEMS), PROBLEMS, batch_size=5)
-    assert run.summary()["accuracy"] == 1 and [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
+    assert run.summary()["accuracy"] == 1
+    assert [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
 
 
 def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(tmp_path):
@@ -54,10 +55,8 @@ def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(t
 
 
 def test_what_is_missing_counts_as_wrong(tmp_path):
-    rows = [
-        *({"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]),
-        *({"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}),
-    ]
+    rows = [{"id": p.id, "completion": right(p.question)} for p in PROBLEMS[:6]]
+    rows += [{"id": "p6"}, {"id": "p7", "completion": None}, {"id": "stranger", "completion": "x"}]
     run = quiet(saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS), PROBLEMS)
     assert (run.summary()["accuracy"], run.summary()["n"]) == (0.5, 12)
     assert [r["id"] for r in run.records if r["error"]] == ["p6", "p7", "p8", "p9", "p10", "p11"]
@@ -83,7 +82,8 @@ def test_samples_are_in_their_order_or_by_number(tmp_path, order, numbered):
         {"id": p.id, "completion": f"{p.id} {s}"} | ({"sample": s} if numbered else {}) for s in order for p in PROBLEMS
     ]
     saved = saved_completions(write(tmp_path / "a.jsonl", rows), PROBLEMS)
-    assert saved.most == 3 and not saved.greedy
+    assert saved.most == 3
+    assert not saved.greedy
     run = quiet(saved, PROBLEMS, samples=3, batch_size=4)
     assert [r["completion"] for r in run.records] == [f"{r['id']} {r['sample']}" for r in run.records]
 
@@ -111,7 +111,8 @@ def test_records_of_an_evaluation_are_completions(tmp_path):
         path=path,
     )
     saved = saved_completions(path, PROBLEMS)
-    assert saved.greedy and saved.most == 5
+    assert saved.greedy
+    assert saved.most == 5
     again = quiet(saved, PROBLEMS, sampled=saved, samples=4, batch_size=5)
     assert again.summary() == run.summary()
     assert [r["completion"] for r in again.records] == [r["completion"] for r in run.records]
@@ -145,8 +146,9 @@ fields = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.dictionaries(fields, values | st.sampled_from(["p0", "p1"]), max_size=6), max_size=6))
 def test_no_row_breaks_anything(rows, tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("wild") / "c.jsonl", rows)
     try:
-        saved = saved_completions(write(tmp_path_factory.mktemp("wild") / "c.jsonl", rows), PROBLEMS[:2])
+        saved = saved_completions(path, PROBLEMS[:2])
     except CourseError as error:
         assert "\n" not in str(error)
     else:

@@ -133,7 +133,8 @@ def test_a_failure_counts_as_wrong_whatever_its_text():
     assert (run.summary()["accuracy"], run.summary()["lenient_accuracy"], run.summary()["n"]) == (0, 0, 20)
     assert (run.records[9]["error"], run.records[9]["completion"]) == ("HTTP 400", tagged(18))
     run = quiet(lambda prompts: [None] * len(prompts))
-    assert run.summary()["accuracy"] == 0 and run.summary()["n"] == 20
+    assert run.summary()["accuracy"] == 0
+    assert run.summary()["n"] == 20
     assert "NoneType" in run.records[0]["error"]
 
 
@@ -179,7 +180,8 @@ def test_samples_of_latex_vote_by_their_text():
     answers = iter([r"\boxed{x+1}", r"\boxed{2}", r"\boxed{x+1}"])
     problem = Problem("p", "q", "", "1+x", "test", kind="latex")
     summary = quiet(lambda prompts: [next(answers) for _ in prompts], [problem], samples=3).summary()
-    assert summary["maj_at_k"] == 1 and summary["pass_at_k"]["1"] == pytest.approx(2 / 3)
+    assert summary["maj_at_k"] == 1
+    assert summary["pass_at_k"]["1"] == pytest.approx(2 / 3)
     low, high = summary["pass_at_k_interval"]["1"]
     assert 0 <= low < 2 / 3 < high <= 1
 
@@ -195,7 +197,8 @@ def test_the_seed_is_that_of_the_batch_and_the_longest_prompts_come_first():
         quiet(record, samples=4, batch_size=30)
     assert batches[:3] == batches[3:]
     seeds, lengths = zip(*batches[:3], strict=True)
-    assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 for seed in seeds)
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
     assert [len(batch) for batch in lengths] == [30, 30, 20]
     in_order = [length for batch in lengths for length in batch]
     assert in_order == sorted(in_order, reverse=True)
@@ -273,7 +276,8 @@ def test_a_file_is_replaced_only_by_a_whole_one(path, partial):
     old = path.read_bytes()
     for batches in (0, 2):
         interrupt(path, batches, batch_size=6, overwrite=True, model="step 1")
-        assert path.read_bytes() == old and partial.exists()
+        assert path.read_bytes() == old
+        assert partial.exists()
     asked = []
 
     def rest(prompts):
@@ -281,7 +285,9 @@ def test_a_file_is_replaced_only_by_a_whole_one(path, partial):
         return double(prompts)
 
     run = quiet(rest, path=path, batch_size=6, overwrite=True, model="step 1")
-    assert asked == [6, 2] and EvalRun.load(path) == run and {r["model"] for r in run.records} == {"step 1"}
+    assert asked == [6, 2]
+    assert EvalRun.load(path) == run
+    assert {r["model"] for r in run.records} == {"step 1"}
     interrupt(path, 1, overwrite=True, batch_size=6, model="step 2")  # a partial file of another evaluation
     assert quiet(double, path=path, overwrite=True, model="step 3").records[0]["model"] == "step 3"
     assert not partial.exists()
@@ -303,7 +309,8 @@ def test_every_reader_sees_the_verdicts_of_one_grader(path, tmp_path, monkeypatc
     stored = path.read_bytes()
     run = EvalRun.load(path)
     assert run == quiet(refuse, path=path) == quiet(mostly)
-    assert run.summary()["accuracy"] == 0.95 and run.records[7]["error"] == "HTTP 500"
+    assert run.summary()["accuracy"] == 0.95
+    assert run.records[7]["error"] == "HTTP 500"
     assert path.read_bytes() == stored
     assert quiet(mostly, path=tmp_path / "b.jsonl", batch_size=6) == run
 
@@ -360,7 +367,8 @@ def test_a_kill_just_before_or_after_the_file_is_written(path, partial, monkeypa
     partial.write_bytes(left)
     finished = path.read_bytes()
     assert len(quiet(refuse, path=path).records) == 20
-    assert not partial.exists() and path.read_bytes() == finished
+    assert not partial.exists()
+    assert path.read_bytes() == finished
 
 
 @pytest.mark.parametrize("size", [2, 5, 50])
@@ -374,7 +382,8 @@ def test_it_goes_on_with_batches_of_another_size(path, tmp_path, size):
 
     interrupt(path, 2, batch_size=6)
     run = quiet(rest, path=path, batch_size=size)
-    assert sum(asked) == 20 - 12 and max(asked) == min(size, 8)
+    assert sum(asked) == 20 - 12
+    assert max(asked) == min(size, 8)
     assert run == quiet(double, path=tmp_path / "whole.jsonl", batch_size=6)
 
 
@@ -382,7 +391,8 @@ def test_the_seconds_of_an_interrupted_evaluation_add_up(path, partial):
     """A second run has those of the batches that the first one finished."""
     interrupt(path, 2, batch_size=6)
     head, *batches = read_jsonl(partial)
-    assert len(batches) == 2 and all(batch["seconds"] > 0 for batch in batches)
+    assert len(batches) == 2
+    assert all(batch["seconds"] > 0 for batch in batches)
     write_jsonl_atomic(partial, [head, *(batch | {"seconds": 1000.0} for batch in batches)])
     assert 2000 < quiet(double, path=path, batch_size=6).seconds < 2100
     assert quiet(refuse, path=path, batch_size=6).seconds is None  # only read
@@ -433,11 +443,17 @@ def test_summarize_has_exactly_the_keys_of_summary_json():
     assert summary.pop("cold_start")["difference"] == 0
     low, high = summary.pop("difference_interval")
     assert 0.3 < low < 0.6 < high < 0.9
+    eight_of_twenty = {
+        "accuracy": 0.4,
+        "lenient_accuracy": 0.4,
+        "partial_accuracy": 0.4,
+        "format_accuracy": 0.4,
+        "n": 20,
+        "interval": list(wilson_interval(8, 20)),
+        "truncated": 0.6,
+    }
     assert summary == {
-        "before": {
-            **dict.fromkeys(("accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy"), 0.4),
-            **{"n": 20, "interval": list(wilson_interval(8, 20)), "truncated": 0.6},
-        },
+        "before": eight_of_twenty,
         "after": quiet(double).summary(),
         "difference": pytest.approx(0.6),
         "mcnemar_p": pytest.approx(2 / 2**12),
@@ -455,17 +471,23 @@ def test_summarize_pairs_by_id_and_not_by_position():
 
 
 def test_summarize_refuses_what_cannot_be_compared():
-    greedy, drawn, both = quiet(double), quiet(double, samples=4), quiet(double, sampled=double, samples=4)
+    greedy = quiet(double)
+    drawn = quiet(double, samples=4)
+    both = quiet(double, sampled=double, samples=4)
+    one_less = quiet(double, PROBLEMS[:-1])
+    another_gold = quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")])
     for before, after, message in (
-        (greedy, quiet(double, PROBLEMS[:-1]), "19"),
-        (greedy, quiet(double, [*PROBLEMS[:-1], problem(19, answer="7")]), "19"),
+        (greedy, one_less, "19"),
+        (greedy, another_gold, "19"),
         (greedy, drawn, "greedy.*sampled"),
         (drawn, both, "sampled.*greedy"),
     ):
         with pytest.raises(CourseError, match=message):
             summarize(before, after)
     several = summarize(drawn, drawn)
-    assert (several["mcnemar_p"], several["difference"]) == (None, 0) and summarize(greedy, both)["difference"] == 0
+    assert several["mcnemar_p"] is None
+    assert several["difference"] == 0
+    assert summarize(greedy, both)["difference"] == 0
 
 
 @pytest.mark.slow
@@ -534,7 +556,9 @@ def test_who_knows_a_question_completes_it():
 
     asked = contamination.partial_prompts(PROBLEMS)
     found = contamination.summary(quiet(lambda prompts: list(goes_on(prompts)), asked))
-    assert found["n"] == 20 and found["exact"] == 0.5 and found["interval"][0] < 0.5 < found["interval"][1]
+    assert found["n"] == 20
+    assert found["exact"] == 0.5
+    assert found["interval"][0] < 0.5 < found["interval"][1]
     assert found["words"] == pytest.approx((10 + sum(1 / len(p.solution.split()) for p in asked[1::2])) / 20)
     assert contamination.summary(quiet(lambda prompts: [""] * len(prompts), asked))["words"] == 0
 
@@ -542,4 +566,5 @@ def test_who_knows_a_question_completes_it():
 @given(st.text(st.characters(), min_size=1).filter(lambda text: text.split()), st.floats(0.1, 0.6))
 def test_a_question_is_cut_between_words_and_something_is_left(text, share):
     (half,) = contamination.partial_prompts([Problem("p", text, "1", "1", "test")], share)
-    assert [*half.question.split(), *half.solution.split()] == text.split() and half.solution
+    assert [*half.question.split(), *half.solution.split()] == text.split()
+    assert half.solution

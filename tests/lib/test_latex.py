@@ -151,13 +151,10 @@ def test_an_unknown_kind_is_an_error(function) -> None:
 
 # --- Wild text ---
 
-WILD = st.text(st.characters()) | st.lists(
-    st.sampled_from(
-        ["\\frac", "\\sqrt", "\\text", "\\left", "\\right", "\\cup", "\\pm", "\\begin{pmatrix}", "\\overline"]
-    )
-    | st.sampled_from([*"{}()[],;=<>^_+-*/.$%& xyie0123", "\\{", "\\}", "\\\\", " or ", "\\boxed{", "\ud800"]),
-    max_size=30,
-).map("".join)
+COMMANDS = ["\\frac", "\\sqrt", "\\text", "\\left", "\\right", "\\cup", "\\pm", "\\begin{pmatrix}", "\\overline"]
+SIGNS = [*"{}()[],;=<>^_+-*/.$%& xyie0123", "\\{", "\\}", "\\\\", " or ", "\\boxed{", "\ud800"]
+FRAGMENTS = st.lists(st.sampled_from(COMMANDS) | st.sampled_from(SIGNS), max_size=30)
+WILD = st.text(st.characters()) | FRAGMENTS.map("".join)
 
 
 @given(WILD)
@@ -183,7 +180,8 @@ def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
     for text in (unit * (1_000_000 // len(unit)), "Answer: " + unit * (1_000_000 // len(unit))):
         with within(1.0):
             answers.latex_answer(text)
-            assert not answers.same_latex(text, "5") and not answers.same_latex("5", text)
+            assert not answers.same_latex(text, "5")
+            assert not answers.same_latex("5", text)
             latex.read_shape(latex.normalize_latex((unit * 300)[:300]))
 
 
@@ -208,7 +206,8 @@ def test_what_takes_for_ever_is_killed_and_counted(worker_pid: int, stated: str)
     before = latex.killed()
     with within(5, time.monotonic):
         assert not answers.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
-    assert latex.killed() == before + 1 and not is_running(worker_pid)
+    assert latex.killed() == before + 1
+    assert not is_running(worker_pid)
 
 
 @pytest.mark.slow
@@ -218,7 +217,8 @@ def test_the_clock_kills_and_the_next_call_works(worker_pid: int, monkeypatch: p
     monkeypatch.setattr(latex, "WALL_SECONDS", 0.5)
     os.kill(worker_pid, signal.SIGSTOP)
     assert not answers.same_latex("\\sqrt{4}", "2")
-    assert latex.killed() == before + 1 and not is_running(worker_pid)
+    assert latex.killed() == before + 1
+    assert not is_running(worker_pid)
 
 
 @pytest.mark.slow
@@ -226,7 +226,8 @@ def test_a_worker_that_somebody_else_ended_is_replaced(worker_pid: int) -> None:
     before = latex.killed()
     os.kill(worker_pid, signal.SIGKILL)
     assert answers.same_latex("\\sqrt{4}", "2")
-    assert latex._worker.process.pid != worker_pid and latex.killed() == before
+    assert latex._worker.process.pid != worker_pid
+    assert latex.killed() == before
 
 
 @pytest.mark.slow
@@ -260,7 +261,8 @@ def test_the_worker_ends_with_its_parent(end: str, root: Path, tmp_path: Path) -
     """The parent, a script that does not ask for its `__name__`, never imports SymPy and runs once."""
     script = tmp_path / "script.py"
     script.write_text(PARENT + ("time.sleep(60)" if end == "is killed" else ""))
-    command, path = [sys.executable, str(script)], {"PYTHONPATH": str(root)}
+    command = [sys.executable, str(script)]
+    path = {"PYTHONPATH": str(root)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | path) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())

@@ -77,14 +77,17 @@ def test_advantages_of_known_groups(rewards, group_size, advantages):
 @pytest.mark.parametrize(("advantage", "loss"), [(1.0, -(1 + 1.2 + 0.5) / 3), (-1.0, (1 + 1.5 + 0.8) / 3)])
 def test_loss_of_one_token_by_hand(advantage, loss):
     """Ratios 1, 1.5 and 0.5, ε = 0.2: only a gain is clipped, never a loss."""
-    logps, old = np.log([[0.2], [0.3], [0.1]]), np.log([[0.2], [0.2], [0.2]])
-    assert policy_loss(logps, old, np.full(3, advantage), np.ones((3, 1)), Settings()) == pytest.approx(loss)
+    logps = np.log([[0.2], [0.3], [0.1]])
+    old = np.log([[0.2], [0.2], [0.2]])
+    computed = policy_loss(logps, old, np.full(3, advantage), np.ones((3, 1)), Settings())
+    assert float(computed) == pytest.approx(loss)
 
 
 def test_off_policy_the_loss_is_the_librarys():
     rng = np.random.default_rng(0)
     logps, old = rng.normal(-2, 0.5, (2, 6, 10)).astype(np.float32)
-    advantages, mask = rng.normal(size=6).astype(np.float32), np.arange(10) < rng.integers(1, 11, (6, 1))
+    advantages = rng.normal(size=6).astype(np.float32)
+    mask = np.arange(10) < rng.integers(1, 11, (6, 1))
     wanted, aux = losses.policy_loss(logps, old, None, advantages, mask)
     assert float(aux["pg_clipfrac"]) > 0.1
     assert float(policy_loss(logps, old, advantages, mask, Settings())) == pytest.approx(float(wanted), rel=1e-6)
@@ -124,7 +127,8 @@ def tunix_logits(directory):
 def random_tokens(rows: int, prompt: int, completion: int) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of different lengths, padded on the left, and completions padded on the right."""
     rng = np.random.default_rng(1)
-    prompts, completions = rng.integers(2, VOCABULARY, (rows, prompt)), rng.integers(2, VOCABULARY, (rows, completion))
+    prompts = rng.integers(2, VOCABULARY, (rows, prompt))
+    completions = rng.integers(2, VOCABULARY, (rows, completion))
     for row in range(rows):
         prompts[row, : rng.integers(0, prompt // 2)] = PAD
         completions[row, rng.integers(completion // 2, completion + 1) :] = PAD
@@ -142,16 +146,15 @@ def test_log_probabilities_agree_with_tunix(policy, tunix_logits):
 
 
 def greedy(policy, prompts, eos: int = EOS) -> np.ndarray:
-
-    return np.asarray(
-        plain_grpo.sample(policy.weights, policy.config._replace(eos=eos), prompts, jax.random.PRNGKey(0), 10, 0.0)
-    )
+    config = policy.config._replace(eos=eos)
+    return np.asarray(plain_grpo.sample(policy.weights, config, prompts, jax.random.PRNGKey(0), 10, 0.0))
 
 
 def test_greedy_sampling_agrees_with_tunix(policy, tunix_logits):
     prompts, _ = random_tokens(6, 12, 1)
     # Tunix's model without a cache: all tokens again for each new one.
-    tokens, ended = np.pad(prompts, ((0, 0), (0, 10))), np.zeros(6, bool)
+    tokens = np.pad(prompts, ((0, 0), (0, 10)))
+    ended = np.zeros(6, bool)
     for index in range(12, 22):
         chosen = np.asarray(tunix_logits(tokens))[:, index - 1].argmax(-1)
         tokens[:, index] = np.where(ended, PAD, chosen)
@@ -180,7 +183,8 @@ def test_samples_follow_the_distribution(policy):
 
 
 def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
-    monkeypatch.setattr(plain_grpo, "sample", lambda *_: np.array([[50, 60, EOS, PAD], [50, 60, 50, 60]]))
+    rows = np.array([[50, 60, EOS, PAD], [50, 60, 50, 60]])
+    monkeypatch.setattr(plain_grpo, "sample", lambda *_: rows)
     texts = policy.tokenizer.batch_decode([[50, 60], [50, 60, 50, 60]])
     assert plain_grpo.generate(policy, ["2+3", "a longer one"], 4) == [
         Generation(texts[0], 3, False),
@@ -204,7 +208,8 @@ def both(request, root, converted_base, tmp_path_factory):
     tied: the course's tiny model. untied: the same with an output matrix of its own. The others: see SWITCHED.
     """
     folder = tmp_path_factory.mktemp(request.param)
-    model, checkpoint = root / "assets" / "tiny-base", converted_base
+    model = root / "assets" / "tiny-base"
+    checkpoint = converted_base
     if request.param == "untied":
         model = untied(folder / "model", model, noise=0.1)
     changes = [*STEP, f"model.path={model}", *SWITCHED.get(request.param, [])]
@@ -219,8 +224,10 @@ def both(request, root, converted_base, tmp_path_factory):
 
 def watch_the_update(session) -> SimpleNamespace:
     """Keep what Tunix's update of the actor is given and does; filled when the session has trained one step."""
-    trainer, seen = session.cluster.actor_trainer, SimpleNamespace()
-    update_actor, compute_rewards = session.cluster.update_actor, session.learner._compute_rewards
+    seen = SimpleNamespace()
+    trainer = session.cluster.actor_trainer
+    update_actor = session.cluster.update_actor
+    compute_rewards = session.learner._compute_rewards
 
     def rewards(*arguments, **more):
         seen.rewards = compute_rewards(*arguments, **more)
@@ -235,17 +242,21 @@ def watch_the_update(session) -> SimpleNamespace:
     def update(examples, *rest):
         (example,) = examples
         others = np.random.default_rng(0).normal(size=example.advantages.shape).astype(np.float32)
-        seen.example, seen.other_advantages, seen.before = example, others, as_plain(trainer.model)
+        seen.example = example
+        seen.other_advantages = others
+        seen.before = as_plain(trainer.model)
         with session.cluster._get_mesh_and_logical_axis_rules_cm(rl_cluster.Role.ACTOR):
             loss, gradient = loss_and_gradient(trainer.model, example)
-            seen.loss, seen.gradient = float(loss), as_plain(gradient)
+            seen.loss = float(loss)
+            seen.gradient = as_plain(gradient)
             other = example.replace(advantages=jnp.asarray(others))
             seen.other_loss = float(loss_and_gradient(trainer.model, other)[0])
         update_actor(examples, *rest)
         seen.after = as_plain(trainer.model)
         seen.momentum = as_plain(optax.tree.get(trainer.optimizer.opt_state, "mu"))  # Adam's
 
-    session.learner._compute_rewards, session.cluster.update_actor = rewards, update
+    session.learner._compute_rewards = rewards
+    session.cluster.update_actor = update
     return seen
 
 
@@ -253,15 +264,16 @@ def as_plain(tree) -> dict[str, np.ndarray]:
     """MaxText's parameters, or a tree of the same shape, by plain_grpo's names and in its shapes."""
     state = nnx.state(tree, nnx.Param) if isinstance(tree, nnx.Module) else tree
     names = {"embedder.input_embedding": "embed_tokens", "final_norm.w": "norm", "lm_head.w": "lm_head"}
-    found = {}
-    for name, _, array in weight_sync.translate(weight_sync.by_name(state)):
-        array, own = np.asarray(array), names.get(name) or name.replace("attn.", "self_attn.").rsplit(".", 1)[0]
-        if own.endswith("o_proj"):
+    arrays = {}
+    for tunix_name, _, weight in weight_sync.translate(weight_sync.by_name(state)):
+        array = np.asarray(weight)
+        name = names.get(tunix_name) or tunix_name.replace("attn.", "self_attn.").rsplit(".", 1)[0]
+        if name.endswith("o_proj"):
             array = array.reshape(-1, array.shape[-1])  # [heads, head_dim, D] -> [heads * head_dim, D]
-        elif own.endswith("_proj"):
+        elif name.endswith("_proj"):
             array = array.reshape(len(array), -1)  # [D, heads, head_dim] -> [D, heads * head_dim]
-        found[own] = array.T if own == "lm_head" else array
-    return found
+        arrays[name] = array.T if name == "lm_head" else array
+    return arrays
 
 
 def plain_update(both, optimizer, advantages):
@@ -285,12 +297,15 @@ def relative_errors(ours, theirs) -> dict[str, float]:
     """|ours - theirs| / |theirs| of each weight, by the Euclidean norm of that weight alone: the strictest of the
     usual ones, since no small weight can hide behind a large one."""
     assert ours.keys() == theirs.keys()
-    return {name: float(np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name])) for name in theirs}
+    distances = {name: np.linalg.norm(ours[name] - theirs[name]) for name in theirs}
+    return {name: float(distances[name] / np.linalg.norm(theirs[name])) for name in theirs}
 
 
 @pytest.mark.slow
 def test_same_rewards_and_advantages(both):
-    recipe, policy, example = both.recipe, both.policy, both.theirs.example
+    recipe = both.recipe
+    policy = both.policy
+    example = both.theirs.example
     to_prompt = functools.partial(render, policy.tokenizer, system="")
     problems = load_problems(recipe.problems, "train")
     batch = next(training_batches(problems, to_prompt, recipe.plan.prompts_per_step, recipe.seed))
@@ -309,9 +324,8 @@ def test_same_rewards_and_advantages(both):
 @pytest.mark.slow
 def test_same_loss(both):
     """On policy the advantages of a group cancel, and the loss is rounding alone; with others it is a number."""
-
-    example, sgd = both.theirs.example, optax.sgd(0.1)
-    *_, loss = plain_update(both, sgd, np.asarray(example.advantages))
+    sgd = optax.sgd(0.1)
+    *_, loss = plain_update(both, sgd, np.asarray(both.theirs.example.advantages))
     assert abs(loss - both.theirs.loss) < 1e-6
     *_, loss = plain_update(both, sgd, both.theirs.other_advantages)
     assert abs(loss) > 0.01
@@ -331,7 +345,8 @@ def test_same_gradients(both):
 
 @pytest.mark.slow
 def test_same_weights_after_the_update(both):
-    recipe, theirs = both.recipe, both.theirs
+    recipe = both.recipe
+    theirs = both.theirs
     assert relative_errors(both.policy.weights, theirs.before) == dict.fromkeys(theirs.before, 0.0)
     assert norm(theirs.gradient) > 2 * recipe.training.max_grad_norm  # the clip acts
     optimizer = plain_grpo.make_optimizer(plain_settings(recipe))
@@ -340,7 +355,8 @@ def test_same_weights_after_the_update(both):
     # AdamW's first step hardly depends on the size of the gradient, so the clip shows in its state: its first moment.
     momentum = optax.tree.get(state, "mu")
     assert max(relative_errors(momentum, theirs.momentum).values()) < ROUNDING
-    assert norm(momentum) / (1 - recipe.training.b1) == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
+    clipped = norm(momentum) / (1 - recipe.training.b1)
+    assert clipped == pytest.approx(recipe.training.max_grad_norm, rel=1e-4)
     # What the step changed, without the weight that it started from.  Adam divides a gradient by its own size, and so
     # makes rounding as large as a gradient where that is near 0: the bar is 1 %, not 1e-5.
     ours, wanted = ({name: after[name] - theirs.before[name] for name in after} for after in (weights, theirs.after))

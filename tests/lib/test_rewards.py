@@ -111,7 +111,8 @@ WORKED_EXAMPLE = """
 
 def test_the_published_worked_example_earns_everything() -> None:
     points = [part.points for part in rewards.explain(WORKED_EXAMPLE, "18")]
-    assert points == [3.0, 2.0, 3.0, 1.5] and sum(points) == 9.5
+    assert points == [3.0, 2.0, 3.0, 1.5]
+    assert sum(points) == 9.5
     assert [one(function, WORKED_EXAMPLE) for function in rewards.REPAIRED_REWARDS] == [1.0, 0.1]
 
 
@@ -128,7 +129,8 @@ def test_calling_conventions(function) -> None:
     texts = [PERFECT, "", GARBAGE]
     golds = ["18", "1,080", "3"]
     expected = function(["Q?"] * 3, texts, golds)
-    assert len(expected) == 3 and all(type(reward) is float for reward in expected)
+    assert len(expected) == 3
+    assert all(type(reward) is float for reward in expected)
     conversations = [[{"role": "assistant", "content": text}] for text in texts]
     trl = function(prompts=[[]] * 3, completions=conversations, answer=golds, completion_ids=[[0]] * 3, state=None)
     tunix = function(prompts=np.array(["Q?"] * 3), completions=texts, answer=np.array(golds), question=["Q?"] * 3)
@@ -167,9 +169,10 @@ def test_explanations(completion: str, whys: list[str]) -> None:
 def test_a_random_reward_is_of_the_batch_and_not_of_its_answers() -> None:
     texts = [PERFECT, GARBAGE, "\ud800", ""] * 500
     paid = rewards.random_reward(prompts=texts, completions=texts, answer=["18"] * 2000)
-    assert set(paid) == {0.0, 1.0} and 900 < sum(paid) < 1100  # 4.5 standard deviations
-    # The same text is paid in one place and not in another.
-    assert all(200 < sum(paid[kind::4]) < 300 for kind in range(4))
+    assert set(paid) == {0.0, 1.0}
+    assert 900 < sum(paid) < 1100  # 4.5 standard deviations
+    for kind in range(4):  # the same text is paid in one place and not in another
+        assert 200 < sum(paid[kind::4]) < 300
     assert paid == rewards.random_reward(prompts=texts, completions=texts)  # a resumed run has the same ones
     assert paid != rewards.random_reward(prompts=texts, completions=texts[::-1])
     assert rewards.get_rewards(["random_reward"], answers.KINDS) == [rewards.random_reward]
@@ -193,7 +196,9 @@ def test_what_is_explained_is_what_is_paid_and_no_text_raises(completion: str, g
     for function in OWN:
         part = function.explain(completion, gold)
         assert (part.name, part.points) == (function.__name__, one(function, completion, gold))
-        assert part.why and part.why.isprintable() and len(part.why) < 200
+        assert part.why
+        assert part.why.isprintable()
+        assert len(part.why) < 200
 
 
 @pytest.mark.parametrize("function", OWN, ids=lambda function: function.__name__)
@@ -213,7 +218,8 @@ def test_only_a_reward_that_knows_a_grader_scores_its_problems() -> None:
     assert rewards.get_rewards(["correct_answer"], {"integer", "latex", "tagged"}) == [rewards.correct_answer]
     with pytest.raises(CourseError, match=r"tidy_format.*integer.*correct_answer"):
         rewards.get_rewards(["correct_answer", "tidy_format"], {"integer"})
-    texts, golds = ["Answer: 033", "I think 33", "<answer>33</answer>"], ["33"] * 3
+    texts = ["Answer: 033", "I think 33", "<answer>33</answer>"]
+    golds = ["33"] * 3
     assert rewards.correct_answer(None, texts, golds, kind=["integer"] * 3) == [1.0, 0.0, 1.0]
     assert rewards.correct_answer(None, texts, golds) == [0.0, 0.0, 1.0]
     assert "33, gold is 33" in rewards.correct_answer.explain(texts[0], "33", "integer").why

@@ -38,7 +38,8 @@ def test_an_interval_over_problems_is_the_t_interval_of_their_means():
 def test_wilson_agrees_with_scipy_and_is_exact_at_the_ends(counts, confidence):
     successes, n = counts
     low, high = wilson_interval(successes, n, confidence)
-    assert (low == 0) == (successes == 0) and (high == 1) == (successes == n)
+    assert (low == 0) == (successes == 0)
+    assert (high == 1) == (successes == n)
     peer = binomtest(successes, n).proportion_ci(confidence, method="wilson")
     assert (low, high) == pytest.approx((peer.low, peer.high), abs=1e-12)
 
@@ -57,7 +58,9 @@ def test_bootstrap_agrees_with_scipy():
 def test_bootstrap_is_paired():
     # Two equal accuracies, but of other problems: the interval is not a point.
     swapped = paired_bootstrap([1, 0] * 100, [0, 1] * 100)
-    assert swapped.difference == 0 and swapped.low < -0.1 and swapped.high > 0.1
+    assert swapped.difference == 0
+    assert swapped.low < -0.1
+    assert swapped.high > 0.1
 
 
 def test_bootstrap_depends_on_the_seed_alone():
@@ -84,9 +87,8 @@ def test_bootstrap_properties(pairs):
 
 
 def test_bootstrap_of_samples_is_that_of_their_rates():
-    assert paired_bootstrap(
-        [[1, 1, 0, 0], [False], 0.25, [0, 1]], [[True], [0, 1, 1, 1], [1, 0], 1]
-    ) == paired_bootstrap([0.5, 0, 0.25, 0.5], [1, 0.75, 0.5, 1])
+    of_samples = paired_bootstrap([[1, 1, 0, 0], [False], 0.25, [0, 1]], [[True], [0, 1, 1, 1], [1, 0], 1])
+    assert of_samples == paired_bootstrap([0.5, 0, 0.25, 0.5], [1, 0.75, 0.5, 1])
     as_array = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], dtype=bool)
     assert paired_bootstrap(as_array, as_array[::-1]) == paired_bootstrap([0.5, 0.25], [0.25, 0.5])
 
@@ -201,7 +203,9 @@ REFUSED = {
         (1, 0), (-1, 5), (6, 5), (math.nan, 5), (1, 5, 0.0), (1, 5, 1.0), (1, 5, 95),
     ],
     (paired_bootstrap, "problem"): PAIRS,
-    (paired_bootstrap, "after holds"): [([0, 1], [1, entry]) for entry in ([], [0, 2], [0.5, math.nan], None)],
+    (paired_bootstrap, "after holds"): [
+        ([0, 1], [1, []]), ([0, 1], [1, [0, 2]]), ([0, 1], [1, [0.5, math.nan]]), ([0, 1], [1, None]),
+    ],
     (paired_bootstrap, "resamples"): [([0, 1], [1, 1], 0.95, 0)],
     (mcnemar, "problem"): PAIRS,
     (mcnemar, "0 or 1"): [([0.5], [1]), ([[1, 0]], [1])],

@@ -3,7 +3,9 @@
 import json
 import re
 from itertools import pairwise, product
+from pathlib import Path
 
+import pytest
 import reading_minutes
 import translations
 import yaml
@@ -14,71 +16,125 @@ from grpo_teach import grading
 KIT = environment.repo_root() / "teaching"
 CELL = re.compile(r"`(\d\d)#([\w-]+)`")  # as in `03#estimator`
 MINUTES = re.compile(r"^\| *(\d+)–(\d+) *\|", re.MULTILINE)  # the first column of a plan
-CELLS = {  # ids, by a notebook's stem and by its number
-    key: {cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]}
-    for path in (KIT.parent / "notebooks").rglob("*.ipynb")
-    if "zh_TW" not in path.parts
-    for key in (path.stem, path.stem[:2])
-}
 
 
-def test_objectives_and_questions() -> None:
-    objectives, bank, chinese = (
-        yaml.safe_load((KIT / name).read_text("utf-8"))
-        for name in ("objectives.yaml", "questions.yaml", "zh_TW/questions.yaml")
-    )
-    known = {"exercises": grading.teachers_exercises(), "questions": {one["id"] for one in bank}}
-    right = {  # what has to hold, by its place
-        **{
-            f"{one['id']}: {kind} {x}": x in known[kind]
-            for one in objectives
-            for kind in known
-            for x in one[kind] or [""]
-        },
-        **{f"{x} has no objective": any(x in one[kind] for one in objectives) for kind in known for x in known[kind]},
-    }
-    assert [one["id"] for one in chinese] == [one["id"] for one in bank]
-    for name, questions in {"English": bank, "Chinese": chinese}.items():
-        right[f"{name}: the longest option is the right one in half of the questions"] = len(questions) > 2 * sum(
-            max(one["options"], key=lambda x: len(x["text"])) is one["options"][one["answer"] % 4] for one in questions
-        )
-        right |= {
-            f"{name} {one['id']}: {what}": holds
-            for one, english in zip(questions, bank, strict=True)
-            for what, holds in {
-                "no such cell": one["cell"] in CELLS.get(one["notebook"], ()),
-                "no such answer": one["answer"] in range(4),
-                "not four different options": len({x["text"] for x in one["options"]}) == 4,
-                "no reason for each option": [bool(x["why"]) for x in one["options"]] == [True] * 4,
-                "not as in English": all(one[x] == english[x] for x in ("notebook", "cell", "answer")),
-            }.items()
-        }
-    assert "\n".join(place for place, holds in right.items() if not holds) == ""
+def cells_of_notebooks() -> dict[str, set[str]]:
+    """The ids of the cells, by a notebook's stem and by its number."""
+    cells = {}
+    for path in (KIT.parent / "notebooks").rglob("*.ipynb"):
+        if "zh_TW" not in path.parts:
+            ids = {cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]}
+            cells[path.stem] = ids
+            cells[path.stem[:2]] = ids
+    return cells
 
 
-def test_texts_in_both_languages() -> None:
-    right = {}
-    for path in sorted(KIT.rglob("*.md")):
-        place, text, twin = path.relative_to(KIT), path.read_text("utf-8"), KIT / "zh_TW" / path.relative_to(KIT)
-        total = int(re.search(r"(\d+) (?:minutes|分鐘)|$", text.partition("\n")[0])[1] or 1000)  # type: ignore[index]
-        right |= {
-            **{f"{place}: no cell {book}#{cell}": cell in CELLS.get(book, ()) for book, cell in CELL.findall(text)},
-            **{
-                f"{place}, {total} minutes: {first} after {last}": int(first) == int(last) % total
-                for (_, last), (first, _) in pairwise([("0", "0"), *MINUTES.findall(text), ("0", "0")])
-            },
-            f"zh_TW/{place}: no such file": twin.exists() or place.parts[0] == "zh_TW",
-        }
-        if twin.exists():
-            texts = [re.sub("(?s)```.*?```", "", each) for each in (text, twin.read_text("utf-8"))]
-            one, other = ({*CELL.findall(each), *MINUTES.findall(each)} for each in texts)
-            right |= {f"{place}: {x} is in one language only": False for x in one ^ other}
-            found, *_ = translations.differences(*texts)  # a 2 may be a word in Chinese, and paths of links differ
-            missing = {
-                (what, x) for what in found if what != "link" for x in found[what][0] if what != "number" or x[1:]
-            }
-            right |= {f"zh_TW/{place}: no {what} {x!r}": False for what, x in missing}
-    assert "\n".join(place for place, holds in right.items() if not holds) == ""
+def read(name: str) -> list[dict]:
+    return yaml.safe_load((KIT / name).read_text("utf-8"))
+
+
+CELLS = cells_of_notebooks()
+OBJECTIVES = read("objectives.yaml")
+QUESTIONS = read("questions.yaml")
+BANKS = {"English": QUESTIONS, "Chinese": read("zh_TW/questions.yaml")}
+ASSESSED_BY = {"exercises": set(grading.teachers_exercises()), "questions": {question["id"] for question in QUESTIONS}}
+TEXTS = sorted(KIT.rglob("*.md"))
+
+
+# --- objectives and questions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ASSESSED_BY)
+def test_every_objective_is_assessed_and_all_that_assesses_has_an_objective(kind) -> None:
+    named = set()
+    for objective in OBJECTIVES:
+        assert objective[kind], objective["id"]
+        assert set(objective[kind]) <= ASSESSED_BY[kind], objective["id"]
+        named |= set(objective[kind])
+    assert ASSESSED_BY[kind] - named == set()
+
+
+def test_both_banks_have_the_same_questions() -> None:
+    assert [question["id"] for question in BANKS["Chinese"]] == [question["id"] for question in QUESTIONS]
+
+
+def problems_of(question: dict, english: dict) -> list[str]:
+    """What is wrong with a question, of which `english` is the original."""
+    problems = []
+    if question["cell"] not in CELLS.get(question["notebook"], ()):
+        problems.append("no such cell")
+    if question["answer"] not in range(4):
+        problems.append("no such answer")
+    if len({option["text"] for option in question["options"]}) != 4:
+        problems.append("not four different options")
+    if [bool(option["why"]) for option in question["options"]] != [True] * 4:
+        problems.append("no reason for each option")
+    for key in ("notebook", "cell", "answer"):
+        if question[key] != english[key]:
+            problems.append(f"another {key} than in English")
+    return problems
+
+
+@pytest.mark.parametrize("language", BANKS)
+@pytest.mark.parametrize("number", range(len(QUESTIONS)), ids=[question["id"] for question in QUESTIONS])
+def test_a_question_can_be_asked(language, number) -> None:
+    assert problems_of(BANKS[language][number], QUESTIONS[number]) == []
+
+
+def longest_is_right(question: dict) -> bool:
+    longest = max(question["options"], key=lambda option: len(option["text"]))
+    return longest is question["options"][question["answer"]]
+
+
+@pytest.mark.parametrize("language", BANKS)
+def test_the_longest_option_is_right_in_less_than_half_of_the_questions(language) -> None:
+    questions = BANKS[language]
+    assert sum(longest_is_right(question) for question in questions) < len(questions) / 2
+
+
+# --- notes, plans and the other texts -------------------------------------------------------------------------
+
+
+def problems_of_cells(text: str) -> list[str]:
+    return [f"no cell {book}#{cell}" for book, cell in CELL.findall(text) if cell not in CELLS.get(book, ())]
+
+
+def problems_of_minutes(text: str) -> list[str]:
+    """The rows of a plan follow each other, from 0 to the minutes of its heading."""
+    heading = text.partition("\n")[0]
+    minutes = re.search(r"(\d+) (?:minutes|分鐘)", heading)
+    total = int(minutes[1]) if minutes else 1000
+    rows = [("0", "0"), *MINUTES.findall(text), ("0", "0")]
+    problems = []
+    for (_, last), (first, _) in pairwise(rows):
+        if int(first) != int(last) % total:
+            problems.append(f"{first} after {last}, of {total} minutes")
+    return problems
+
+
+def problems_of_twins(english: str, chinese: str) -> list[str]:
+    """Cells and minutes that only one of the two names, and numbers, code and formulas that are English only."""
+    english, chinese = (re.sub("(?s)```.*?```", "", text) for text in (english, chinese))
+    named, named_in_chinese = ({*CELL.findall(text), *MINUTES.findall(text)} for text in (english, chinese))
+    problems = [f"{pair} is in one language only" for pair in named ^ named_in_chinese]
+    compared, *_ = translations.differences(english, chinese)
+    for what, (only_english, _) in compared.items():
+        if what == "link":  # their paths differ
+            continue
+        if what == "number":  # a 2 may be a word in Chinese
+            only_english = [number for number in only_english if len(number) > 1]
+        problems += [f"no {what} {one!r} in Chinese" for one in only_english]
+    return problems
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=[str(path.relative_to(KIT)) for path in TEXTS])
+def test_a_text_names_cells_that_exist_and_has_a_twin(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert problems_of_cells(text) == []
+    assert problems_of_minutes(text) == []
+    place = path.relative_to(KIT)
+    if place.parts[0] != "zh_TW":
+        assert problems_of_twins(text, (KIT / "zh_TW" / place).read_text("utf-8")) == []
 
 
 def test_minutes_by_section() -> None:

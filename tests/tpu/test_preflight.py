@@ -21,13 +21,19 @@ def recipe(**sections):
         "rollout": {"engine": "vllm", "max_prompt_length": 256, "max_completion_length": 768},
         "training": {"steps": 100, "micro_batch_size": 128},
     }
-    return parse_recipe(data | {name: data.get(name, {}) | values for name, values in sections.items()})
+    return parse_recipe(merged(data, sections))
+
+
+def merged(data, sections):
+    """Sections of a recipe with the keys of others on top."""
+    return data | {name: data.get(name, {}) | values for name, values in sections.items()}
 
 
 def stand_in(weights_gib=8.0, temporaries_gib=4.0, oom_message=None):
     """A compiler for eight chips, to which every program is of one size; an update has twice the temporaries, and
     work grows with the layers.  What the real one reports is in assets/preflight."""
-    shard, temporaries = int(weights_gib * GIB) // 8, int(temporaries_gib * GIB)
+    shard = int(weights_gib * GIB) // 8
+    temporaries = int(temporaries_gib * GIB)
     sizes = {
         "parameters": 4 * shard, "parameter_bytes": 8 * shard, "parameter_shard": shard, "optimizer_shard": 3 * shard,
         "sampler_shard": shard, "num_layers": 10, "kv_heads": 4, "head_dim": 128, "vocabulary": 1000, "width": 1000,
@@ -39,8 +45,8 @@ def stand_in(weights_gib=8.0, temporaries_gib=4.0, oom_message=None):
         work = {"flops": 1e12 * (1 + layers), "traffic": 1e9 * (5 + 2 * layers)}
         if program.kind != "update":
             return Compilation(arguments=2 * shard, temporaries=temporaries, oom_message=oom_message, **sizes, **work)
-        own = {"arguments": 4 * shard, "outputs": 4 * shard, "aliased": 3 * shard, "temporaries": 2 * temporaries}
-        return Compilation(oom_message=oom_message, **own, **sizes, **work)
+        update = {"arguments": 4 * shard, "outputs": 4 * shard, "aliased": 3 * shard, "temporaries": 2 * temporaries}
+        return Compilation(oom_message=oom_message, **update, **sizes, **work)
 
     return compile
 
@@ -82,7 +88,9 @@ def test_a_saved_result_follows_from_what_the_compiler_reported(root, saved):
     again = preflight.examine(made, lambda program: reports.get(program.kind, Compilation()))
     assert (again.chips, again.kv_cache, again.problem) == (saved.chips, saved.kv_cache, None)
     # The recipe, also with several profiles together, has not changed since.
-    assert saved_result(made) == saved and saved.fits and saved.lower_bound
+    assert saved_result(made) == saved
+    assert saved.fits
+    assert saved.lower_bound
 
 
 def test_memory_adds_up_by_hand():
@@ -96,27 +104,29 @@ def test_memory_adds_up_by_hand():
     assert gib["actor weights"] == gib["reference weights"] == gib["update: new weights"] == 1
     assert gib["sampler weights"] == gib["sync: arriving weights"] == 1  # one replica over eight chips
     assert (gib["optimizer state, gradients"], gib["update: temporaries"]) == (3, 8)
-    stays, cache = 1 + 3 + 1 + 1 + 0.02 * 31.24, 0.5 * 31.24 - 1
+    stays = 1 + 3 + 1 + 1 + 0.02 * 31.24
+    cache = 0.5 * 31.24 - 1
     assert gib["KV cache"] == pytest.approx(cache)
     assert chip.total("update") / GIB == pytest.approx(stays + cache + 1 + 8)
     assert chip.total("log-probabilities") / GIB == pytest.approx(stays + cache + 4)
     assert chip.total("sync") / GIB == pytest.approx(stays + 1 + 1)  # the engine has freed its cache
-    assert chip.phase == "update" and result.margin / GIB == pytest.approx(31.24 - chip.total("update") / GIB)
+    assert chip.phase == "update"
+    assert result.margin / GIB == pytest.approx(31.24 - chip.total("update") / GIB)
 
 
 def test_a_watched_base_is_on_the_chips_for_its_log_probabilities_only():
     """Adapters have it on the chips anyway.  With a penalty, which measures the KL, the key changes nothing."""
-    plain, watched = {}, {"watch_kl": 10}
-    found = preflight.preflight(recipe(grpo=watched), stand_in())
-    (chip,) = found.chips
+    watched = {"watch_kl": 10}
+    result = preflight.preflight(recipe(grpo=watched), stand_in())
+    (chip,) = result.chips
     gib = {line.name: line.bytes / GIB for line in chip.lines if line.phases == ("log-probabilities",)}
     assert gib == {"log-probabilities: base weights": 1, "log-probabilities: temporaries": 4}
-    assert "grpo.watch_kl keeps the base in the hosts' memory: 8.0 GiB on each" in found.notes
-    assert [part.name for part in found.lower_bound.parts] == ["decoding", "policy update"]
+    assert "grpo.watch_kl keeps the base in the hosts' memory: 8.0 GiB on each" in result.notes
+    assert [part.name for part in result.lower_bound.parts] == ["decoding", "policy update"]
 
     adapters = preflight.examine(recipe(grpo=watched, lora={"rank": 4}), stand_in())
     assert not any("base weights" in line.name for line in adapters.chips[0].lines)
-    assert preflight.digest(recipe(grpo=watched)) != preflight.digest(recipe(grpo=plain))
+    assert preflight.digest(recipe(grpo=watched)) != preflight.digest(recipe(grpo={}))
     penalty = {"beta": 0.1}
     assert preflight.digest(recipe(grpo=watched | penalty)) == preflight.digest(recipe(grpo=penalty))
 
@@ -128,13 +138,14 @@ def tunix(**sections):
         "rollout": {"engine": "tunix"},
         "evaluation": {"batch_size": 64},
     }
-    return recipe(**data | {name: data.get(name, {}) | values for name, values in sections.items()})
+    return recipe(**merged(data, sections))
 
 
 def test_each_process_samples_on_its_own_devices():
     programs = programs_of(tunix(grpo={"beta": 0.1}, loss={"implementation": "pallas"}))
     assert list(programs) == ["update", "logps", "prefill", "decode"]
-    prefill, decode = programs["prefill"], programs["decode"]
+    prefill = programs["prefill"]
+    decode = programs["decode"]
     assert (prefill.accelerator, prefill.devices, prefill.tensor, prefill.sequences) == ("v4-8", 4, 4, 64)
     assert decode == prefill.model_copy(update={"kind": "decode"})
     # Rows are filled up for the replicas: 3 prompts of 3 completions on four replicas.
@@ -163,15 +174,17 @@ def test_a_sampler_on_chips_of_its_own():
     trains, samples = (
         {line.name: line.bytes / GIB for line in chip.lines} for chip in preflight.examine(made, stand_in()).chips
     )
-    assert trains.keys() >= {"actor weights", "reserve"} and not trains.keys() & {"sampler weights", "KV cache"}
-    assert samples.keys() >= {"sampler weights", "KV cache", "reserve"} and "actor weights" not in samples
+    assert trains.keys() >= {"actor weights", "reserve"}
+    assert not trains.keys() & {"sampler weights", "KV cache"}
+    assert samples.keys() >= {"sampler weights", "KV cache", "reserve"}
+    assert "actor weights" not in samples
     assert trains["sync: one weight"] == samples["sync: one weight"] == 1 + 1 / 4  # whole, and its part on four chips
 
 
 def test_an_evaluation_that_samples_more_at_once_is_pointed_out():
     made = tunix(rollout={"micro_batch_size": 2}, evaluation={"batch_size": 17})
-    # 8 rows of 256 tokens
-    assert any("evaluation.batch_size=16" in note for note in preflight.examine(made, stand_in()).notes)
+    notes = preflight.examine(made, stand_in()).notes
+    assert any("evaluation.batch_size=16" in note for note in notes)  # 8 rows of 256 tokens
 
 
 @pytest.mark.parametrize(
@@ -206,25 +219,31 @@ def test_rollout_micro_batches_sample_fewer_at_once_and_decode_as_often(slots, r
 
 
 def test_a_cache_that_holds_no_sequence_does_not_fit():
-    result = preflight.preflight(recipe(rollout={"vllm": {"memory_fraction": 0.03}}), stand_in(temporaries_gib=0.1))
-    assert not result.fits and "KV cache" in result.problem
+    made = recipe(rollout={"vllm": {"memory_fraction": 0.03}})
+    result = preflight.preflight(made, stand_in(temporaries_gib=0.1))
+    assert not result.fits
+    assert "KV cache" in result.problem
     assert any(hint.startswith("rollout.vllm.memory_fraction=") for hint in result.hints)
 
 
 @pytest.mark.parametrize("reported", [{"oom_message": "RESOURCE_EXHAUSTED"}, {"temporaries_gib": 16.0}])
 def test_a_recipe_that_does_not_fit_gets_hints_in_order(reported):
     result = preflight.preflight(recipe(), stand_in(**reported))
-    assert not result.fits and result.lower_bound is None
+    assert not result.fits
+    assert result.lower_bound is None
     keys = [hint.partition("=")[0].partition(":")[0] for hint in result.hints]
-    assert keys[0] == "training.micro_batch_size" and keys[-1] == "hardware.accelerator"
+    assert keys[0] == "training.micro_batch_size"
+    assert keys[-1] == "hardware.accelerator"
     assert keys.index("model.remat") < keys.index("rollout.max_completion_length")
-    assert all(hint in table(result) for hint in (result.problem, *result.hints))
+    for line in (result.problem, *result.hints):
+        assert line in table(result)
 
 
 def test_the_lower_bound_by_hand():
     """Per chip: layers add 1e12 flops and 2e9 bytes to 1e12 and 5e9; ten layers."""
     made = recipe(training={"micro_batch_size": 32, "steps": 100}, grpo={"beta": 0.1})
-    bound, chip = preflight.preflight(made, stand_in(temporaries_gib=0.1)).lower_bound, CHIPS["v6e"]
+    bound = preflight.preflight(made, stand_in(temporaries_gib=0.1)).lower_bound
+    chip = CHIPS["v6e"]
     parts = {part.name: part for part in bound.parts}
     update = parts["policy update"]
     assert (update.work, update.bound) == (roofline.Work(flops=11e12, traffic=25e9), "memory")
@@ -236,12 +255,14 @@ def test_the_lower_bound_by_hand():
 
 
 def test_every_shipped_recipe_has_a_result():
-    assert len({saved_result(one).name for one in map(load_recipe, PROFILES) if one.hardware.accelerator}) >= 20
+    for_slices = [made for made in map(load_recipe, PROFILES) if made.hardware.accelerator]
+    assert len({saved_result(made).name for made in for_slices}) >= 20
 
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():
-    same = ["training.learning_rate=1e-9", "seed=5", "name=mine", "rewards=[random_reward]"]
-    assert saved_result(load_recipe(SMOKE, same)) == saved_result(load_recipe(SMOKE))
+    shipped = saved_result(load_recipe(SMOKE))
+    assert saved_result(load_recipe(SMOKE, ["training.learning_rate=1e-9", "seed=5"])) == shipped
+    assert saved_result(load_recipe(SMOKE, ["name=mine", "rewards=[random_reward]"])) == shipped
     for change in ("training.steps=7", "training.optimizer=lion"):
         with pytest.raises(CourseError, match=r"grpo preflight.*json"):
             saved_result(load_recipe(SMOKE, [change]))
@@ -250,8 +271,9 @@ def test_a_result_is_stale_when_a_value_that_matters_changes():
 def test_a_margin_smaller_than_the_weights_is_pointed_out():
     """16 GiB of weights on 8 chips: 2 to a chip.  Two updates a step, and then one."""
     compiler = stand_in(weights_gib=16.0, temporaries_gib=6.4)
-    result = preflight.examine(recipe(training={"prompts_per_step": 16, "micro_batch_size": 64}), compiler)
+    two_updates = recipe(training={"prompts_per_step": 16, "micro_batch_size": 64})
+    result = preflight.examine(two_updates, compiler)
     assert 0 < result.margin < 2 * GIB
     assert any(f"would be {2 - result.margin / GIB:.2f} GiB short" in note for note in result.notes)
-    result = preflight.examine(recipe(training={"prompts_per_step": 8, "micro_batch_size": 64}), compiler)
-    assert not any(" short" in note for note in result.notes)
+    one_update = recipe(training={"prompts_per_step": 8, "micro_batch_size": 64})
+    assert not any(" short" in note for note in preflight.examine(one_update, compiler).notes)

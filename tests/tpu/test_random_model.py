@@ -27,10 +27,12 @@ PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assista
 def plain_llama(folder: Path) -> ModelRecipe:
     """A config.json without weights: Llama with plain rotary embeddings, tied."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(json.loads((ROOT / "assets/tiny-base/config.json").read_text()) | {
+    config = json.loads((ROOT / "assets/tiny-base/config.json").read_text())
+    config |= {
         "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e5, "mlp_bias": False, "num_attention_heads": 8,
         "num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-    }))  # fmt: skip
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     return ModelRecipe(path=str(folder), maxtext_name="llama3-8b")
 
@@ -51,10 +53,13 @@ def plain_llama(folder: Path) -> ModelRecipe:
 def test_config_json_is_that_of_the_architecture(name, kind, tied, heads, own, tmp_path):
     folder = random_model.write_random_model(published(name), tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    assert (own | {"model_type": kind, "tie_word_embeddings": tied}).items() <= config.items()
+    assert config["model_type"] == kind
+    assert config["tie_word_embeddings"] == tied
+    assert own.items() <= config.items()
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == heads
     assert ("attention_bias" in config) == (kind != "qwen2")  # the published file of Qwen2.5 has no such key
-    assert (config.get("rope_scaling") == model_files.LLAMA31_SCALING | {"rope_type": "llama3"}) == (kind == "llama")
+    of_llama31 = model_files.LLAMA31_SCALING | {"rope_type": "llama3"}
+    assert (config.get("rope_scaling") == of_llama31) == (kind == "llama")
     weights = load_file(folder / "model.safetensors")
     biases = {key.split(".")[-2] for key in weights if key.endswith("bias")}
     assert biases == ({"q_proj", "k_proj", "v_proj"} if kind == "qwen2" else set())
@@ -102,7 +107,8 @@ def test_the_tiny_model_with_more_heads_computes_the_same(tmp_path, heads):
     tiny = plain_grpo.load_policy(ROOT / "assets" / "tiny-base")
     wider = plain_grpo.load_policy(random_model.write_tiny_model(tmp_path, heads))
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["num_key_value_heads"] == heads and config["num_attention_heads"] % heads == 0
+    assert config["num_key_value_heads"] == heads
+    assert config["num_attention_heads"] % heads == 0
     tokens = plain_grpo.encode(tiny, PROMPTS)
 
     def log_probabilities(policy):
@@ -171,15 +177,27 @@ def heads_reversed(*kernels):
     return [kernel[:, :, ::-1] for kernel in kernels]
 
 
-ATTENTION, MLP = f"{LAYER}self_attention.", f"{LAYER}mlp."
+def layers_reversed(kernel):
+    return [kernel[:, ::-1]]
+
+
+def zeroed(bias):
+    return [0 * bias]
+
+
+def swapped(one, other):
+    return [other, one]
+
+
+# What is wrong: the families that have such weights ("" for all), the weights, and what is done to them.
 FAULTS = {
-    "q bias dropped": ("qwen2.5", [f"{ATTENTION}query.bias"], lambda bias: [0 * bias]),
-    "v bias dropped": ("qwen2.5", [f"{ATTENTION}value.bias"], lambda bias: [0 * bias]),
-    "q and k norm swapped": ("qwen3", [f"{ATTENTION}{x}_norm.scale" for x in ("query", "key")], lambda q, k: [k, q]),
-    "gate and up swapped": ("", [f"{MLP}wi_0.kernel", f"{MLP}wi_1.kernel"], lambda gate, up: [up, gate]),
-    "k and v heads reversed": ("", [f"{ATTENTION}{x}.kernel" for x in ("key", "value")], heads_reversed),
-    "k heads reversed": ("", [f"{ATTENTION}key.kernel"], heads_reversed),
-    "layers in reverse": ("", [f"{MLP}wo.kernel"], lambda stack: [stack[:, ::-1]]),
+    "q bias dropped": ("qwen2.5", ["self_attention.query.bias"], zeroed),
+    "v bias dropped": ("qwen2.5", ["self_attention.value.bias"], zeroed),
+    "q and k norm swapped": ("qwen3", ["self_attention.query_norm.scale", "self_attention.key_norm.scale"], swapped),
+    "gate and up swapped": ("", ["mlp.wi_0.kernel", "mlp.wi_1.kernel"], swapped),
+    "k and v heads reversed": ("", ["self_attention.key.kernel", "self_attention.value.kernel"], heads_reversed),
+    "k heads reversed": ("", ["self_attention.key.kernel"], heads_reversed),
+    "layers in reverse": ("", ["mlp.wo.kernel"], layers_reversed),
 }
 
 
@@ -194,14 +212,15 @@ def test_parity_finds(model, fault):
     families, names, change = FAULTS[fault]
     if not model.recipe.maxtext_name.startswith(families):
         pytest.skip("this family has no such weights")
-    model.change(names, change)
+    model.change([LAYER + name for name in names], change)
     assert mean_gap(model.actor, model.folder) > model.fault
 
 
 @pytest.mark.slow
 def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
     wrong = changed_config(model.folder, tmp_path / "wrong", {"rope_theta": 10_000.0})
-    assert mean_gap(model.load(model.recipe.model_copy(update={"path": str(wrong)})), model.folder) > model.fault
+    actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
+    assert mean_gap(actor, model.folder) > model.fault
 
 
 @pytest.mark.slow
@@ -248,7 +267,8 @@ def test_every_weight_is_synced_and_one_that_is_not_is_named(model, check, monke
 @pytest.mark.slow
 def test_a_sync_into_another_model_shows_as_a_gap(check, monkeypatch):
     given = weight_sync.LAYER_WEIGHTS
-    gate, up = "mlp.gate_proj.kernel", "mlp.up_proj.kernel"
+    gate = "mlp.gate_proj.kernel"
+    up = "mlp.up_proj.kernel"
     monkeypatch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
     with pytest.raises(CourseError, match="sampler and trainer disagree"):
         check()

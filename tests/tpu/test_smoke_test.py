@@ -19,11 +19,17 @@ from grpo_train.tpu import smoke_test
 ROOT = Path(__file__).resolve().parents[2]
 PALLAS = "published/qwen2.5-3b-gsm8k.yaml@pallas"
 SMOKE = str(ROOT / "recipes" / "published" / "qwen3-1.7b-gsm8k-smoke.yaml")
-PROFILES = [
-    f"{file}{profile}"
-    for file in sorted((ROOT / "recipes").rglob("*.yaml"))
-    for profile in ("", *(f"@{name}" for name in profiles_of(file)))
-]
+
+
+def with_profiles() -> list[str]:
+    """FILE, and FILE@PROFILE of each of its profiles, of all shipped recipes."""
+    names = []
+    for file in sorted((ROOT / "recipes").rglob("*.yaml")):
+        names += [str(file), *(f"{file}@{profile}" for profile in profiles_of(file))]
+    return names
+
+
+PROFILES = with_profiles()
 
 
 def smoke(*overrides: str):
@@ -34,17 +40,20 @@ def smoke(*overrides: str):
 def test_what_decides_the_code_that_runs_is_kept(path):
     recipe = load_recipe(path)
     scaled = smoke_test.scaled_recipe(recipe, gsm8k="/gsm8k", wandb=True)
-    for section, keys in {
-        "grpo": {"beta", "kl", "advantage", "aggregation", "epsilon", "epsilon_high", "ratio", "iterations"},
-        "rollout": {"engine", "temperature"},
-        "training": {"schedule", "max_grad_norm", "learning_rate", "b1", "b2", "weight_decay", "max_to_keep"},
-        "model": {"dtype", "remat"},
-    }.items():
-        assert getattr(scaled, section).model_dump(include=keys) == getattr(recipe, section).model_dump(include=keys)
-    assert [(small.source, small.difficulty, small.seed) for small in scaled.sources] == [
-        (full.source, full.difficulty, full.seed) for full in recipe.sources
-    ]
-    assert scaled.rewards == recipe.rewards and scaled.prompts == recipe.prompts and scaled.seed == recipe.seed
+    kept = {
+        "grpo": ("beta", "kl", "advantage", "aggregation", "epsilon", "epsilon_high", "ratio", "iterations"),
+        "rollout": ("engine", "temperature"),
+        "training": ("schedule", "max_grad_norm", "learning_rate", "b1", "b2", "weight_decay", "max_to_keep"),
+        "model": ("dtype", "remat"),
+    }
+    for section, keys in kept.items():
+        for key in keys:
+            assert getattr(getattr(scaled, section), key) == getattr(getattr(recipe, section), key), (section, key)
+    for small, full in zip(scaled.sources, recipe.sources, strict=True):
+        assert (small.source, small.difficulty, small.seed) == (full.source, full.difficulty, full.seed)
+    assert scaled.rewards == recipe.rewards
+    assert scaled.prompts == recipe.prompts
+    assert scaled.seed == recipe.seed
     assert scaled.hardware.colocated == recipe.hardware.colocated
 
 
@@ -54,7 +63,9 @@ def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_pa
     scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
     assert (scaled.problems.source, scaled.problems.test_source) == ("dapo-math", "aime")
     train, held_out, test = (load_problems(scaled.problems, split) for split in ("train", "validation", "test"))
-    assert len(train) == 256 and held_out and len(test) == 16
+    assert len(train) == 256
+    assert held_out
+    assert len(test) == 16
     assert {problem.kind for problem in [*train, *held_out, *test]} == {"integer"}
     own = load_recipe(ROOT / "recipes" / "published" / "qwen2.5-32b-dapo-math.yaml", ["problems.path=/data"])
     assert smoke_test.scaled_recipe(own, placeholders=smoke_test.placeholders(own)).problems.path == "/data"
@@ -68,9 +79,10 @@ def test_each_of_several_tasks_is_scaled_and_has_its_placeholders(monkeypatch, t
         "rewards=[correct_answer]",
     )
     scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
-    small, full = ([(task.name, task.weight, task.prompts) for task in one.tasks] for one in (scaled, recipe))
-    assert small == full
-    assert [p.task for p in load_problems(scaled.problems, "test")] == ["words"] * 5 + ["dapo-math"] * 16
+    for small, full in zip(scaled.tasks, recipe.tasks, strict=True):
+        assert (small.name, small.weight, small.prompts) == (full.name, full.weight, full.prompts)
+    tasks = [problem.task for problem in load_problems(scaled.problems, "test")]
+    assert tasks == ["words"] * 5 + ["dapo-math"] * 16
 
 
 @pytest.mark.parametrize(
@@ -101,9 +113,11 @@ def test_every_axis_and_the_accumulation_stay_above_one_or_at_one(path, changes)
             "rollouts per step": r.plan.num_rollout_micro_batches,
         }
 
-    before, after = shape(recipe), shape(scaled)
+    before = shape(recipe)
+    after = shape(scaled)
     assert {name: size > 1 for name, size in before.items()} == {name: size > 1 for name, size in after.items()}
-    assert max(after.values()) <= 4 and smoke_test.device_count(scaled) <= 8
+    assert max(after.values()) <= 4
+    assert smoke_test.device_count(scaled) <= 8
     assert scaled.plan.micro_batch_size % after["fsdp"] == 0
 
 
@@ -139,10 +153,13 @@ def test_the_tiny_model_has_heads_for_every_mesh(tmp_path, trainer, sampler, eng
     tiny = smoke_test.tiny_recipe(scaled, tmp_path)
     heads = smoke_test.tiny_heads(scaled)
     if heads == 1:
-        assert tiny == scaled and scaled.hardware.trainer_tensor == 1 and scaled.sampler_tensor() <= 2
+        assert tiny == scaled
+        assert scaled.hardware.trainer_tensor == 1
+        assert scaled.sampler_tensor() <= 2
         return
     assert tiny.model.path == str(tmp_path)
-    assert heads % scaled.hardware.trainer_tensor == 0 and heads % scaled.sampler_tensor() == 0
+    assert heads % scaled.hardware.trainer_tensor == 0
+    assert heads % scaled.sampler_tensor() == 0
     assert any(f"its key-value head {heads} times" in note for note in smoke_test.notes(recipe, scaled))
 
 
@@ -173,7 +190,8 @@ def test_tensor_parallel_training_passes(root, tmp_path, file, changes):
     command = [sys.executable, "-m", "grpo_train.cli", "smoke-test", f"recipes/{file}.yaml", *changes]
     done = subprocess.run([*command, "--runs", tmp_path, "--engine", "tunix"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "passed" in done.stdout.splitlines()[-1] and "remove the folder" not in done.stdout
+    assert "passed" in done.stdout.splitlines()[-1]
+    assert "remove the folder" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -200,7 +218,8 @@ def test_what_is_not_covered_is_listed(file, changes, engine, listed):
     recipe = load_recipe(ROOT / "recipes" / file, changes)
     notes = smoke_test.notes(recipe, smoke_test.scaled_recipe(recipe, engine=engine))
     assert len(notes) == len(listed)
-    assert all(any(words in note for note in notes) for words in listed)
+    for words in listed:
+        assert any(words in note for note in notes), words
 
 
 @pytest.mark.parametrize(("wandb", "mode"), [(True, "offline"), (False, "off")])
@@ -247,13 +266,16 @@ def test_what_the_program_says_is_shown_and_upstreams_noise_is_kept(tmp_path, mo
         "print('noise', file=sys.stderr); print('error: wrong', file=sys.stderr); sys.exit('Error in passing')"
     )
     result, lines = outcome(tmp_path, monkeypatch, code)
-    assert not result.passed and (result.exit_code, result.error) == (1, "error: wrong")
+    assert not result.passed
+    assert (result.exit_code, result.error) == (1, "error: wrong")
     said = "cpu --xla_force_host_platform_device_count=2"
     assert lines[1:] == [said]  # after our own
     logged = Path(result.log_file).read_text()
     # Two write to the file, the program's stderr and we: a line of one may break a line of the other.
-    assert all(logged.count(words) == 1 for words in (said, "noise", "error: wrong", "Error in passing"))
-    assert result.error in smoke_test.verdict(result) and "exit code 1" in smoke_test.verdict(result)
+    for words in (said, "noise", "error: wrong", "Error in passing"):
+        assert logged.count(words) == 1, words
+    assert result.error in smoke_test.verdict(result)
+    assert "exit code 1" in smoke_test.verdict(result)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +309,8 @@ def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch)
     assert (result.processes, result.devices, result.exit_code) == (2, 4, 128 + 9)
     first, second = sorted(Path(result.log_file).read_text().splitlines(), key=lambda line: line.split("--process ")[1])
     assert lines[1:] == [first]  # which speaks for both
-    assert first.startswith("--coordinator 127.0.0.1:") and first.split()[1] == second.split()[1]
+    assert first.startswith("--coordinator 127.0.0.1:")
+    assert first.split()[1] == second.split()[1]
     assert "--processes 2 --process 1 --xla_force_host_platform_device_count=2" in second
 
 
@@ -296,22 +319,29 @@ def test_the_random_model_runs_on_the_devices_of_the_recipe(tmp_path):
     scaled = smoke_test.scaled_recipe(recipe)
     assert (scaled.hardware.processes, scaled.hardware.sampler_tensor) == (2, 2)
     random = smoke_test.random_recipe(recipe, scaled, tmp_path / "model")
-    assert random.hardware == scaled.hardware and random.model.maxtext_name == recipe.model.maxtext_name
-    assert scaled.grpo.dynamic_sampling == 3 and random.grpo.dynamic_sampling is None
+    assert random.hardware == scaled.hardware
+    assert random.model.maxtext_name == recipe.model.maxtext_name
+    assert scaled.grpo.dynamic_sampling == 3
+    assert random.grpo.dynamic_sampling is None
 
 
 def test_passing_needs_a_summary_and_a_report(tmp_path, monkeypatch):
     result, _ = outcome(tmp_path, monkeypatch, "pass")
-    assert result.exit_code == 0 and not result.passed
-    for name, text in {
-        "report.html": "", "summary.json": "{}", "sync.json": json.dumps({"weights": 13, "mean_gap": 0.002}),
+    assert result.exit_code == 0
+    assert not result.passed
+    files = {
+        "report.html": "",
+        "summary.json": "{}",
+        "sync.json": json.dumps({"weights": 13, "mean_gap": 0.002}),
         "metrics.jsonl": '{"update_applied": 0.96}\n{"update_applied": 1.02}\n',
-    }.items():  # fmt: skip
+    }
+    for name, text in files.items():
         write_text_atomic(tmp_path / "runs" / "trial" / name, text)
     with pytest.raises(CourseError, match="--overwrite"):
         outcome(tmp_path, monkeypatch, "pass")
     result, _ = outcome(tmp_path, monkeypatch, "pass", overwrite=True)
-    assert result.passed and (result.weights, result.mean_gap, result.architecture) == (13, 0.002, "qwen3")
+    assert result.passed
+    assert (result.weights, result.mean_gap, result.architecture) == (13, 0.002, "qwen3")
     assert result.update_applied == 0.96
 
 
@@ -321,6 +351,8 @@ def test_the_command_lists_what_it_scales_and_hands_on_the_exit_code(tmp_path, m
     monkeypatch.setattr(smoke_test, "command_line", lambda *_: [sys.executable, "-c", "print('at work'); exit(3)"])
     recipe = str(ROOT / "recipes" / PALLAS)
     done = CliRunner().invoke(cli.command_line(), ["smoke-test", recipe, "--runs", str(tmp_path), *more])
-    assert done.exit_code == 3 and "at work" in done.output and listed in done.output
+    assert done.exit_code == 3
+    assert "at work" in done.output
+    assert listed in done.output
     if more:
         assert not json.loads(done.stdout.splitlines()[-1])["passed"]

@@ -50,7 +50,8 @@ def main(path: str, name: str, base: str) -> None:
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("fsdp",))
         sampler = TunixSampler(actor.module, tokenizer, mesh, CONFIG, seed=7, tensor=tensor)
         held = bytes_on_a_device() - before
-        reshard, during = multihost.reshard_locally, []
+        reshard = multihost.reshard_locally
+        during = []
 
         def watched(*arguments, reshard=reshard, during=during):
             arrived = reshard(*arguments)

@@ -24,7 +24,8 @@ TARGET = 0.02
 def test_the_factor_moves_by_its_rule_and_stays_within_its_bounds(kls, target):
     factor = 1.0
     for kl in kls:
-        before, factor = factor, next_factor(factor, kl, target)
+        before = factor
+        factor = next_factor(before, kl, target)
         assert 1 / RANGE <= factor <= RANGE
         if kl > target:
             assert factor == min(before * STEP, RANGE)
@@ -103,7 +104,8 @@ def test_each_micro_batch_takes_beta_with_it():
     adapt(trainer)
     example = batch([5, 1, 3, 2, 4, 5], [3, 4])
     alone: Any = trainer._prepare_inputs(example)
-    assert alone.beta.shape == () and float(alone.beta) == np.float32(0.04)
+    assert alone.beta.shape == ()
+    assert float(alone.beta) == np.float32(0.04)
     several: Any = jax.tree.map(lambda array: jnp.stack([array] * 3), example)  # [M, R, W]
     several = trainer._prepare_inputs(several)
     assert several.beta.tolist() == [np.float32(0.04)] * 3
@@ -124,4 +126,5 @@ def test_another_beta_is_not_compiled_again():
     for beta in (0.04, 0.06, 0.5):
         expected, _ = losses.policy_loss(logps, None, reference, advantages, mask, beta=beta)
         assert float(loss(np.float32(beta))) == pytest.approx(float(expected), rel=1e-6)
-    assert compiled == 1 and not math.isnan(float(expected))
+    assert compiled == 1
+    assert not math.isnan(float(expected))

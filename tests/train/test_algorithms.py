@@ -107,7 +107,8 @@ def test_the_overlong_penalty_is_of_tokens_and_not_of_characters(root):
     sampler = SimpleNamespace(lengths=[20, 20])  # of one batch, whatever its texts are
     function = training._overlong_reward(sampler, recipe.grpo, recipe.rollout.max_completion_length)
     short, long = function(prompts=["", ""], completions=["a", "a" * 500])
-    assert short == long == -0.5 and function.__name__ == "overlong_penalty"
+    assert short == long == -0.5
+    assert function.__name__ == "overlong_penalty"
 
 
 # --- the mean over the tokens of a step -------------------------------------------------------------------------
@@ -119,10 +120,10 @@ def test_the_step_s_mean_is_the_same_for_every_micro_batch(lengths, size):
     padded = batch(lengths, [3, 4], old=False, ref=False)
     values = jnp.asarray(np.random.default_rng(0).normal(size=(B, C)), jnp.float32)
     parts = [jax.tree.map(lambda array: array[at : at + size], padded) for at in range(0, B, size)]  # noqa: B023
-    means = [
-        float((values[index * size : (index + 1) * size] * part.weights).sum())
-        for index, part in enumerate(learner.weight_by_tokens(parts))
-    ]
+    means = []
+    for index, part in enumerate(learner.weight_by_tokens(parts)):
+        of_part = values[index * size : (index + 1) * size]
+        means.append(float((of_part * part.weights).sum()))
     expected = common.aggregate_loss(values, padded.completion_mask, "token-mean")
     assert np.mean(means) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
 
@@ -150,7 +151,8 @@ def test_the_update_of_a_run_does_not_depend_on_the_micro_batch(root, converted_
 
 
 def test_tunix_still_takes_the_token_mean_of_a_micro_batch():
-    values, mask = jnp.array([[1.0, 1, 1, 1], [5, 0, 0, 0]]), jnp.array([[1, 1, 1, 1], [1, 0, 0, 0]])
+    values = jnp.array([[1.0, 1, 1, 1], [5, 0, 0, 0]])
+    mask = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0]])
     each = [float(common.aggregate_loss(values[i : i + 1], mask[i : i + 1], "token-mean")) for i in range(2)]
     assert np.mean(each) == 3.0  # what MultiSteps makes of two micro-batches
     assert float(common.aggregate_loss(values, mask, "token-mean")) == pytest.approx(9 / 5)  # of the step's tokens
@@ -175,12 +177,15 @@ def test_tunix_s_dapo_still_counts_characters_and_still_wants_a_reference():
 
 
 def test_truncated_importance_sampling_by_hand():
-    half, one = np.log(0.5), jnp.ones((1, 3))
-    logps, sampled = jnp.full((1, 3), half), jnp.asarray([[np.log(0.25), half, np.log(0.05)]])  # ratios of 2, 1 and 10
+    half = np.log(0.5)
+    one = jnp.ones((1, 3))
+    logps = jnp.full((1, 3), half)
+    sampled = jnp.asarray([[np.log(0.25), half, np.log(0.05)]])  # ratios of 2, 1 and 10
     loss, aux = losses.policy_loss(
         logps, None, None, jnp.ones(1), one, sampler_per_token_logps=sampled, correction_cap=4.0
     )
-    assert float(loss) == pytest.approx(-(2 + 1 + 4) / 3) and float(aux["importance_ratio"]) == pytest.approx(13 / 3)
+    assert float(loss) == pytest.approx(-(2 + 1 + 4) / 3)
+    assert float(aux["importance_ratio"]) == pytest.approx(13 / 3)
 
 
 @pytest.mark.parametrize("layout", ["packed", "groups"])
@@ -212,7 +217,9 @@ class Sampled(learner.Learner):
     """A learner whose sampler answers as a table says: `table[step]` has the verdicts of each group of that step."""
 
     def __init__(self, recipe, table):
-        self._grpo, self._steps, self._calls_per_step = recipe.grpo, recipe.training.steps, 1
+        self._grpo = recipe.grpo
+        self._steps = recipe.training.steps
+        self._calls_per_step = 1
         self._temperature_of_step = None
         self.table = table
         self.algo_config = SimpleNamespace(num_generations=2)

@@ -19,46 +19,52 @@ PROMPTS, ROLLOUT, MICRO = "training.prompts_per_step", "rollout.micro_batch_size
 EACH = "_per_device"
 REPLICAS = {PROMPTS: "trainer_replicas", ROLLOUT: "sampler_replicas", MICRO: "trainer_replicas"}  # of a size per device
 
-
+EIGHT_DEVICES = make_plan(
+    {PROMPTS: 16, ROLLOUT: 8, MICRO: 8},
+    group_size=2, processes=2, devices=8, trainer_replicas=8, sampler_replicas=8, longest=(232, 768),
+)  # fmt: skip
+DEFAULTS = make_plan({}, group_size=8)
+SHIPPED = load_recipe(TWO_HOSTS).plan
+PUBLISHED_SIZES = [
+    "grpo.group_size=2",
+    "hardware.sampler_tensor=1",
+    f"{ROLLOUT}=null",
+    f"{ROLLOUT}{EACH}=1",
+    f"{MICRO}=null",
+    f"{MICRO}{EACH}=1",
+]
+PER_DEVICE = load_recipe(TWO_HOSTS, PUBLISHED_SIZES).plan
+SEVERAL_CHIPS = load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan
+FOUR_WITH_TUNIX = load_recipe(TINY, ["hardware.trainer_devices=4"]).plan
+FOUR_WITH_VLLM = load_recipe(TINY, ["hardware.trainer_devices=4", "rollout.engine=vllm"]).plan
 KNOWN = {
     "two processes on eight devices": (
-        make_plan(
-            {PROMPTS: 16, ROLLOUT: 8, MICRO: 8},
-            group_size=2, processes=2, devices=8, trainer_replicas=8, sampler_replicas=8, longest=(232, 768),
-        ),
+        EIGHT_DEVICES,
         {"num_rollout_micro_batches": 2, "accumulation_steps": 4, "completions_per_step": 32,
          "micro_batch_size_per_device": 1, "micro_batch_prompts": 4, "tokens_per_step": 32_000},
     ),
     "by default a step is one rollout and one gradient": (
-        make_plan({}, group_size=8),
+        DEFAULTS,
         {"prompts_per_step": 16, "num_rollout_micro_batches": 1, "accumulation_steps": 1,
          "rollout_micro_batch_size": 16, "micro_batch_size": 128, "tokens_per_step": None},
     ),
     "hosts and replicas are those of the slice": (
-        load_recipe(TWO_HOSTS).plan,
+        SHIPPED,
         {"processes": 2, "trainer_replicas": 8, "sampler_replicas": 2,  # sampler_tensor: 4
          "prompts_per_step": 16, "rollout_micro_batch_size": 8, "num_rollout_micro_batches": 2,
          "micro_batch_prompts": 4, "accumulation_steps": 4},  # as in the published run
     ),
     "the published sizes per device: passes_per_step=2, grad_accum_steps=4": (
-        load_recipe(
-            TWO_HOSTS,
-            ["grpo.group_size=2", "hardware.sampler_tensor=1", f"{ROLLOUT}=null", f"{ROLLOUT}{EACH}=1",
-             f"{MICRO}=null", f"{MICRO}{EACH}=1"],
-        ).plan,
+        PER_DEVICE,
         {"processes": 2, "prompts_per_step": 16, "rollout_micro_batch_size": 8, "num_rollout_micro_batches": 2,
          "micro_batch_size": 8, "accumulation_steps": 4},
     ),
     "of several chips": (
-        load_recipe(TWO_HOSTS, ["hardware.trainer_tensor=2", "hardware.sampler_tensor=8", f"{MICRO}=8"]).plan,
+        SEVERAL_CHIPS,
         {"trainer_replicas": 4, "sampler_replicas": 1, "micro_batch_size_per_device": 2},
     ),
-    "Tunix's own sampler keeps a model on each device": (
-        load_recipe(TINY, ["hardware.trainer_devices=4"]).plan, {"sampler_replicas": 4},
-    ),
-    "vLLM does not": (
-        load_recipe(TINY, ["hardware.trainer_devices=4", "rollout.engine=vllm"]).plan, {"sampler_replicas": 1},
-    ),
+    "Tunix's own sampler keeps a model on each device": (FOUR_WITH_TUNIX, {"sampler_replicas": 4}),
+    "vLLM does not": (FOUR_WITH_VLLM, {"sampler_replicas": 1}),
 }  # fmt: skip
 
 
@@ -78,7 +84,8 @@ def arguments(draw):
     """A machine and some of the three sizes, of all devices or per device."""
     sizes = {}
     for key in (PROMPTS, ROLLOUT, MICRO):
-        if value := draw(st.none() | st.integers(1, 80)):
+        value = draw(st.none() | st.integers(1, 80))
+        if value:
             sizes[key + draw(st.sampled_from(("", EACH)))] = value
     machine = {name: draw(st.integers(1, 12)) for name in ("processes", "trainer_replicas", "sampler_replicas")}
     return sizes, machine | {"group_size": draw(st.integers(2, 12)), "devices": draw(st.none() | st.integers(1, 64))}
@@ -94,19 +101,18 @@ def planned(sizes: dict, machine: dict) -> BatchPlan | str:
 def check(plan: BatchPlan, sizes: dict, machine: dict) -> None:
     """The sizes multiply out, and are those that were given."""
     assert plan.num_rollout_micro_batches * plan.rollout_micro_batch_size == plan.prompts_per_step
-    assert plan.rollout_micro_batch_size % plan.processes == plan.micro_batch_size % plan.processes == 0
-    assert (
-        plan.accumulation_steps * plan.micro_batch_size
-        == plan.prompts_per_step * plan.group_size
-        == plan.completions_per_step
-    )
+    assert plan.rollout_micro_batch_size % plan.processes == 0
+    assert plan.micro_batch_size % plan.processes == 0
+    assert plan.prompts_per_step * plan.group_size == plan.completions_per_step
+    assert plan.accumulation_steps * plan.micro_batch_size == plan.completions_per_step
     assert plan.micro_batch_size_per_device * plan.trainer_replicas == plan.micro_batch_size
     assert plan.micro_batch_prompts * plan.group_size == plan.micro_batch_size in micro_batch_sizes(plan)
     have = {PROMPTS: plan.prompts_per_step, ROLLOUT: plan.rollout_micro_batch_size, MICRO: plan.micro_batch_size}
     for key, size in have.items():
         assert sizes.get(key, size) == size
-        if each := sizes.get(key + EACH):
-            assert each * machine[REPLICAS[key]] == size
+        per_device = sizes.get(key + EACH)
+        if per_device:
+            assert per_device * machine[REPLICAS[key]] == size
 
 
 @given(arguments())
@@ -166,7 +172,8 @@ EIGHT, TWO = "hardware.accelerator=v6e-8", "hardware.accelerator=v4-16"
 def test_an_impossible_plan_is_refused_in_one_line_with_possible_values(changes, words):
     with pytest.raises(CourseError) as caught:
         load_recipe(TINY, changes)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"{TINY}: ")
 
 
@@ -180,7 +187,8 @@ def test_a_size_is_given_once():
         load_recipe(TINY, [f"{PROMPTS}=null"])
     # The default of prompts_per_step is not a second size, and the resolved recipe is read back as it is.
     small = load_recipe(ROOT / "recipes" / "lessons" / "tiny-hard.yaml", [f"{PROMPTS}=null", f"{PROMPTS}{EACH}=2"])
-    assert small.plan.prompts_per_step == 2 and parse_recipe(yaml.safe_load(dump_recipe(small))) == small
+    assert small.plan.prompts_per_step == 2
+    assert parse_recipe(yaml.safe_load(dump_recipe(small))) == small
 
 
 def test_a_recipe_with_sizes_per_device_moves_to_other_slices_by_one_key():
@@ -216,7 +224,8 @@ def test_the_plan_on_the_devices_that_are_found():
 
 def test_config_shows_given_and_derived_sizes(grpo):
     printed = grpo("config", TWO_HOSTS).stdout
-    assert "prompts per step" in printed and "accumulation steps" in printed
+    assert "prompts per step" in printed
+    assert "accumulation steps" in printed
     # The plan is in comments: what is printed is still the recipe.
     assert parse_recipe(yaml.safe_load(printed)) == load_recipe(TWO_HOSTS)
 
@@ -229,7 +238,8 @@ def test_preflight_compiles_the_layout_that_runs_full_and_at_a_third_of_the_leng
     )  # prompts of 256 tokens, completions of 768, eight chips
     recipe = load_recipe(path, ["training.layout=padded"])
     padded = programs_of(recipe)["update"]
-    assert padded.rows is None and at_mean_length(padded, recipe) == padded
+    assert padded.rows is None
+    assert at_mean_length(padded, recipe) == padded
     recipe = load_recipe(path)  # micro-batches of 32
     packed = programs_of(recipe)["update"]
     assert (packed.layout, packed.rows) == ("packed", (32, 1024))

@@ -49,22 +49,26 @@ def files_of(checkpoint):
 @pytest.mark.parametrize("how", ["cut", "gone"])
 def test_a_damaged_checkpoint_is_recognised_or_has_its_values(saved, tmp_path, how):
     """Each file in turn.  A checkpoint that cannot be read is moved, not deleted."""
-    assert checkpoints.updates(saved) == [2, 4] and checkpoints.unreadable(saved) is None
+    assert checkpoints.updates(saved) == [2, 4]
+    assert checkpoints.unreadable(saved) is None
     good = values_of(saved / "4")
     recognised = 0
     for number, path in enumerate(files_of(saved / "4")):
         copy = epath.Path(tmp_path / str(number) / "actor")
         shutil.copytree(saved, copy)
-        damaged, data = copy / path.relative_to(saved), path.read_bytes()
+        damaged = copy / path.relative_to(saved)
+        data = path.read_bytes()
         if how == "gone":
             damaged.unlink()
         else:
             damaged.write_bytes(data[: len(data) // 2])
-        if reason := checkpoints.unreadable(copy):
+        reason = checkpoints.unreadable(copy)
+        if reason:
             said = checkpoints.move_aside(copy, reason)
             recognised += 1
             assert checkpoints.updates(copy) == [2]
-            assert (copy.parent / "damaged" / "actor-4").is_dir() and "continuing from update 2" in said
+            assert (copy.parent / "damaged" / "actor-4").is_dir()
+            assert "continuing from update 2" in said
         else:
             values = values_of(copy / "4")
             assert all(np.array_equal(one, other) for one, other in zip(good, values, strict=True)), path

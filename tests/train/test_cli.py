@@ -27,7 +27,8 @@ WORDS = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=30", "evaluation.ba
 
 
 def assert_one_line_error(done, *words):
-    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: "), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert [word for word in words if str(word) not in done.stderr] == [], done.stderr
 
@@ -97,7 +98,8 @@ def test_a_folder_that_is_not_there_is_never_called_a_name_on_the_hub(grpo, tmp_
     runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
     done = grpo(command, "recipes/tiny-cpu.yaml", f"model.path={path}", *runs)
     assert_one_line_error(done, f"model.path={path} is not a folder here", "give a Hugging Face model directory")
-    assert "fetched" not in done.stderr and list(tmp_path.iterdir()) == []
+    assert "fetched" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
@@ -106,7 +108,8 @@ def test_before_make_real_model_its_recipe_names_it(grpo, tmp_path, monkeypatch,
     runs = [] if command in ("evaluate", "preflight") else ["--runs", tmp_path / "runs"]
     done = grpo(command, "recipes/smollm2-135m-cpu.yaml@two-steps", *runs)
     assert_one_line_error(done, "model.path=.cache/models/smollm2-135m-instruct is not a folder here")
-    assert done.stderr.endswith("make real-model brings it\n") and list(tmp_path.iterdir()) == []
+    assert done.stderr.endswith("make real-model brings it\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_said_before_anything_is_written(grpo, tmp_path, monkeypatch):
@@ -146,7 +149,9 @@ def test_a_step_on_the_terminal(root):
     )
     tasks = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{name: sums}]", "grpo.beta=0.1"])
     shown = step_line(row | {"kl": 0.001, "validation_accuracy": 0.75}, tasks)
-    assert "  sums 12.5%  " in shown and "  kl 0.001  " in shown and shown.endswith("  validation 75.0%")
+    assert "  sums 12.5%  " in shown
+    assert "  kl 0.001  " in shown
+    assert shown.endswith("  validation 75.0%")
 
 
 def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
@@ -159,7 +164,9 @@ def test_a_finished_run_says_so_and_is_not_trained_again(grpo, tmp_path, root):
         (run / file).write_text("{}")
     (run / "summary.json").write_text(json.dumps({"before": {"accuracy": 0.25}, "after": {"accuracy": 0.5}}))
     done = grpo(*TRAIN, "--runs", tmp_path, "--run", "run")
-    assert done.returncode == 0 and "finished: 25.0% -> 50.0%" in done.stdout and "--overwrite" in done.stdout
+    assert done.returncode == 0
+    assert "finished: 25.0% -> 50.0%" in done.stdout
+    assert "--overwrite" in done.stdout
     assert sorted(path.name for path in run.iterdir()) == [
         "environment.json", "export", "recipe.yaml", "report.html", "summary.json"
     ]  # fmt: skip
@@ -238,7 +245,8 @@ def test_the_probe_asks_with_the_beginning_of_each_question(grpo, tmp_path):
     """The tiny model has read no question to its end as its own text: what it goes on with is an answer."""
     arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=24", "--probe", "partial-prompt", "--json"]
     found = result_of(grpo(*arguments, "--output", tmp_path / "probe.jsonl"))
-    assert (found["n"], found["exact"], found["failures"]) == (24, 0, 0) and found["words"] < 0.5
+    assert (found["n"], found["exact"], found["failures"]) == (24, 0, 0)
+    assert found["words"] < 0.5
     asked = {problem.id: problem.question for problem in words.generate("test", 24, 0)}
     for record in read_jsonl(tmp_path / "probe.jsonl"):
         assert record["prompt"] == record["question"]
@@ -254,13 +262,15 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
         {"id": p.id, "completion": f"<reasoning>.</reasoning><answer>{p.answer if i < 20 else 'none'}</answer>"}
         for i, p in enumerate(words.generate("test", 30, 0)[:28])
     ]
-    path, output = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    path = tmp_path / "rows.jsonl"
+    output = tmp_path / "graded.jsonl"
     write_jsonl_atomic(path, rows)
     graded = result_of(grpo(*WORDS, "--completions", path, "--output", output, "--json"))
     assert (graded["n"], graded["failures"], graded["accuracy"]) == (30, 2, pytest.approx(2 / 3))  # two are missing
     said = grpo(*WORDS, "--completions", path).stdout
     assert all(text in said for text in ("66.7% of all 30", f"within 10 % {graded['partial_accuracy']:.1%}, format "))
-    assert len(output.read_text().splitlines()) == 30 and not (tmp_path / "graded.jsonl.partial").exists()
+    assert len(output.read_text().splitlines()) == 30
+    assert not (tmp_path / "graded.jsonl.partial").exists()
     assert_one_line_error(grpo(*WORDS, "--completions", path, "--samples", "3"), path, "--samples")
 
     assert said.startswith("2 of 30 completions failed")  # before the number that they make smaller
@@ -302,7 +312,8 @@ def test_ctrl_c_says_on_one_line_how_to_go_on(root):
     child.send_signal(signal.SIGINT)
     said = child.communicate(timeout=20)[1]
     assert child.returncode == 130
-    assert said.startswith("interrupted") and len(said.splitlines()) == 1
+    assert said.startswith("interrupted")
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -37,14 +37,26 @@ BAD_SCALARS = [
     *("2001-99-99", "2001-01-01T99:00:00Z", "0x_", "0b_", "0o_", "!!int x", "!!float x", "!!bool maybe"),
     *("!!timestamp x", "9" * 5000, "-" + "9" * 5000, "{a: 1, a: 2}"),
 ]
-MERGES = "k0: &k0 {a: 1}\n" + "".join(
-    f"k{n}: &k{n} {{<<: [{', '.join([f'*k{n - 1}'] * 12)}], b{n}: 1}}\n" for n in range(1, 12)
-)
-FILES = {
-    **{f"scalar {value[:20]}": f"name: tiny\nseed: {value}\n".encode() for value in BAD_SCALARS},
-    "120,000 unknown keys": "".join(f"k{number}: 1\n" for number in range(120_000)).encode(),
-    "12,000 unknown keys": "".join(f"k{number}: 1\n" for number in range(12_000)).encode(),
-    "merge keys, nested": MERGES.encode(),
+
+
+def unknown_keys(count: int) -> bytes:
+    return "".join(f"k{number}: 1\n" for number in range(count)).encode()
+
+
+def nested_merges() -> bytes:
+    """Eleven mappings, each of which merges the one before twelve times."""
+    lines = ["k0: &k0 {a: 1}"]
+    for n in range(1, 12):
+        before = ", ".join([f"*k{n - 1}"] * 12)
+        lines.append(f"k{n}: &k{n} {{<<: [{before}], b{n}: 1}}")
+    return "\n".join([*lines, ""]).encode()
+
+
+FILES = {f"scalar {value[:20]}": f"name: tiny\nseed: {value}\n".encode() for value in BAD_SCALARS}
+FILES |= {
+    "120,000 unknown keys": unknown_keys(120_000),
+    "12,000 unknown keys": unknown_keys(12_000),
+    "merge keys, nested": nested_merges(),
     "empty": b"",
     "binary": bytes(range(256)),
     "not utf-8": "name: é".encode("latin-1"),
@@ -73,8 +85,10 @@ def assert_accepted_or_one_line(done, key: str) -> bool:
     assert "Traceback" not in done.stderr, (key, done.stderr[-500:])
     if done.returncode == 0:
         return False
-    assert done.returncode == 2 and done.stderr.startswith("error: "), (key, done.stderr)
-    assert len(done.stderr.strip().splitlines()) == 1 and len(done.stderr) < 2000, (key, done.stderr)
+    assert done.returncode == 2, (key, done.stderr)
+    assert done.stderr.startswith("error: "), (key, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1, (key, done.stderr)
+    assert len(done.stderr) < 2000, (key, len(done.stderr))
     # A size that does not fit others is named with them.
     assert any(part in done.stderr for part in (*key.split("."), "training.", "grpo.")), (key, done.stderr)
     return True
@@ -84,11 +98,11 @@ def test_a_wrong_value_of_any_key_is_one_line_that_names_it(grpo, tmp_path, monk
     schema = Recipe.model_json_schema()
     keys = leaves(schema, schema["$defs"])
     assert len(keys) > 80
-    chosen = random.Random(20261126).sample([(key, value) for key in keys for value in WRONG], 500)
-    refused = sum(
-        assert_accepted_or_one_line(grpo("config", "recipes/tiny-cpu.yaml", f"{key}={value}"), key)
-        for key, value in chosen
-    )
+    pairs = [(key, value) for key in keys for value in WRONG]
+    refused = 0
+    for key, value in random.Random(20261126).sample(pairs, 500):
+        done = grpo("config", "recipes/tiny-cpu.yaml", f"{key}={value}")
+        refused += assert_accepted_or_one_line(done, key)
     assert refused >= 300
 
 
@@ -97,7 +111,8 @@ def test_a_file_that_is_no_recipe_is_one_line_that_names_it(grpo, tmp_path, cont
     file = tmp_path / "recipe.yaml"
     file.write_bytes(content)
     with within(10):
-        assert assert_accepted_or_one_line(grpo("train", file, "--runs", tmp_path / "runs"), "recipe.yaml")
+        done = grpo("train", file, "--runs", tmp_path / "runs")
+    assert assert_accepted_or_one_line(done, "recipe.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
@@ -111,8 +126,12 @@ def test_a_device_without_an_end_is_no_recipe(grpo):
     assert assert_accepted_or_one_line(grpo("config", "/dev/zero"), "/dev/zero")
 
 
+OF_A_RECIPE = ["recipes/tiny-cpu.yaml", "seed=many"]
 COMMANDS = {
-    **{name: [name, "recipes/tiny-cpu.yaml", "seed=many"] for name in ("config", "convert", "train", "evaluate")},
+    "config": ["config", *OF_A_RECIPE],
+    "convert": ["convert", *OF_A_RECIPE],
+    "train": ["train", *OF_A_RECIPE],
+    "evaluate": ["evaluate", *OF_A_RECIPE],
     "report": ["report", "no-such-run"],
     "compare": ["compare", "no-such-run", "nor-this"],
 }
@@ -121,17 +140,17 @@ COMMANDS = {
 def test_a_wrong_value_of_any_flag_is_one_line_and_leaves_nothing(grpo, root):
     """The commands are refused for what else they are given, if not for the flag: nothing is computed."""
     commands = typer.main.get_command(cli.command_line()).commands
-    chosen = [
-        (name, option, value)
-        for name in COMMANDS
-        for parameter in commands[name].params
-        for option in parameter.opts
-        for value in WRONG
-        if option[:1] == "-"
-    ]
+    chosen = []
+    for name in COMMANDS:
+        options = [option for parameter in commands[name].params for option in parameter.opts]
+        flags = [option for option in options if option.startswith("-")]
+        chosen += [(name, flag, value) for flag in flags for value in WRONG]
     before = sorted(root.iterdir())
     for name, option, value in random.Random(20261126).sample(chosen, 300):
         done = grpo(*COMMANDS[name], option, value)
-        assert done.returncode == 2 and "Traceback" not in done.stderr, (name, option, value, done.stderr[-500:])
-        assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), (name, option, value)
+        given = (name, option, value, done.stderr[-500:])
+        assert done.returncode == 2, given
+        assert "Traceback" not in done.stderr, given
+        assert len(done.stderr.strip().splitlines()) == 1, given
+        assert done.stderr.startswith("error: "), given
     assert sorted(root.iterdir()) == before

@@ -136,7 +136,8 @@ def test_maxtext_still_reads_biases_from_a_key_that_qwen2_has_not():
     from transformers import Qwen2Config
 
     config = Qwen2Config(num_hidden_layers=1)
-    name, bias = "qwen2.5-7b", "model.layers.0.self_attn.q_proj.bias"
+    name = "qwen2.5-7b"
+    bias = "model.layers.0.self_attn.q_proj.bias"
     assert bias not in HF_SHAPE[name](config.to_dict())
     assert bias in HF_SHAPE[name](config.to_dict() | {"attention_bias": True})
 
@@ -161,7 +162,8 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 48), (4, 6, 16), (4, 6, 48))]
     programs = [jax.jit(jax.grad(loss), static_argnums=3).lower(*arrays, flat).compile() for flat in (False, True)]
     copies = [program.as_text().count(" copy(") for program in programs]
-    assert copies[0] > 0 and copies[1] == 0
+    assert copies[0] > 0
+    assert copies[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,8 @@ def test_xla_still_copies_the_operand_of_a_weight_gradient():
 def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(tiny_recipe, workaround, swapped):
     from test_losses import one_layer
 
-    actor, found = one_layer(tiny_recipe, layers=2), []
+    actor = one_layer(tiny_recipe, layers=2)
+    found = []
     ids = jnp.arange(2, 26).reshape(2, 12)
     positions = jnp.tile(jnp.arange(12), (2, 1))
 

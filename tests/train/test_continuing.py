@@ -143,7 +143,8 @@ def test_the_refusal_names_what_differs_and_the_command_of_a_new_run(run):
     changed = tiny("seed=1", "training.micro_batch_size=64")
     with pytest.raises(CourseError) as caught:
         check_run(run, changed)
-    assert "seed: 0 != 1" in str(caught.value) and "micro_batch_size" not in str(caught.value)
+    assert "seed: 0 != 1" in str(caught.value)
+    assert "micro_batch_size" not in str(caught.value)
     assert "grpo train RECIPE … --run mine-2" in str(caught.value)
     (run.parent / "mine-2").mkdir()
     with pytest.raises(CourseError, match="--run mine-3"):
@@ -160,7 +161,8 @@ def test_a_change_is_said_kept_and_made_once(run, monkeypatch):
         patch.setattr(run_directory, "_write_recipe", lambda *_: 1 / 0)  # killed before the recipe is replaced
         with pytest.raises(ZeroDivisionError):
             open_run(run, changed, log=said.append)
-    assert run_directory.load_run(run)[1] == tiny() and said == []
+    assert run_directory.load_run(run)[1] == tiny()
+    assert said == []
     open_run(run, changed, log=said.append)
     assert said == ['changed after step 0: training.micro_batch_size: null -> 64; tracking.wandb: "off" -> "offline"']
     assert run_directory.load_run(run)[1] == changed
@@ -169,9 +171,11 @@ def test_a_change_is_said_kept_and_made_once(run, monkeypatch):
     assert row["changes"]["training.micro_batch_size"] == {"before": None, "after": 64}
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     open_run(run, changed, log=said.append)
-    assert len(said) == 1 and {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    assert len(said) == 1
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
     open_run(run, tiny(), log=said.append)  # and back
-    assert "training.micro_batch_size: 64 -> null" in said[1] and len(read_changes(run)) == 2
+    assert "training.micro_batch_size: 64 -> null" in said[1]
+    assert len(read_changes(run)) == 2
 
 
 def test_the_step_is_that_of_the_checkpoint_from_which_it_goes_on(run):
@@ -189,7 +193,8 @@ def test_a_longer_run_keeps_what_was_made_of_its_last_step(run):
     of_50 = json.dumps({phase: {"accuracy": 0.5} for phase in ("before", "after")})
     for name in made:
         (run / name).write_text(of_50)
-    assert finished_summary(run, tiny()) and not finished_summary(run, tiny("training.steps=60"))
+    assert finished_summary(run, tiny())
+    assert not finished_summary(run, tiny("training.steps=60"))
     open_run(run, tiny("training.steps=60"))
     kept = ("evals/after-50.jsonl", "evals/after-50.json", "summary-50.json", "report-50.html")
     assert all((run / name).read_text() == of_50 for name in kept)
@@ -198,7 +203,8 @@ def test_a_longer_run_keeps_what_was_made_of_its_last_step(run):
     assert not finished_summary(run, tiny("training.steps=60"))
 
     open_run(run, tiny())  # nothing was trained meanwhile: it is the finished run again
-    assert finished_summary(run, tiny()) and not any((run / name).exists() for name in kept)
+    assert finished_summary(run, tiny())
+    assert not any((run / name).exists() for name in kept)
 
 
 def test_a_run_with_another_number_of_steps_is_not_the_finished_one(run):
@@ -235,7 +241,8 @@ def test_report_comparison_and_tensorboard_show_the_changes(make_run, tmp_path):
     read = EventAccumulator(str(b / "tensorboard"))
     read.Reload()
     [event] = read.Tensors("changes/text_summary" if "changes/text_summary" in read.Tags()["tensors"] else "changes")
-    assert event.step == 2 and event.tensor_proto.string_val[0].decode() == line
+    assert event.step == 2
+    assert event.tensor_proto.string_val[0].decode() == line
     append_jsonl(b / "changes.jsonl", {"step": 3})
     with pytest.raises(CourseError, match=r"changes\.jsonl: line 2"):
         compare_runs.compare(a, b)
@@ -271,13 +278,15 @@ PER_REPLICA = "training.micro_batch_size=null training.micro_batch_size_per_devi
     ],
 )
 def test_the_same_run_goes_on_with_what_is_advised(name, given):
-    path, given = TINY.with_name(f"{name}.yaml"), given.split()
+    path = TINY.with_name(f"{name}.yaml")
+    given = given.split()
     recipe = load_recipe(path, given)
     remedies = continuing.memory_remedies(recipe, recipe.plan)
     assert any(remedy.startswith("training.micro_batch_size") for remedy in remedies)
     for remedy in remedies:
         smaller = load_recipe(path, [*given, remedy])
-        assert continuing.refused(recipe, smaller, done=1) == [] and smaller != recipe
+        assert continuing.refused(recipe, smaller, done=1) == []
+        assert smaller != recipe
 
 
 # --- grpo export: what it refuses ---
@@ -292,7 +301,9 @@ def test_export_says_what_is_missing(grpo, run, tmp_path):
     assert_one_line_error(grpo(*command, "--step", "12"), "no checkpoint of step 12", "step 10, 14")
     assert_one_line_error(grpo(*command, "--step", "0"), "--step")
     done = grpo(*command)  # the folders are empty
-    assert done.returncode == 2 and "step 14 cannot be read" in done.stderr and "step 10 cannot" in done.stderr
+    assert done.returncode == 2
+    assert "step 14 cannot be read" in done.stderr
+    assert "step 10 cannot" in done.stderr
     assert_one_line_error(grpo(*command, "--output", "gs://bucket/export"), "gs:", "bucket")
 
 
@@ -305,4 +316,5 @@ def test_export_replaces_nothing_but_an_export(grpo, run, tmp_path):
     assert_one_line_error(grpo(*command, "--overwrite"), "not an export")
     model = ROOT / "assets" / "tiny-base"
     assert_one_line_error(grpo("export", "mine", "--runs", tmp_path, "--output", model, "--overwrite"), "not an export")
-    assert (tmp_path / "home" / "notes.txt").read_text() == "mine" and (model / "model.safetensors").is_file()
+    assert (tmp_path / "home" / "notes.txt").read_text() == "mine"
+    assert (model / "model.safetensors").is_file()

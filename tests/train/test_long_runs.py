@@ -142,7 +142,9 @@ MOMENTS = (in_a_save, in_a_step, in_an_evaluation, soon)
 @pytest.mark.parametrize(("kills", "seed"), [(len(MOMENTS), 2402), pytest.param(12, 2405, marks=pytest.mark.nightly)])
 def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path, kills, seed):
     """Kill -9, resume, kill again.  A run that gets to its end in spite of it is compared, and the next one begins."""
-    rng, killed, finished = random.Random(seed), [], 0
+    rng = random.Random(seed)
+    killed = []
+    finished = 0
     directory = tmp_path / "run-0"
     while len(killed) < kills:
         moment = MOMENTS[len(killed) % len(MOMENTS)]
@@ -161,7 +163,9 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undist
 
 
 def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
-    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2404)
+    whole = tmp_path / "whole"
+    directory = tmp_path / "killed"
+    rng = random.Random(2404)
     start(whole, *SWITCHED).lines()
     for moment in (in_a_step, in_a_save, in_a_step):
         code = run_until(start(directory, *SWITCHED), functools.partial(moment, directory, rng), signal.SIGKILL)
@@ -180,7 +184,9 @@ def test_killed_with_a_temperature_that_changes(start, tmp_path):
         # What else compiles in later steps: rows of another shape, and validations.
         *("training.layout=padded", "training.validate_every=0"),
     ]
-    whole, directory, rng = tmp_path / "whole", tmp_path / "killed", random.Random(2405)
+    whole = tmp_path / "whole"
+    directory = tmp_path / "killed"
+    rng = random.Random(2405)
     start(whole, *changes).lines()
     for moment in (in_a_step, in_a_save):
         code = run_until(start(directory, *changes), functools.partial(moment, directory, rng), signal.SIGKILL)
@@ -198,7 +204,8 @@ def test_killed_with_a_temperature_that_changes(start, tmp_path):
 
 def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(start, undisturbed, tmp_path):
     """One run, three mishaps: each start costs seconds."""
-    directory, rng = tmp_path / "run", random.Random(2403)
+    directory = tmp_path / "run"
+    rng = random.Random(2403)
     folder = epath.Path(directory) / "checkpoints" / "actor"
 
     # The time of training.stop_after: saved where it was, and not only at the next multiple of checkpoint_every.  The
@@ -208,7 +215,8 @@ def test_stopped_without_room_and_damaged_it_ends_as_if_nothing_had_happened(sta
     code = run_until(limited, begun, signal.SIGALRM)
     saved = checkpoints.updates(folder)
     reason = f"stopped by training.stop_after after step {saved[-1]} of {STEPS}, which is saved; "
-    assert code == EXIT_CODE and reason in said(directory), said(directory)
+    assert code == EXIT_CODE, said(directory)
+    assert reason in said(directory), said(directory)
     assert saved[-1] == len(rows(directory)) < STEPS
 
     # A limit on the size of files stands for the full disk: it lets the small ones through, and not a checkpoint.
@@ -263,7 +271,8 @@ def test_killed_in_its_first_step_it_goes_on_with_half_the_micro_batch(start, tm
     start(whole, *SHORT).lines()
     killed = start(directory, *SHORT, program=KILLED_IN_STEP_1 + TRAIN)
     killed.join()
-    assert killed.exitcode == -signal.SIGKILL and rows(directory) == [], said(directory)
+    assert killed.exitcode == -signal.SIGKILL, said(directory)
+    assert rows(directory) == [], said(directory)
     start(directory, *SHORT, "training.micro_batch_size=8").lines()  # of 16 completions
     assert "changed after step 0: training.micro_batch_size: null -> 8" in said(directory)
     assert_nearly_same(directory, whole)
@@ -293,9 +302,11 @@ def test_beta_is_raised_while_a_run_goes_on(start, tmp_path):
     start(directory, *adapters, "training.steps=2", "grpo.beta=0.02").lines()
     first = rows(directory)
     start(directory, *adapters, "training.steps=4", "grpo.beta=0.5").lines()
-    assert rows(directory)[:2] == first and rows(directory)[-1]["kl"] > 0
+    assert rows(directory)[:2] == first
+    assert rows(directory)[-1]["kl"] > 0
     changes = read_changes(directory)[0]
-    assert changes["step"] == 2 and changes["changes"]["grpo.beta"] == {"before": 0.02, "after": 0.5}
+    assert changes["step"] == 2
+    assert changes["changes"]["grpo.beta"] == {"before": 0.02, "after": 0.5}
     assert "grpo.beta: 0.02 -&gt; 0.5" in (directory / "report.html").read_text()
 
     runs = ["--runs", directory.parent]

@@ -55,8 +55,10 @@ def test_only_adapters_are_trained_and_all_of_them(load):
     with actor.scope():
         gradient = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(actor.module)
     flat = dict(gradient.flat_state())
-    assert len(flat) == 14 and all(path[-1].endswith((lora.A, lora.B)) for path in flat)
-    assert [path for path, variable in flat.items() if not np.abs(variable.get_value()).max() > 0] == []
+    assert len(flat) == 14
+    assert all(path[-1].endswith((lora.A, lora.B)) for path in flat)
+    for path, variable in flat.items():
+        assert np.abs(variable.get_value()).max() > 0, path
 
 
 @pytest.mark.long
@@ -78,7 +80,8 @@ def test_the_export_answers_as_the_policy_does(load, tiny_recipe, tmp_path):
 def test_the_kl_from_a_base_in_host_memory_is_that_from_the_shared_one(load, tiny_actor, sampler, rollout_config):
     sampler.generate(["Ana has 3 cards.", "Ben has 4."] * 4, rollout_config)
     actor = load(LAYERS)
-    in_host_memory, shared = watched_kl.in_host_memory(tiny_actor), watched_kl.without_adapters(actor)
+    in_host_memory = watched_kl.in_host_memory(tiny_actor)
+    shared = watched_kl.without_adapters(actor)
 
     def kl(actor, base, temperature=1.0):
         return watched_kl.kl_from_base(sampler, actor, base(), 8, 12, temperature)
@@ -92,14 +95,16 @@ def test_the_kl_from_a_base_in_host_memory_is_that_from_the_shared_one(load, tin
     written = [len(ids) for ids in scored.logps]
     difference = np.concatenate([(b - p)[:length] for p, b, length in zip(policy, base, written, strict=True)])
     expected = np.mean(np.exp(difference) - difference - 1)
-    assert kl(actor, in_host_memory) == pytest.approx(expected, rel=1e-4) and expected > 0.01
+    assert kl(actor, in_host_memory) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
     assert kl(actor, shared) == pytest.approx(expected, rel=1e-4)
     # Flatter distributions are nearer to each other.
     assert 0.01 < kl(actor, shared, temperature=2.0) < 0.9 * expected
 
 
 def test_the_kl_is_watched_once_in_a_step():
-    cluster, values = SimpleNamespace(global_steps=0), iter((0.5, 0.6, 0.7))
+    cluster = SimpleNamespace(global_steps=0)
+    values = iter((0.5, 0.6, 0.7))
     metrics = watched_kl.measured_every(3, cluster, lambda: next(values))
     found = []
     for cluster.global_steps in (0, 0, 1, 1, 2, 2, 3, 4, 5):  # counted from 0; most steps sample twice
@@ -109,32 +114,31 @@ def test_the_kl_is_watched_once_in_a_step():
 
 @pytest.mark.long
 def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, tmp_path):
-    changes = [
-        *("training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"),
-        *(f"lora.rank={LAYERS}", "training.learning_rate=0.03", "training.warmup_steps=0", "grpo.beta=0.01"),
-    ]
+    changes = ["training.steps=1", "training.validate_every=0", "problems.train=200", "training.prompts_per_step=4"]
+    changes += [f"lora.rank={LAYERS}", "training.learning_rate=0.03", "training.warmup_steps=0", "grpo.beta=0.01"]
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
     session = training.build_session(checks.check(recipe), tmp_path, converted_base)
     assert session.cluster.inference_worker.get_model("reference") is not None
     (row,) = training.train(session)
     assert abs(row["kl"]) < 1e-5  # of the first step: the reference is the base
     # The base shares its arrays, although the update has made new ones, of the weights that it does not train, too.
-    own, shared = (weight_sync.by_name(nnx.state(m, nnx.Param)) for m in (session.actor.module, session.actor.base))
+    actors = weight_sync.by_name(nnx.state(session.actor.module, nnx.Param))
+    shared = weight_sync.by_name(nnx.state(session.actor.base, nnx.Param))
     assert not any(name.endswith((lora.A, lora.B)) for name in shared)
-    assert all(own[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer() for name, value in shared.items())
+    for name, value in shared.items():
+        assert actors[name].unsafe_buffer_pointer() == value.unsafe_buffer_pointer(), name
     sampler = session.sampler
     weight_sync.check_weights(sampler, weight_sync.by_name(session.actor.weights()))
     scored = sampler.last_scored(8, 24)
     base = maxtext_model.Actor(session.actor.base, session.actor.config, session.actor.mesh)
-    of = {
-        name: np.asarray(maxtext_model.per_token_logps(actor, scored.prompt_ids, scored.completion_ids, 0, 1))
-        for name, actor in {"policy": session.actor, "base": base}.items()
-    }
-    apart = {
-        name: np.mean([np.abs(row - other[: len(row)]).mean() for row, other in zip(scored.logps, logps_, strict=True)])
-        for name, logps_ in of.items()
-    }
-    assert apart["policy"] < 2e-3 < 0.05 < apart["base"]
+
+    def gap_to_the_sampler(actor):
+        ours = np.asarray(maxtext_model.per_token_logps(actor, scored.prompt_ids, scored.completion_ids, 0, 1))
+        pairs = zip(scored.logps, ours, strict=True)
+        return np.mean([np.abs(sampled - row[: len(sampled)]).mean() for sampled, row in pairs])
+
+    assert gap_to_the_sampler(session.actor) < 2e-3
+    assert gap_to_the_sampler(base) > 0.05
 
     # As upstream would: the adapters alone.  The check names a matrix that kept the base's values.
     sampler.update_params = type(sampler).update_params.__get__(sampler)
@@ -145,7 +149,8 @@ def test_after_one_step_the_sampler_has_the_merged_policy(root, converted_base, 
 
 def test_tunix_still_sends_the_adapters_alone(load):
     """RLCluster.sync_weights; cluster.sync_whole_weights is for that."""
-    actor, sent = load(1), []
+    actor = load(1)
+    sent = []
     sampler = SimpleNamespace(update_params=lambda params, filter_types=None: sent.append(params))
     synced = SimpleNamespace(actor_trainer=SimpleNamespace(model=actor.module), rollout=sampler, global_steps=0)
     rl_cluster.RLCluster.sync_weights(synced)
@@ -158,9 +163,12 @@ def test_tunix_still_sends_the_adapters_alone(load):
 def test_maxtext_s_converter_still_guesses_the_layers_axis_from_the_rank():
     """With as many layers as ranks it merges along the wrong axis, without a word; conversion.py merges before it."""
     rng = np.random.default_rng(0)
-    key, found = "params-decoder-layers-mlp-wi_0-kernel", {}
+    key = "params-decoder-layers-mlp-wi_0-kernel"
+    errors = {}
     for rank in (2, LAYERS):
-        a, b = rng.normal(size=(LAYERS, LAYERS, rank)), rng.normal(size=(rank, LAYERS, 6))  # as qwix makes them
+        a = rng.normal(size=(LAYERS, LAYERS, rank))  # as qwix makes them
+        b = rng.normal(size=(rank, LAYERS, 6))
         delta = to_huggingface._get_lora_delta(key, {f"{key}{lora.A}": a, f"{key}{lora.B}": b}, 1.0)
-        found[rank] = np.abs(delta - np.einsum("ilr,rlo->ilo", a, b)).max()
-    assert found[2] < 1e-5 and found[LAYERS] > 1
+        errors[rank] = np.abs(delta - np.einsum("ilr,rlo->ilo", a, b)).max()
+    assert errors[2] < 1e-5
+    assert errors[LAYERS] > 1

@@ -97,7 +97,8 @@ def check_logits(function, logits, ids, weight, temperature, what=""):
     """`function`: of evaluated(), so that arrays of one shape compile once."""
     expected = reference(as_float64(logits), ids, weight, temperature)
     logps, entropy, (gradient,) = function(logits)
-    assert logps.dtype == entropy.dtype == jnp.float32 and gradient.dtype == logits.dtype, what
+    assert logps.dtype == entropy.dtype == jnp.float32, what
+    assert gradient.dtype == logits.dtype, what
     assert far(logps, expected[0]) < 1e-5, what
     assert np.abs(as_float64(entropy) - expected[1]).max() < 1e-5, what
     assert far(gradient, expected[2]) < ALLOWED[logits.dtype.name], what
@@ -144,25 +145,27 @@ def test_from_hidden_states(implementation, vocab_axis, shape, dtype):
     """300 words are two chunks and the rest of one; 7 are less than a tile."""
     batch, length, vocabulary = shape
     ids, weight = tokens(*shape)
-    hidden, head = draw((batch, length, 32), 2, dtype=dtype), draw((32, vocabulary), 3, dtype=dtype)
+    hidden = draw((batch, length, 32), 2, dtype=dtype)
+    head = draw((32, vocabulary), 3, dtype=dtype)
     check_hidden(hidden, head, ids, weight, 0.9, implementation, vocab_axis)
 
 
 def hard_logits():
     """Name -> logits [1, 8, 300] with target 5."""
-    rng, word = np.random.default_rng(5), np.arange(300)
-    normal = rng.normal(size=(1, 8, 300))
+    word = np.arange(300)
+    normal = np.random.default_rng(5).normal(size=(1, 8, 300))
+    surer = 5.0 * np.arange(8)[None, :, None]
+    zeros = np.zeros((1, 8, 1))
     excluded = np.where(word % 3 == 2, normal, -np.inf)  # 5 is not excluded
+    first_tile_excluded = np.where((word < 256) & (word != 5), -np.inf, excluded)
     return {
         "large": 1e4 * normal,
         "large and close together": 1e4 + normal,
-        "surer of the target from token to token": np.where(word == 5, 5.0 * np.arange(8)[None, :, None], 0.0),
-        "sure of another": np.where(word == 290, 1e4, np.zeros((1, 8, 1))),
+        "surer of the target from token to token": np.where(word == 5, surer, 0.0),
+        "sure of another": np.where(word == 290, 1e4, zeros),
         "all equal": np.zeros((1, 8, 300)),
         "-inf": excluded,
-        "-inf in the first tile, which is passed before a finite one": np.where(
-            (word < 256) & (word != 5), -np.inf, excluded
-        ),
+        "-inf in the first tile, which is passed before a finite one": first_tile_excluded,
         "-1e30": np.maximum(excluded, -1e30),
         "-1e30 for the target": np.where(word == 5, -1e30, normal),
     }
@@ -170,7 +173,8 @@ def hard_logits():
 
 @pytest.mark.parametrize("implementation", FROM_LOGITS)
 def test_hard_logits(implementation):
-    ids, weight = np.full((1, 8), 5), np.linspace(-1, 2, 8, dtype=np.float32)[None]
+    ids = np.full((1, 8), 5)
+    weight = np.linspace(-1, 2, 8, dtype=np.float32)[None]
     function = evaluated(weight, ids, 0.9, implementation)
     for name, logits in hard_logits().items():
         for dtype in ALLOWED:
@@ -187,7 +191,8 @@ def test_hard_logits(implementation):
 def test_large_logits_from_hidden_states(implementation, vocab_axis, dtype):
     """Whole numbers, so that the logits, up to 1e4, are the same in every order of summation."""
     rng = np.random.default_rng(7)
-    hidden, head = rng.integers(-250, 251, (1, 9, 16)), rng.integers(-8, 9, (16, 300))
+    hidden = rng.integers(-250, 251, (1, 9, 16))
+    head = rng.integers(-8, 9, (16, 300))
     assert np.abs(hidden @ head).max() > 8000
     ids = (hidden @ head).argsort(-1)[..., -2]
     weight = rng.normal(size=(1, 9)).astype(np.float32)
@@ -267,7 +272,9 @@ def test_what_is_masked_is_never_looked_at(garbage):
         return policy_loss(x, *in_float32(old, ref, advantages), mask, beta=0.1, entropy=x)
 
     (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(*in_float32(logps))
-    assert value == clean[0] and np.isfinite(gradient).all() and not np.asarray(gradient)[~mask].any()
+    assert value == clean[0]
+    assert np.isfinite(gradient).all()
+    assert not np.asarray(gradient)[~mask].any()
     assert all(np.isfinite(number) for number in aux.values())
 
 
@@ -281,7 +288,8 @@ def test_wild_log_probabilities_give_no_nan(logps, advantages, mask):
     logps[2] = np.minimum(logps[2], logps[0] + 80)  # beyond, k3 itself is above the largest float32
     run = jax.value_and_grad(lambda x: policy_loss(x, logps[1], logps[2], advantages, mask, beta=0.04)[0])
     value, gradient = run(jnp.asarray(logps[0]))
-    assert np.isfinite(value) and np.isfinite(gradient).all()
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
 
 
 # --- Tunix ----------------------------------------------------------------------------------------------------
@@ -353,7 +361,8 @@ def test_a_temperature_of_each_token_gives_the_loss_of_that_temperature():
     constant, scheduled = algorithm(beta=0.04), algorithm(beta=0.04)
     constant.temperature = 0.7
     with_temperature = packing.Example(**vars(example()) | {"temperature": jnp.full((4, 6), 0.7)})
-    loss, found = function_registry.get_policy_loss_fn(losses.policy_loss_name("jax")), []
+    loss = function_registry.get_policy_loss_fn(losses.policy_loss_name("jax"))
+    found = []
     for config, one in ((constant, example()), (scheduled, with_temperature)):
         run = nnx.value_and_grad(functools.partial(loss, algo_config=config, pad_id=PAD, eos_id=EOS), has_aux=True)
         (value, aux), slope = run(Given(draw((4, 9, 20), 4, 2)), one)
@@ -402,7 +411,8 @@ def pair(recipe, **size):
 @pytest.mark.slow
 def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
     """A tied embedding, an odd number of tokens."""
-    config, results = algorithm(beta=0.04), []
+    config = algorithm(beta=0.04)
+    results = []
     given_ = example(rows=4, prompt=10, length=23, vocabulary=256)
     kernel = functools.partial(losses.grpo_loss, implementation="pallas")
     for actor, function in zip(pair(tiny_recipe), (grpo_loss_fn, kernel), strict=True):
@@ -420,7 +430,8 @@ def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
     slopes = zip(jax.tree.leaves(our_slopes), jax.tree.leaves(their_slopes), strict=True)
     away = [far(one, as_float64(another)) for one, another in slopes]
     # MaxText rounds the gradient of a tied embedding to bfloat16, some of it the other way.
-    assert sorted(away)[-2] < 1e-5 and max(away) < 2**-8
+    assert sorted(away)[-2] < 1e-5
+    assert max(away) < 2**-8
 
 
 @pytest.mark.slow

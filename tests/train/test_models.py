@@ -99,7 +99,8 @@ def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
     model = model_in(model_copy, "qwen2.5-14b")
     with maxtext_model.quiet():
         config = pyconfig.initialize(maxtext_model.maxtext_arguments(model, enable_checkpointing=False))
-    assert (config.normalization_layer_epsilon, config.rope_max_timescale) == (1e-5, 500_000)
+    assert config.normalization_layer_epsilon == 1e-5
+    assert config.rope_max_timescale == 500_000
 
 
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
@@ -152,7 +153,8 @@ def test_a_host_that_does_not_convert_downloads_no_weights(model_copy, monkeypat
     maxtext_model.load_tokenizer(hub)
     maxtext_model.maxtext_arguments(hub)
     maxtext_model.register_architecture(hub)
-    assert asked and not any(asked)
+    assert asked
+    assert not any(asked)
     maxtext_model.model_directory(hub)
     assert asked[-1]
 
@@ -172,8 +174,9 @@ def test_float32_is_multiplied_in_float32_on_a_chip(monkeypatch, dtype, backend,
 def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
     weights = model_copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    model = model_in(model_copy)
     with pytest.raises(CourseError, match=r"could not convert .* the whole log is"):
-        conversion.convert_to_maxtext(model_in(model_copy), tmp_path / "base")
+        conversion.convert_to_maxtext(model, tmp_path / "base")
     assert not (tmp_path / "base").exists()
 
 
@@ -248,7 +251,8 @@ def test_a_base_in_a_bucket_is_converted_once_and_used_by_a_run(tiny_recipe, buc
     written = []
 
     def converter(convert, log, model, source, output, made):  # in place of the process, which has no bucket
-        assert f"{output}/{made}" == "gs://bucket/base/0/items" and not (bucket / "base" / "0").exists()
+        assert f"{output}/{made}" == "gs://bucket/base/0/items"
+        assert not (bucket / "base" / "0").exists()
         (bucket / "base" / "0" / "items").mkdir(parents=True)
         (bucket / "base" / "0" / "commit_success.txt").touch()
         written.append(str(output))
@@ -308,7 +312,8 @@ def test_the_export_of_qwen25_knows_its_biases(model_copy, monkeypatch):
 
 def test_without_an_evaluation_the_shipped_run_is_read(tiny_recipe, tmp_path):
     run = run_directory.finished_run(tmp_path / "mine", tiny_recipe)
-    assert run == tmp_path / "mine-shipped" and not (tmp_path / "mine").exists()
+    assert run == tmp_path / "mine-shipped"
+    assert not (tmp_path / "mine").exists()
     assert {path.name for path in run.iterdir()} >= {"recipe.yaml", "summary.json", "metrics.jsonl", "evals", "export"}
     note = run / "evals" / "note.txt"
     note.write_text("mine")
@@ -348,7 +353,9 @@ def test_without_a_network_it_ends_in_one_line_and_leaves_nothing(root, tmp_path
     (tmp_path / "requirements").symlink_to(root / "requirements")
     nowhere = {"PIP_CONFIG_FILE": "/dev/null", "https_proxy": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=nowhere)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run make real-model again" in done.stderr
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "run make real-model again" in done.stderr
     assert not list((tmp_path / ".cache").glob("*/*"))
 
 
@@ -382,8 +389,10 @@ def test_a_damaged_file_of_a_model_is_one_line_that_says_what_to_do(grpo, model_
     done = grpo(
         "train", "recipes/tiny-cpu.yaml", f"model.path={model_copy}", *BRIEF, "--runs", model_copy.parent / "runs"
     )
-    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr[-2000:]
-    assert len(done.stderr.strip().splitlines()) == 1 and words in done.stderr, done.stderr
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert done.stderr.startswith("error: "), done.stderr[-2000:]
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert words in done.stderr, done.stderr
     assert "again" in done.stderr or "correct its chat_template.jinja" in done.stderr
     assert not (model_copy.parent / "runs").exists()
 
@@ -404,8 +413,11 @@ def test_a_model_that_needs_its_own_code_is_refused_and_the_code_is_not_run(grpo
     folder, ran = with_code
     set_in_config(folder, model_type="own")
     done = grpo("train", "recipes/tiny-cpu.yaml", f"model.path={folder}", *BRIEF, "--runs", tmp_path / "runs")
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr[-2000:]
-    assert "never run" in done.stderr and not ran.exists() and not (tmp_path / "runs").exists()
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr[-2000:]
+    assert "never run" in done.stderr
+    assert not ran.exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_known_model_is_loaded_without_its_own_code(with_code, tiny_recipe):

@@ -138,13 +138,15 @@ def gke(number: int, port: int) -> dict[str, str]:
 def said_by(members: list[Program]) -> str:
     """The error that all of them end with."""
     last = {member.lines(2)[-1] for member in members}
-    assert len(last) == 1 and min(last).startswith("error: "), last
+    assert len(last) == 1, last
+    assert min(last).startswith("error: "), last
     return min(last)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> list[dict]:
-    address, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("two")
+    address = f"127.0.0.1:{free_port()}"
+    folder = tmp_path_factory.mktemp("two")
     members = [Program(PROGRAM, address, n, output=folder / f"{n}", XLA_FLAGS=devices(2)) for n in (0, 1)]
     said = [member.lines() for member in members]
     assert all(len(lines) == 2 and lines[0] == "not what JSON is" for lines in said), said  # nothing of gloo's
@@ -221,7 +223,9 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "a file").touch()
     # The first two are shared; the third process 0 makes; the last is not.
-    same, new, port = tmp_path / "shared", tmp_path / "new" / "run", free_port()
+    same = tmp_path / "shared"
+    new = tmp_path / "new" / "run"
+    port = free_port()
     folders = [(same, new, tmp_path / name) for name in ("one", "other")]
     members = [Program(FOUND, 2, *folders[n], output=tmp_path / f"{n}", **slurm(n, port)) for n in (0, 1)]
     error = f"error: {tmp_path / 'one'} is not shared by all processes: process 1 does not see there what process 0 "
@@ -236,7 +240,8 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path):
 
 @pytest.mark.long
 def test_a_run_in_two_folders_stops_before_its_first_step(tmp_path):
-    port, train = free_port(), [TRAIN, "train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
+    port = free_port()
+    train = [TRAIN, "train", "recipes/tiny-cpu.yaml", "--processes", 2, "--runs"]
     members = [Program(*train, tmp_path / str(n), output=tmp_path / f"{n}.txt", **slurm(n, port)) for n in (0, 1)]
     assert "is not shared" in said_by(members)
     for number, member in enumerate(members):
@@ -311,7 +316,8 @@ def test_the_slices_are_all_rows_once_and_as_even_as_can_be(number, count):
     ],
 )  # fmt: skip
 def test_what_several_processes_cannot_do_is_refused(tiny_recipe, overrides, words):
-    devices, data = [SimpleNamespace(process_index=n // 2, id=n) for n in range(4)], tiny_recipe.model_dump()
+    devices = [SimpleNamespace(process_index=n // 2, id=n) for n in range(4)]
+    data = tiny_recipe.model_dump()
     assert cluster.assign_devices(tiny_recipe.hardware, "tunix", 1, devices) == (devices, devices[:2])
     for section, values in overrides.items():
         data[section] |= values
@@ -376,7 +382,8 @@ def moves(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_weight_goes_through_the_host_when_it_is_resharded(moves):
-    assert len(moves) == 10 and {ours for _, ours in moves} == {0}
+    assert len(moves) == 10
+    assert {ours for _, ours in moves} == {0}
     assert all(by_jax for by_jax, _ in moves[:8])  # what is avoided
 
 

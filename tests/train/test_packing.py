@@ -32,7 +32,8 @@ AGGREGATIONS = (
 
 def batch(lengths, prompt_lengths, seed=0, old=True, ref=True):
     """Completions of these lengths after prompts of these lengths, as Tunix pads them."""
-    rng, count = np.random.default_rng(seed), len(lengths)
+    rng = np.random.default_rng(seed)
+    count = len(lengths)
     ids = rng.integers(2, 250, (count, P + C))
     prompts = np.repeat(ids[::G, :P], G, axis=0)
     prompts[np.arange(P) < P - np.repeat(prompt_lengths, G)[:, None]] = PAD
@@ -115,9 +116,12 @@ def test_the_last_shape_holds_any_batch(layout, groups, group_size, prompt, comp
         replicas=replicas,
     )  # fmt: skip
     sizes = [math.prod(shape) for shape in shapes]
-    assert sizes == sorted(sizes) and all(rows % replicas == 0 for rows, _ in shapes)
-    of_group, of_sequence = prompt - 1 + group_size * (1 + completion), prompt + completion
-    full = [of_group] * groups if layout == "groups" else [of_sequence] * sequences
+    assert sizes == sorted(sizes)
+    assert all(rows % replicas == 0 for rows, _ in shapes)
+    if layout == "groups":
+        full = [prompt - 1 + group_size * (1 + completion)] * groups
+    else:
+        full = [prompt + completion] * sequences
     assert packing.first_fit(full, *shapes[-1]) is not None
     some = [random.randint(1, size) for size in full]
     places = packing.first_fit(some, *shapes[-1])
@@ -131,7 +135,8 @@ def test_micro_batches_have_rows_of_their_own_and_their_mean_is_the_loss():
     packed = packing.pack(padded, micro_batches=2, **shapes)
     halves = [packing.pack(jax.tree.map(lambda x: x[i : i + G], padded), **shapes) for i in (0, G)]  # noqa: B023
     assert np.array_equal(packed.completion_ids, np.stack([half.completion_ids for half in halves]))
-    assert packed.completion_ids.shape == (2, 1, 24) and packed.weights.sum() / 2 == pytest.approx(1)
+    assert packed.completion_ids.shape == (2, 1, 24)
+    assert packed.weights.sum() / 2 == pytest.approx(1)
 
 
 def test_groups_need_whole_groups_in_each_replica():
@@ -160,7 +165,8 @@ def compute(tiny_recipe):
 
     @functools.cache
     def step(implementation, beta):
-        module, config = modules["jax" if implementation == "jax" else "pallas"], algorithm(beta=beta)
+        module = modules["jax" if implementation == "jax" else "pallas"]
+        config = algorithm(beta=beta)
         graph, state = nnx.split(module)
 
         def run(state, given):
@@ -183,10 +189,11 @@ def compute(tiny_recipe):
 
 
 def check_same(padded, packed):
-    (loss, aux, slope), (their_loss, their_aux, their_slope) = packed, padded
+    loss, aux, slope = packed
+    their_loss, their_aux, their_slope = padded
     assert loss == pytest.approx(their_loss, rel=1e-5, abs=1e-6)
-    theirs = {name: float(their_aux[name]) for name in aux}
-    assert {name: float(value) for name, value in aux.items()} == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    for name, value in aux.items():
+        assert float(value) == pytest.approx(float(their_aux[name]), rel=1e-4, abs=1e-6), name
     assert np.linalg.norm(slope - their_slope) <= 1e-5 * max(np.linalg.norm(their_slope), 1e-3)
 
 

@@ -52,12 +52,15 @@ BEFORE = run_with(range(10), HOSTILE)
 AFTER = run_with(range(5, 32), HOSTILE)
 BOTH = Comparison(BEFORE, AFTER)
 # With an early warning at the end: a KL above 1 for three steps.
-ROWS = [
-    {"step": n, "reward": n / 30, "accuracy": n / 40, "lenient_accuracy": n / 35, "loss": 1e-8 * n}
-    | {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
-    | {"kl": 0.1 if n < 28 else 3.0}
-    for n in range(1, 31)
-]
+STEADY = {"format": 0.9, "completions/mean_length": 20.0, "frac_reward_zero_std": 0.5, "grad_norm": 1.0}
+
+
+def row(step):
+    grows = {"reward": step / 30, "accuracy": step / 40, "lenient_accuracy": step / 35, "loss": 1e-8 * step}
+    return {"step": step} | grows | STEADY | {"kl": 0.1 if step < 28 else 3.0}
+
+
+ROWS = [row(step) for step in range(1, 31)]
 
 
 @pytest.fixture
@@ -80,15 +83,16 @@ LOADED_FROM = ("src", "href", "xlink:href", "srcset", "data")
 def parsed(text):
     """What a browser would load or run, and the embedded data."""
     tags = BeautifulSoup(text, "html.parser").find_all(True)
-    attributes = [(tag.name, name, value) for tag in tags for name, value in tag.attrs.items()]
+    loads = []
+    for tag in tags:
+        for name, value in tag.attrs.items():
+            elsewhere = name in LOADED_FROM and value[:1] != "#"
+            if elsewhere or name.startswith("on"):
+                loads.append((tag.name, name, value))
     return SimpleNamespace(
         tags=[tag.name for tag in tags],
         scripts=[(tag.get("type"), tag.string) for tag in tags if tag.name == "script"],
-        loads=[
-            (tag, name, value)
-            for tag, name, value in attributes
-            if name.startswith("on") or (name in LOADED_FROM and value[:1] != "#")
-        ],
+        loads=loads,
     )
 
 
@@ -137,8 +141,10 @@ def test_the_parts_of_a_gain_add_up_to_it(data):
     rows = gain_parts(before, after)
     gain = (sum(r["strict"] for r in after.records) - sum(r["strict"] for r in before.records)) / n
     assert sum(row["gain"] for row in rows) == pytest.approx(gain)
-    assert all(row["low"] <= row["gain"] + 1e-9 and row["gain"] <= row["high"] + 1e-9 for row in rows)
-    assert all(row["gain"] == pytest.approx(row["before"] - row["after"]) for row in rows)
+    for row in rows:
+        assert row["low"] <= row["gain"] + 1e-9
+        assert row["gain"] <= row["high"] + 1e-9
+        assert row["gain"] == pytest.approx(row["before"] - row["after"])
     assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
 
 
@@ -152,7 +158,8 @@ def test_categories_and_parts_of_the_reward_as_tables():
 
     means = reward_means(BOTH)
     assert [row["part"] for row in means] == [f.__name__ for f in rewards.REFERENCE_REWARDS] + ["sum"]
-    assert means[3]["before"] == pytest.approx(1.5 * 10 / 40) and means[3]["after"] == pytest.approx(1.5 * 27 / 40)
+    assert means[3]["before"] == pytest.approx(1.5 * 10 / 40)
+    assert means[3]["after"] == pytest.approx(1.5 * 27 / 40)
     assert means[-1]["after"] == pytest.approx(sum(row["after"] for row in means[:-1]))
 
 
@@ -183,11 +190,14 @@ def test_the_page_holds_every_answer_and_warning_and_loads_nothing(run_dir):
     assert page.loads == []
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
     block = text.partition('type="application/json" id="data">')[2].partition("</script>")[0]
-    assert json.loads(block) and not set("<>&\u2028\u2029") & set(block)
+    assert json.loads(block)
+    assert not set("<>&\u2028\u2029") & set(block)
     ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])
-    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
     (alert,) = find_alerts(ROWS)
-    assert alert.kind == "kl" and str(alert) in text
+    assert alert.kind == "kl"
+    assert str(alert) in text
 
 
 def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):
@@ -210,18 +220,21 @@ def test_sampled_completions_stand_beside_the_greedy_one(monkeypatch):
     for longest, shown in ((answer_inspector.SAMPLED_TEXT, log("r", 2)), (10, None)):  # too long: the answer alone
         monkeypatch.setattr(answer_inspector, "SAMPLED_TEXT", longest)
         data = answer_inspector.page_data(Comparison(run, None))
-        assert data["phases"] == ["before"] and completions(data, 0) == ["", "", ""]
+        assert data["phases"] == ["before"]
+        assert completions(data, 0) == ["", "", ""]
         assert [sample[:2] for sample in data["problems"][2][6][0][10]] == [[shown, "2"]] * 2
     run = evaluate(sampled, PROBLEMS[:3], samples=2, progress=False)  # no greedy one: the first stands for all
     data = answer_inspector.page_data(Comparison(run, None))
-    assert completions(data, 0) == [log("r", n) for n in range(3)] and len(data["problems"][0][6][0][10]) == 2
+    assert completions(data, 0) == [log("r", n) for n in range(3)]
+    assert len(data["problems"][0][6][0][10]) == 2
 
 
 def test_a_run_that_is_not_finished_has_a_page(run_dir):
     (run_dir / "evals" / "after.jsonl").unlink()
     (run_dir / "metrics.jsonl").unlink()
     _, data = embedded(written(run_dir))
-    assert data["phases"] == ["before"] and len(data["problems"][0][6]) == 1
+    assert data["phases"] == ["before"]
+    assert len(data["problems"][0][6]) == 1
     (run_dir / "evals" / "before.jsonl").unlink()
     assert len(parsed(written(run_dir)).scripts) < 2  # no answers to look at
     with pytest.raises(CourseError):
@@ -250,10 +263,12 @@ def test_missing_and_mismatched_runs_are_refused(run_dir):
 def test_the_inspector_of_a_notebook_is_a_frame_that_needs_nothing(run_dir):
     shown = report.inspector(run_dir)._repr_html_()
     (tag, *others) = parsed(shown).tags
-    assert (tag, others[0]) == ("div", "iframe") and "script" not in others  # all of it is inside the frame
+    assert (tag, others[0]) == ("div", "iframe")
+    assert "script" not in others  # all of it is inside the frame
     assert "sandbox='allow-scripts'" in shown  # and no allow-same-origin
     page = parsed(html.unescape(shown.partition("srcdoc='")[2].partition("'></iframe>")[0]))
-    assert page.loads == [] and page.scripts == parsed(written(run_dir)).scripts  # data and code of the page
+    assert page.loads == []
+    assert page.scripts == parsed(written(run_dir)).scripts  # data and code of the page
 
 
 def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):
@@ -270,4 +285,5 @@ def test_several_tasks_have_their_own_rates_in_summary_and_report(run_dir):
     before.save(run_dir / "evals" / "before.jsonl")
     after.save(run_dir / "evals" / "after.jsonl")
     text = written(run_dir)
-    assert ">easy</th>" in text and ">hard</th>" in text
+    assert ">easy</th>" in text
+    assert ">hard</th>" in text

@@ -86,7 +86,8 @@ def new_page(browser):
     assert troubles == []
     assert requests == [address for _, address in pages]
     for page, _ in pages:
-        assert "broken" not in page.title() and page.locator("img").count() == 0
+        assert "broken" not in page.title()
+        assert page.locator("img").count() == 0
         page.close()
 
 
@@ -128,7 +129,8 @@ def test_filters_search_and_categories_combine(run_dir, page):
     for name, test in tests.items():
         expected = [old["id"] for old, new in both if test(old) or test(new)]
         page.get_by_role("button", name=f"{name} ({len(expected)})").click()
-        assert ids(page) == expected[:100] and expected
+        assert ids(page) == expected[:100]
+        assert expected
 
     page.get_by_role("button", name="Clear filters").click()
     page.locator("#moves summary").click()
@@ -142,7 +144,8 @@ def test_an_opened_problem_shows_what_was_said_and_why_it_was_paid(page):
     for pane, phase in zip(page.locator(".detail .pane").all(), ("before", "after"), strict=True):
         assert PROBLEMS[2].solution in pane.locator("pre").inner_text()
         assert pane.locator("mark").inner_text() in (PROBLEMS[2].answer, "1000")
-        assert pane.locator("tbody tr").count() == 4 and pane.locator("tfoot td").first.inner_text() != ""
+        assert pane.locator("tbody tr").count() == 4
+        assert pane.locator("tfoot td").first.inner_text() != ""
         assert f"model {phase}" in pane.locator("h3").inner_text()
 
 
@@ -175,7 +178,8 @@ def test_inside_a_notebook(run_dir, new_page, tmp_path):
         f"<!DOCTYPE html><meta charset='utf-8'><title>notebook</title>{report.inspector(run_dir)._repr_html_()}",
         "utf-8",
     )
-    frame = new_page(saved.as_uri()).frame_locator("iframe")
+    page = new_page(saved.as_uri())
+    frame = page.frame_locator("iframe")
     frame.get_by_label("Search").fill("</textarea>")
     expect_count(frame, "1 shown.")
     frame.locator("#rows .open").click()

@@ -58,13 +58,12 @@ def start(directory: Path, base: Path, processes: int, *changes: str) -> list[Pr
     train = [TRAIN, "train", "recipes/tiny-cpu.yaml", *RECIPE, *changes]
     train += ["--runs", directory.parent, "--run", directory.name, "--base", base]
     together = ["--coordinator", f"127.0.0.1:{free_port()}", f"--processes={processes}", "--process"]
-    return [
-        Program(
-            *train, *([*together, number] if processes > 1 else []),
-            output=directory.with_name(f"{directory.name}.{number}.txt"), XLA_FLAGS=devices(4 // processes),
-        )
-        for number in range(processes)
-    ]  # fmt: skip
+    members = []
+    for number in range(processes):
+        arguments = [*train, *together, number] if processes > 1 else train
+        output = directory.with_name(f"{directory.name}.{number}.txt")
+        members.append(Program(*arguments, output=output, XLA_FLAGS=devices(4 // processes)))
+    return members
 
 
 def rows(directory: Path) -> list[dict]:

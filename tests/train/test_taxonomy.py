@@ -81,18 +81,18 @@ def test_whatever_is_wrong_has_a_cause(completion, solution, truncated):
 
 def test_categories_stand_in_the_order_of_the_rules():
     """From a record to which every rule applies, take away what the first one reads: the next one decides."""
-    found = [
-        strict := record(log("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)
-        | {"strict": True, "extracted": None},
-        cut := strict | {"strict": False},
-        none := cut | {"truncated": False},
-        slip := none | {"extracted": "14"},
-        early := slip | {"completion": log("2*7=14", 14)},
-        wrong := early | {"solution": "", "gold": "3"},
-        on := wrong | {"gold": "2", "completion": log("1*2=2 2*7=14", 14)},
-        on | {"completion": ""},
-    ]
-    assert tuple(map(taxonomy.classify, found)) == taxonomy.CATEGORIES == tuple(taxonomy.MEANINGS)
+    everything = record(log("2*7=15", 14), "14", "2*7=14 14-11=3", truncated=True)
+    right = everything | {"strict": True, "extracted": None}
+    cut_off = right | {"strict": False}
+    no_answer = cut_off | {"truncated": False}
+    slip = no_answer | {"extracted": "14"}
+    too_early = slip | {"completion": log("2*7=14", 14)}
+    wrong = too_early | {"solution": "", "gold": "3"}
+    too_late = wrong | {"gold": "2", "completion": log("1*2=2 2*7=14", 14)}
+    nothing = too_late | {"completion": ""}
+    records = [right, cut_off, no_answer, slip, too_early, wrong, too_late, nothing]
+    assert tuple(taxonomy.classify(one) for one in records) == taxonomy.CATEGORIES
+    assert tuple(taxonomy.MEANINGS) == taxonomy.CATEGORIES
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,8 @@ def test_a_true_calculation_is_true_and_a_false_one_is_false(a, operation, b, er
         a = value * b
     sign = f" {operation} " if spaces else operation
     (good,) = taxonomy.calculations(f"So {a}{sign}{b}={value}.")
-    assert good.true and good.operations == 1
+    assert good.true
+    assert good.operations == 1
     (bad,) = taxonomy.calculations(f"So {a}{sign}{b}={value + error}.")
     assert not bad.true
 

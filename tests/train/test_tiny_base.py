@@ -20,7 +20,8 @@ def record():
 def test_tags_are_single_ordinary_tokens_and_the_end_is_a_special_one(tokenizer):
     for tag in TAGS:
         ids = tokenizer.encode(tag, add_special_tokens=False)
-        assert len(ids) == 1 and ids[0] not in tokenizer.all_special_ids
+        assert len(ids) == 1
+        assert ids[0] not in tokenizer.all_special_ids
     text = prompts.template_completion("12+5=17 17-3=14", "14")
     ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -41,8 +42,10 @@ def test_prompts_and_completions_fit_the_course(tokenizer, record):
     for problem in words.generate("train", 300, seed=5):
         prompt = tokenizer.encode(prompts.render(tokenizer, problem.question))
         completion = tokenizer.encode(prompts.template_completion(problem.solution, problem.answer))
-        assert len(prompt) <= 44 and len(completion) + 1 <= 28
-    assert record["lengths"]["prompt_max"] <= 44 and record["lengths"]["completion_max"] <= 28
+        assert len(prompt) <= 44
+        assert len(completion) + 1 <= 28
+    assert record["lengths"]["prompt_max"] <= 44
+    assert record["lengths"]["completion_max"] <= 28
 
 
 def test_base_leaves_room_for_the_course(record):

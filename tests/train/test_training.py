@@ -72,15 +72,19 @@ def whole_run(build, tmp_path_factory):
 
 def test_every_step_gives_one_whole_row(whole_run, recipe):
     session, check, rows, seen = whole_run
-    assert check.mean_gap < 5e-3 and check.weights == 13 and check.tokens > 0
+    assert check.mean_gap < 5e-3
+    assert check.weights == 13
+    assert check.tokens > 0
     rates = [row["learning_rate"] for row in rows]
-    assert rates[0] > 0 and rates == sorted(rates)  # the warm-up
+    assert rates[0] > 0
+    assert rates == sorted(rates)  # the warm-up
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows == seen == read_jsonl(session.directory / "metrics.jsonl")
     for row in rows:
         assert {"loss", "grad_norm", "entropy", "clip_ratio", "reward", "accuracy", *CLOCKS} <= row.keys()
         assert {f"rewards/{name}/mean" for name in recipe.rewards} <= row.keys()
-        assert row["clip_ratio"] == 0 and "kl" not in row  # on-policy; without a reference
+        assert row["clip_ratio"] == 0  # on-policy
+        assert "kl" not in row  # without a reference
         assert row["reward"] == pytest.approx(sum(row[f"rewards/{name}/mean"] for name in recipe.rewards), abs=1e-5)
         assert row["seconds"] >= row["seconds_update"] > 0
         assert 0 < row["completions/mean_length"] <= recipe.rollout.max_completion_length
@@ -88,18 +92,19 @@ def test_every_step_gives_one_whole_row(whole_run, recipe):
 
 @pytest.mark.long
 def test_rows_of_a_run_with_every_measurement(build, root, tmp_path):
-    changes = [
-        *("grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"),
-        *("rollout.temperature=0.8", "training.learning_rate=1e-3", "grpo.watch_kl=3"),
-    ]
+    changes = ["grpo.correction=tis", "grpo.dynamic_sampling=3", "grpo.aggregation=step"]
+    changes += ["rollout.temperature=0.8", "training.learning_rate=1e-3", "grpo.watch_kl=3"]
     rows = training.train(build(tmp_path, load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, *changes])))
     assert [row["step"] for row in rows if "kl" in row] == [1, 3]
-    assert abs(rows[0]["kl"]) < 1e-6 < rows[2]["kl"]
+    assert abs(rows[0]["kl"]) < 1e-6
+    assert rows[2]["kl"] > 1e-6
     for row in rows:
         # The sampler's probabilities are the trainer's, also at another temperature.
         assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=2e-3)
-        assert 1 <= row["dynamic_sampling/passes"] <= 3 and row["dynamic_sampling/uniform_groups"] >= 0
-        assert all(metric(name) for name in row)
+        assert 1 <= row["dynamic_sampling/passes"] <= 3
+        assert row["dynamic_sampling/uniform_groups"] >= 0
+        for name in row:
+            assert metric(name), name
 
 
 def test_tensorboard_holds_the_steps_and_both_evaluations(whole_run):
@@ -153,7 +158,8 @@ def test_tensorboard_shows_the_last_of_many_starts_within_a_second(recipe, tmp_p
 def test_a_finished_run_is_left_alone(whole_run, build):
     session, _, rows, _ = whole_run
     again = build(session.directory)
-    assert again.step == 4 and training.train(again) == rows
+    assert again.step == 4
+    assert training.train(again) == rows
 
 
 def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothing(
@@ -164,7 +170,8 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
     said = []
     pipeline.run(recipe, tmp_path, log=said.append, progress=False)
     text = "\n".join(said)
-    assert batch_plan.table(recipe.plan, recipe.batch_given) in text and "converting" not in text
+    assert batch_plan.table(recipe.plan, recipe.batch_given) in text
+    assert "converting" not in text
     assert "warning: training.warmup_steps=5 is not less than the steps" in text
     for phase in ("before", "after"):
         found = EvalRun.load(tmp_path / "evals" / f"{phase}.jsonl").summary()
@@ -176,7 +183,8 @@ def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
     session = whole_run[0]
     exported = pipeline.export(session)
     folder, step = pipeline.export_step(recipe, session.directory, output=tmp_path / "newest")
-    assert step == 4 and files(folder) == files(exported)
+    assert step == 4
+    assert files(folder) == files(exported)
     with pytest.raises(CourseError, match="--overwrite"):
         pipeline.export_step(recipe, session.directory, output=folder)
 
@@ -187,7 +195,9 @@ def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
             path.write_bytes(path.read_bytes()[:300])
     said = []
     folder, step = pipeline.export_step(recipe, copy, output=folder, overwrite=True, log=said.append)
-    assert step == 2 and "step 4 cannot be read" in said[0] and newest.exists()  # nothing is moved
+    assert step == 2
+    assert "step 4 cannot be read" in said[0]
+    assert newest.exists()  # nothing is moved
     assert files(folder)["model.safetensors"] != files(exported)["model.safetensors"]
 
 
@@ -211,7 +221,9 @@ def test_damaged_training_checkpoints_are_said_and_the_one_before_is_taken(whole
             path.write_bytes(path.read_bytes()[:300])
     said = []
     assert build(tmp_path, log=said.append).step == 0
-    assert "update 4" in said[0] and "update 2" in said[0] and len(said) == 2
+    assert "update 4" in said[0]
+    assert "update 2" in said[0]
+    assert len(said) == 2
     assert sorted(path.name for path in (folder / "damaged").iterdir()) == ["actor-2", "actor-4"]
 
 
@@ -239,7 +251,8 @@ def test_damaged_seconds_cost_the_sum_and_not_the_run(tmp_path, content):
     (tmp_path / "seconds.json").write_text(content)
     said = []
     assert pipeline._seconds_before(tmp_path, said.append) == 0
-    assert len(said) == 1 and "seconds.json cannot be read" in said[0]
+    assert len(said) == 1
+    assert "seconds.json cannot be read" in said[0]
 
 
 def change(recipe, **sections):
@@ -277,9 +290,11 @@ def test_the_rows_rates_are_the_optimizers(recipe, schedule, warmup):
 
 def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
     cosine = change(recipe, training={"schedule": "cosine", "steps": 100, "warmup_steps": 10})
-    rate, peak = learning_rate_schedule(cosine.training), recipe.training.learning_rate
+    rate = learning_rate_schedule(cosine.training)
+    peak = recipe.training.learning_rate
     rates = [float(rate(step)) / peak for step in (0, 10, 55, 99, 100)]
-    assert rates == pytest.approx([0.1, 1, 0.5, 0, 0], abs=1e-3) and rates[3] > 0
+    assert rates == pytest.approx([0.1, 1, 0.5, 0, 0], abs=1e-3)
+    assert rates[3] > 0
 
 
 @pytest.mark.parametrize(
@@ -290,8 +305,12 @@ def test_the_cosine_ends_at_zero_after_the_last_step(recipe):
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatch, tmp_path, sections, key):
-    missing, found = {"vllm", "wandb"}, importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name))
+    find_spec = importlib.util.find_spec
+
+    def find_all_but_two(name, *rest):
+        return None if name in ("vllm", "wandb") else find_spec(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_all_but_two)
     with pytest.raises(CourseError, match=key):
         pipeline.build_session(change(recipe, **sections), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -406,7 +425,8 @@ def test_checkpoints_may_be_in_a_bucket(recipe, tmp_path):
 
 
 def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monkeypatch):
-    begun, logged = [], []
+    begun = []
+    logged = []
 
     def init(**arguments):
         begun.append(arguments)
@@ -417,7 +437,8 @@ def test_a_run_that_goes_on_goes_on_in_the_same_wandb_run(recipe, tmp_path, monk
     for directory in (tmp_path / "run", tmp_path / "run", tmp_path / "other"):
         _, wandb = tracking.start(offline.tracking, directory, 0, config=offline.model_dump(mode="json"))
     first, second, other = (arguments["id"] for arguments in begun)
-    assert first == second != other and {arguments["resume"] for arguments in begun} == {"allow"}
+    assert first == second != other
+    assert {arguments["resume"] for arguments in begun} == {"allow"}
     wandb.log({"step": 3, "reward": 0.5, "validation_accuracy": None})
     assert logged == [({"reward": 0.5}, 3)]
 
@@ -467,9 +488,11 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
 
     seconds = {"generating": 1.5, "syncing": 0.5}
     sampler = SimpleNamespace(lengths=[4, 6, 8, 2], truncated=[False, True, False, False], seconds=seconds)
-    good, bad = "<reasoning>1+1=2</reasoning><answer>2</answer>", "<answer>3</answer>"
-    completions, part = [good, bad, "so 2", good], TimedReward(tags)
-    assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values and part.__name__ == "tags"
+    good = "<reasoning>1+1=2</reasoning><answer>2</answer>"
+    completions = [good, "<answer>3</answer>", "so 2", good]
+    part = TimedReward(tags)
+    assert part(["p"] * 4, completions, answer=["2"] * 4) == part.values
+    assert part.__name__ == "tags"
     metrics = batch_metrics(
         sampler, 2, [part], lambda: 0.125, prompts=["p"] * 4, completions=completions,
         answer=["2"] * 4, kind=["tagged"] * 4, rewards=np.array([1.0, 0.0, 0.5, 0.5]), advantages=None,
@@ -492,19 +515,18 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
         "seconds_rollout": 1.5,
         "seconds_sync": 0.5,
     }
-    written = values.keys() | {
-        *("seconds_reward", *TUNIX_METRICS.values()),
-        # From the timer, the reference model's, the recorder and pipeline.validation.
-        *("seconds", "seconds_update", "tokens_per_second", "step", "learning_rate", "compilations"),
-        "peak_memory_gib",  # of a chip
-        *("validation_accuracy", "validation_lenient"),
-        # From learner and optimizer, where a recipe asks for them.
-        *("dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta", "temperature"),
-    }
+    written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
+    # From the timer, the reference model's, the recorder and pipeline.validation.
+    written |= {"seconds", "seconds_update", "tokens_per_second", "step", "learning_rate", "compilations"}
+    written |= {"peak_memory_gib"}  # of a chip
+    written |= {"validation_accuracy", "validation_lenient"}
+    # From learner and optimizer, where a recipe asks for them.
+    written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta", "temperature"}
     assert set(glossary([dict.fromkeys(written, 0.0)])) == written
     assert {name for name in METRICS if "NAME" not in name} <= written, "an entry for a metric that nothing writes"
     joins = {name.removeprefix("step/"): join for name, (_, join) in metrics.items()}
-    assert joins["seconds_rollout"]([1.5, 1.5]) == 3 and joins["reward"]([0.0, 1.0]) == 0.5  # of two
+    assert joins["seconds_rollout"]([1.5, 1.5]) == 3
+    assert joins["reward"]([0.0, 1.0]) == 0.5  # of two
 
 
 def test_metrics_of_a_task_are_over_its_own_completions_of_all_micro_batches():
@@ -516,15 +538,19 @@ def test_metrics_of_a_task_are_over_its_own_completions_of_all_micro_batches():
             answer=["2"] * 4, kind=["tagged"] * 4, task=np.array(tasks), rewards=np.array(rewards), advantages=None,
         )  # fmt: skip
 
-    one, other = metrics(["a", "a", "b", "b"], [1.0, 0.0, 1.0, 1.0]), metrics(["b"] * 4, [0.0, 0.0, 1.0, 0.0])
+    first = metrics(["a", "a", "b", "b"], [1.0, 0.0, 1.0, 1.0])
+    second = metrics(["b"] * 4, [0.0, 0.0, 1.0, 0.0])
 
     def joined(name):
-        parts, (_, join) = [part[name][0] for part in (one, other) if name in part], one[name]
-        return join(np.array(parts))
+        _, join = first[name]
+        return join(np.array([micro_batch[name][0] for micro_batch in (first, second) if name in micro_batch]))
 
-    assert joined("step/tasks/a/reward") == 0.5 and joined("step/tasks/b/reward") == 0.5
-    assert joined("step/tasks/a/frac_reward_zero_std") == 0 and joined("step/tasks/b/frac_reward_zero_std") == 2 / 3
-    assert joined("step/tasks/b/accuracy") == 1 and not any(name.startswith("step/tasks/a") for name in other)
+    assert joined("step/tasks/a/reward") == 0.5
+    assert joined("step/tasks/b/reward") == 0.5
+    assert joined("step/tasks/a/frac_reward_zero_std") == 0
+    assert joined("step/tasks/b/frac_reward_zero_std") == 2 / 3
+    assert joined("step/tasks/b/accuracy") == 1
+    assert not any(name.startswith("step/tasks/a") for name in second)
 
 
 def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tmp_path):
@@ -534,18 +560,21 @@ def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tm
     for name in ("reward", "seconds", "completions/mean_length"):
         recorder.log_scalar(f"step/train/{name}", 2.0, step=0)
     recorder.log_scalar("actor/train/loss", float("nan"), step=1)
-    assert seen == [] and not recorder.path.exists()
+    assert seen == []
+    assert not recorder.path.exists()
     recorder.log_scalar("actor/train/entropy", 0.25, step=1)
     row = {
         "step": 1, "learning_rate": 0.5, "loss": None, "entropy": 0.25, "tokens_per_second": 8.0,
         "reward": 2.0, "seconds": 2.0, "completions/mean_length": 2.0,
     }  # fmt: skip
-    assert seen == read_jsonl(recorder.path) == [row] and row.keys() >= REQUIRED_METRICS
+    assert seen == read_jsonl(recorder.path) == [row]
+    assert row.keys() >= REQUIRED_METRICS
     recorder.add(1, {"validation_accuracy": 0.75})
     assert read_jsonl(recorder.path) == [row | {"validation_accuracy": 0.75}] == seen[1:]
     assert recorder.rows == seen[1:]
     again = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
-    assert again.last_step == 1 and again.begin(0, None) == [] == read_jsonl(recorder.path)
+    assert again.last_step == 1
+    assert again.begin(0, None) == [] == read_jsonl(recorder.path)
 
 
 def test_a_recorder_writes_only_in_the_first_process_and_only_its_own_training(tmp_path):
@@ -560,5 +589,6 @@ def test_a_recorder_writes_only_in_the_first_process_and_only_its_own_training(t
     for recorder in (other, waiting, over):
         recorder.log_scalar("step/train/reward", 2.0, step=0)
     other.add(1, {"validation_accuracy": 0.75})
-    assert [row["step"] for row in other.rows] == [1] and waiting.pending == over.pending == {}
+    assert [row["step"] for row in other.rows] == [1]
+    assert waiting.pending == over.pending == {}
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,8 @@ PROMPTS = [f"<|im_start|>user\nAna has {n} cards.<|im_end|>\n<|im_start|>assista
 
 
 def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, rollout_config, tiny_actor, tokenizer):
-    first, second = sampler.generate(PROMPTS, rollout_config).text, sampler.generate(PROMPTS, rollout_config).text
+    first = sampler.generate(PROMPTS, rollout_config).text
+    second = sampler.generate(PROMPTS, rollout_config).text
     assert first != second
     again = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
     assert again.generate(PROMPTS, rollout_config).text == first
@@ -58,13 +59,13 @@ def test_completions_keep_their_end_token_unless_truncated(sampler, rollout_conf
 
 
 def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
-    one, other = (
-        greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=size)
-        for size in (8, 3)
-    )
-    together = one(PROMPTS)
-    assert [g.text for g in together] == [other([prompt])[0].text for prompt in PROMPTS]
-    assert all(g.tokens <= 12 and (g.tokens == 12 or not g.truncated) for g in together)
+    by_eight = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=8)
+    by_three = greedy_generate(sampler.module_and_state, tokenizer, max_completion_length=12, batch_size=3)
+    together = by_eight(PROMPTS)
+    assert [generation.text for generation in together] == [by_three([prompt])[0].text for prompt in PROMPTS]
+    for generation in together:
+        assert generation.tokens <= 12
+        assert generation.tokens == 12 or not generation.truncated
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,8 @@ def models(request):
     sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     config = model_config(request.param, 1e6, sizes | {"vocab_size": 28, "norm_eps": 1e-6, "use_tied_embedding": True})
     stock = nnx.eval_shape(lambda: tunix_models.require_family(request.param).model(config, rngs=nnx.Rngs(0)))
-    weights, rng = nnx.state(stock), np.random.default_rng(0)
+    weights = nnx.state(stock)
+    rng = np.random.default_rng(0)
     for path, weight in weights.flat_state():  # Tunix's are so small that every token would be as likely as another
         scale = 0.7 if "embedder" in path else 0.3
         values = np.ones(weight.shape) if "norm" in str(path) else rng.normal(0, scale, weight.shape)
@@ -125,10 +127,12 @@ def models(request):
 )
 def test_a_shared_prompt_gives_the_texts_of_tunix(models, group, limit, sampling):
     """Tokens of the stock sampler, for prompts of 1 to 9 letters."""
-    prompts, rng = [], np.random.default_rng(0)
+    prompts = []
+    rng = np.random.default_rng(0)
     for _ in range(0, 32, group):
         prompts += ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 10)))] * group
-    prompts, keys = prompts[:32], row_keys(jax.random.PRNGKey(0), np.arange(32))
+    prompts = prompts[:32]
+    keys = row_keys(jax.random.PRNGKey(0), np.arange(32))
     found = []
     for model in models:
         sampler = make_sampler(model, Letters(), 32)
@@ -216,7 +220,8 @@ def test_a_cut_of_a_rollout_keeps_the_noise_of_rows(sampler, rollout_config, tin
 
 def test_a_temperature_that_is_an_array_is_sampled_at_and_compiles_nothing_new(models):
     """At 0.5, by which numbers are divided without rounding, with the texts of the number 0.5."""
-    sampler, rows = make_sampler(models[1], Letters(), 32), ["abc", "defg"] * 4
+    sampler = make_sampler(models[1], Letters(), 32)
+    rows = ["abc", "defg"] * 4
     options = {"max_generation_steps": 20, "max_prompt_length": 9, "top_p": 1.0}
     noise = functools.partial(row_keys, jax.random.PRNGKey(0), np.arange(8))
 
@@ -224,8 +229,10 @@ def test_a_temperature_that_is_an_array_is_sampled_at_and_compiles_nothing_new(m
         seed = tunix_sampler.RowNoise(noise(), jnp.full(8, temperature))
         return sampler(rows, temperature=1.0, seed=seed, **options | more).text
 
-    texts, compiled = at(0.5), sampler._compiled_decode_fn._cache_size()
-    assert at(2.0) != texts and sampler._compiled_decode_fn._cache_size() == compiled
+    texts = at(0.5)
+    compiled = sampler._compiled_decode_fn._cache_size()
+    assert at(2.0) != texts
+    assert sampler._compiled_decode_fn._cache_size() == compiled
     assert texts == sampler(rows, temperature=0.5, seed=noise(), **options).text
     assert at(0.5, top_k=3) == sampler(rows, temperature=0.5, seed=noise(), **options, top_k=3).text
 
@@ -235,7 +242,8 @@ def test_a_shared_prompt_is_kept_once(models):
 
     def held(model, group):
         sampler = make_sampler(model, Letters(), 32)
-        sampler.group, sampler.eos_ids = group, jnp.array([1])
+        sampler.group = group
+        sampler.eos_ids = jnp.array([1])
         settings = (32, False, None, 1.0, None, None, jax.random.PRNGKey(0), None)
         state = sampler.init_sample_state(jnp.full((16, 12), 2), *settings)
         state = jax.eval_shape(sampler._prefill_fn, sampler._flattened_transformer_state, state)

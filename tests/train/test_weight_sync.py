@@ -20,10 +20,10 @@ def logps(tiny_actor):
 
 def replace_weight(sampler, name, change):
     """Change one weight inside the sampler, as a faulty sync would."""
-    flat = {
-        path: variable.replace(change(variable.get_value())) if ".".join(map(str, path)) == name else variable
-        for path, variable in sampler._sampler.transformer_state.flat_state()
-    }
+    flat = dict(sampler._sampler.transformer_state.flat_state())
+    for path, variable in flat.items():
+        if ".".join(map(str, path)) == name:
+            flat[path] = variable.replace(change(variable.get_value()))
     sampler._sampler.transformer_state = nnx.State.from_flat_path(flat)
 
 

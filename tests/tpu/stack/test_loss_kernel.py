@@ -101,7 +101,8 @@ def compiled(root):
         [sys.executable, "-c", COMPILE, json.dumps(list(programs()))], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(line) for line in re.findall(r"^RESULT (.*)", done.stdout, re.MULTILINE))
+    lines = re.findall(r"^RESULT (.*)", done.stdout, re.MULTILINE)
+    return dict(json.loads(line) for line in lines)
 
 
 @pytest.mark.parametrize("accelerator", SLICES)
@@ -109,9 +110,12 @@ def compiled(root):
 def test_fused_with_the_head_it_compiles_at_every_recipe_s_shape(compiled, accelerator, model):
     vocabulary, width, _, tokens = SHAPES[model]
     found = compiled[f"{accelerator} {model} hidden"]
-    assert found["kernels"] == 1 and found["gathers"] and found["scatters"]
+    assert found["kernels"] == 1
+    assert found["gathers"]
+    assert found["scatters"]
     # The head is gathered once; in addition a chunk of logits, hidden states in float32 and what XLA needs for both.
-    head, hidden = 2 * vocabulary * width, 4 * SEQUENCES * tokens * width
+    head = 2 * vocabulary * width
+    hidden = 4 * SEQUENCES * tokens * width
     assert found["temporaries"] < head + 4 * hidden + 0.4 * GIB
     # Logits of one device alone would be more than that.
     assert found["temporaries"] - head < 4 * SEQUENCES * tokens * vocabulary
@@ -121,7 +125,8 @@ def test_fused_with_the_head_it_compiles_at_every_recipe_s_shape(compiled, accel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_gradient_takes_the_place_of_the_logits(compiled, accelerator, dtype):
     found = compiled[f"{accelerator} logits {dtype}"]
-    assert found["kernels"] == 2 and not found["gathers"]
+    assert found["kernels"] == 2
+    assert not found["gathers"]
     assert found["aliased"] == SEQUENCES * 768 * 151936 * (2 if dtype == "bfloat16" else 4)
     assert found["temporaries"] < 0.1 * GIB
 
@@ -130,7 +135,8 @@ def test_the_gradient_takes_the_place_of_the_logits(compiled, accelerator, dtype
 def test_every_shape_compiles_and_long_ragged_ones_are_not_padded(compiled, shape):
     sequences, tokens, vocabulary = shape
     found = compiled[f"ragged {shape}"]
-    assert found["kernels"] == 2 and compiled[f"ragged hidden {shape}"]["kernels"] == 1
+    assert found["kernels"] == 2
+    assert compiled[f"ragged hidden {shape}"]["kernels"] == 1
     if shape in RAGGED[:2]:
         assert found["temporaries"] < 0.2 * 2 * sequences * tokens * vocabulary
 

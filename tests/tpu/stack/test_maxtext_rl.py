@@ -38,7 +38,8 @@ def test_twenty_steps_lift_the_accuracy(tmp_path):
     log = done.stdout + done.stderr
     found = {when: (int(right), int(n), float(form)) for when, right, n, form in PERCENT.findall(log)}
     assert found.keys() == {"Pre", "Post"}, log[-4000:]
-    (before, n, _), (after, _, form) = found["Pre"], found["Post"]
+    before, n, _ = found["Pre"]
+    after, _, form = found["Post"]
     assert n == 256
     assert before / n < 0.6  # our own evaluation of the base says 43.9 % of 1,000
     assert after / n > 0.86
@@ -79,7 +80,8 @@ def test_upstream_gets_the_mended_head_of_untied_models(monkeypatch):
     from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter, VllmWeightMapping
 
     monkeypatch.setattr(TunixMaxTextAdapter, "to_hf_mappings", TunixMaxTextAdapter.to_hf_mappings)
-    name, head = "qwen2.5-7b", "base.decoder.logits_dense.kernel"
+    name = "qwen2.5-7b"
+    head = "base.decoder.logits_dense.kernel"
     adapter = SimpleNamespace(
         base=SimpleNamespace(config=SimpleNamespace(model_name=name)),
         use_no_op_mappings=False,

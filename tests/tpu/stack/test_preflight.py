@@ -42,8 +42,8 @@ def done(root, tmp_path_factory):
         "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
         "cli.main()\n"
     )
-    cache = str(tmp_path_factory.mktemp("cache"))
-    start = [sys.executable, "-c", code, cache, "preflight", "recipes/tiny-cpu.yaml", "--json"]
+    start = [sys.executable, "-c", code, str(tmp_path_factory.mktemp("cache"))]
+    start += ["preflight", "recipes/tiny-cpu.yaml", "--json"]
     return {
         name: subprocess.run([*start, *arguments], cwd=root, capture_output=True, text=True)
         for name, arguments in COMMANDS.items()
@@ -69,14 +69,19 @@ def parameters(sizes):
     width, head, heads, kv = (
         sizes[key] for key in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
     )
-    layer = width * head * (2 * heads + 2 * kv) + 3 * width * sizes["intermediate_size"] + 2 * width + 2 * head
+    attention = width * head * (2 * heads + 2 * kv)
+    layer = attention + 3 * width * sizes["intermediate_size"] + 2 * width + 2 * head
     return sizes["vocab_size"] * width + sizes["num_hidden_layers"] * layer + width
 
 
 def test_the_tiny_recipe_compiles_and_fits_and_a_second_call_compiles_nothing(done, results):
     fits = results["fits"]
-    assert fits.fits and fits.margin > 0 and fits.lower_bound.seconds > 0 and fits.hints == ()
-    assert "compiling" in done["fits"].stderr and len(done["fits"].stdout.splitlines()) == 1
+    assert fits.fits
+    assert fits.margin > 0
+    assert fits.lower_bound.seconds > 0
+    assert fits.hints == ()
+    assert "compiling" in done["fits"].stderr
+    assert len(done["fits"].stdout.splitlines()) == 1
     assert "compiling" not in done["again"].stderr
     assert results["again"] == fits
 
@@ -85,7 +90,8 @@ def test_the_kernel_s_loss_is_compiled_for_the_update_and_for_the_reference(resu
     result = results["pallas"]
     assert [program.kind for program in result.programs] == ["update", "logps", "prefill", "decode"]
     # The same weights, optimizer and batch; the reference's log-probabilities are added, in packed rows of 96 tokens.
-    jax, pallas = results["fits"].programs[0].compilation, result.programs[0].compilation
+    jax = results["fits"].programs[0].compilation
+    pallas = result.programs[0].compilation
     assert (pallas.parameter_shard, pallas.optimizer_shard) == (jax.parameter_shard, jax.optimizer_shard)
     assert pallas.batch == jax.batch + 4 * 8 * 96 // 4
 
@@ -93,13 +99,14 @@ def test_the_kernel_s_loss_is_compiled_for_the_update_and_for_the_reference(resu
 def test_the_compiler_s_sizes_are_those_of_the_parameters(results, sizes):
     """Two independent derivations: shapes in config.json, and the arguments of what was compiled."""
     found = results["fits"].programs[0].compilation
-    count, own = parameters(sizes), found.parameter_shard + found.optimizer_shard + found.batch
+    count = parameters(sizes)
+    given = found.parameter_shard + found.optimizer_shard + found.batch
     assert found.parameters == count
     assert found.parameter_bytes == 2 * count  # bfloat16
     # Two moments and the accumulated gradients in float32; norms are not split, so a shard is a little over a quarter.
     assert found.optimizer_shard == pytest.approx(3 * 4 * count / 4, rel=0.01)
     # In memory small arrays are padded to whole tiles, which is much for a model of this size.
-    assert own <= found.arguments < 2 * own
+    assert given <= found.arguments < 2 * given
     # Tunix donates the optimizer's state and not the weights: those are outputs.
     assert found.optimizer_shard <= found.aliased < found.arguments
     assert found.parameter_shard <= found.outputs - found.aliased < 2 * found.parameter_shard
@@ -122,7 +129,8 @@ def test_the_sampler_s_sizes_are_those_of_the_model(results, sizes, command, dev
         own = made.sampler_shard + made.cache_shard + made.batch
         assert own <= made.arguments < 2 * own  # small arrays are padded to whole tiles
         assert made.aliased >= made.cache_shard  # the cache is written where it is
-        assert made.outputs - made.aliased < 4096 and made.temporaries > 0
+        assert made.outputs - made.aliased < 4096
+        assert made.temporaries > 0
     (chip,) = results[command].chips
     lines = {line.name: line for line in chip.lines}
     decode = found["decode"].compilation
@@ -143,15 +151,19 @@ def test_the_attention_kernel_of_vllm_is_compiled_or_the_recipe_is_refused_in_on
     update, kernel = results["vllm"].programs
     assert (update.kind, kernel.kind) == ("update", "attention")
     # One layer's cache is written where it is: keys and values of 128 x 88 tokens at least, in bfloat16.
-    assert kernel.compilation.code > 0 and kernel.compilation.aliased >= 2 * 2 * sizes["head_dim"] * 128 * 88
+    assert kernel.compilation.code > 0
+    assert kernel.compilation.aliased >= 2 * 2 * sizes["head_dim"] * 128 * 88
     refusal = done["no kernel"].stderr.splitlines()[-1]
-    assert (done["no kernel"].returncode, done["no kernel"].stdout) == (2, "") and "in blocks of 17 tokens" in refusal
+    assert (done["no kernel"].returncode, done["no kernel"].stdout) == (2, "")
+    assert "in blocks of 17 tokens" in refusal
     assert refusal.startswith("error: rollout.engine=vllm: tpu-inference has no attention kernel for 2 query and 1 ")
 
 
 def test_an_absurd_micro_batch_does_not_fit_and_hints_are_given(done, results):
     absurd = results["absurd"]
     found = absurd.programs[0].compilation
-    assert done["absurd"].returncode == 1 and not absurd.fits
-    assert found.oom_message and found.bytes_needed > 31.24 * 2**30 / 4
+    assert done["absurd"].returncode == 1
+    assert not absurd.fits
+    assert found.oom_message
+    assert found.bytes_needed > 31.24 * 2**30 / 4
     assert absurd.hints[0].startswith("training.micro_batch_size=49152")

@@ -45,14 +45,15 @@ def shapes() -> dict[str, list[str]]:
 
 def engines() -> dict[str, str]:
     """Recipe -> the engine of its smoke test: its own for the first of each kind."""
-    found, kinds = {}, set()
+    engine_of: dict[str, str] = {}
+    kinds = set()
     for name in SHAPES:
         scaled = smoke_test.scaled_recipe(load_recipe(RECIPES / name))
-        engine, grpo = scaled.rollout.engine, scaled.grpo
-        kind = (engine, scaled.hardware.colocated, grpo.beta > 0, grpo.iterations > 1)
-        found[name] = "tunix" if kind in kinds else engine
+        engine = scaled.rollout.engine
+        kind = (engine, scaled.hardware.colocated, scaled.grpo.beta > 0, scaled.grpo.iterations > 1)
+        engine_of[name] = "tunix" if kind in kinds else engine
         kinds.add(kind)
-    return found
+    return engine_of
 
 
 SHAPES = shapes()
@@ -64,11 +65,12 @@ def is_short(name: str) -> bool:
     return ENGINES[name] == "vllm" and load_recipe(RECIPES / name).loss.implementation != "pallas"
 
 
-each_shape = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if is_short(name) else pytest.mark.nightly) for name in SHAPES],
-    ids=lambda name: f"{' = '.join(SHAPES[name])} through {ENGINES[name]}",
-)
+def name_of_test(name: str) -> str:
+    return f"{' = '.join(SHAPES[name])} through {ENGINES[name]}"
+
+
+CASES = [pytest.param(name, marks=[] if is_short(name) else pytest.mark.nightly) for name in SHAPES]
+each_shape = pytest.mark.parametrize("name", CASES, ids=name_of_test)
 
 
 @pytest.fixture(scope="session")
@@ -102,14 +104,17 @@ def test_it_passes(name, base, request, tmp_path):
         gsm8k = None
     result = result_of(smoke(name, tmp_path, base, gsm8k))
     recipe = load_recipe(RECIPES / name)
-    assert result["passed"] and result["engine"] == ENGINES[name]
-    assert result["weights"] > 0 and result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
+    assert result["passed"]
+    assert result["engine"] == ENGINES[name]
+    assert result["weights"] > 0
+    assert result["mean_gap"] < MAX_MEAN_GAP[recipe.model.dtype]
     assert result["update_applied"] > 0.9
     assert result["architecture"] == random_model.family(recipe.model)
 
     run = Path(result["run"])
     rows = read_jsonl(run / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2] and all(row["loss"] is not None for row in rows)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["loss"] is not None for row in rows)
     assert ("kl" in rows[-1]) == bool(recipe.grpo.beta)
     scaled = load_recipe(run / "recipe.yaml")
     for when in ("before", "after"):

@@ -92,14 +92,17 @@ def test_twenty_steps_learn_what_the_cpu_engine_learns(tied_run):
 
     Untied models and other architectures: test_smoke_test.py.
     """
-    before, after = tied_run["before"], tied_run["after"]
+    before = tied_run["before"]
+    after = tied_run["after"]
     assert before["n"] == after["n"] == 256
     assert 0.25 <= before["accuracy"] <= 0.45
     assert after["accuracy"] >= 0.85
     assert after["format_accuracy"] >= 0.95  # no end-of-turn token in the text
     assert [row["step"] for row in tied_run["rows"]] == list(range(1, 21))
     for check in (tied_run["check"], tied_run["check_after"]):
-        assert check["weights"] == 13 and check["tokens"] > 100 and check["mean_gap"] < 2e-3
+        assert check["weights"] == 13
+        assert check["tokens"] > 100
+        assert check["mean_gap"] < 2e-3
 
 
 def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run):
@@ -107,14 +110,16 @@ def test_a_call_draws_fresh_noise_and_completions_keep_their_end_token(tied_run)
     assert found["first"] != found["second"]
     assert found["first"] == found["again"]  # a seed repeats it
     for last, truncated, length in zip(found["last_tokens"], found["truncated"], found["lengths"], strict=True):
-        assert (last == END_OF_TURN) is not truncated and 0 < length <= 24
+        assert (last == END_OF_TURN) is not truncated
+        assert 0 < length <= 24
 
 
 def test_an_untied_model_without_the_workaround_is_refused(grpo, untied_model, tmp_path):
     """MaxText 0.2.5 and tpu-inference 0.31.0.  When this fails, untied_lm_head_mapping is no longer needed."""
     result = grpo(tmp_path, [*SHORT, f"model.path={untied_model}"], stock_mapping=True)
     assert "rows" not in result
-    assert "decoder.logits_dense.kernel" in result["refused"] and "model.lm_head" in result["refused"]
+    assert "decoder.logits_dense.kernel" in result["refused"]
+    assert "model.lm_head" in result["refused"]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +133,8 @@ def test_two_iterations_make_one_row_a_step(two_iterations):
     assert all({"loss", "entropy", "grad_norm", "clip_ratio", "reward"} <= row.keys() for row in rows)
     # A step's rate, whatever the number of its updates: the warm-up of five steps ends before the sixth.
     rates = [row["learning_rate"] for row in rows]
-    assert rates == sorted(set(rates)) and rates[5] == pytest.approx(TINY_RATE)
+    assert rates == sorted(set(rates))
+    assert rates[5] == pytest.approx(TINY_RATE)
     assert two_iterations["check_after"]["mean_gap"] < 2e-3
 
 
@@ -152,7 +158,8 @@ def test_two_replicas_on_devices_of_their_own_whose_processes_end_with_the_run(g
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in children if psutil.pid_exists(pid)], timeout=5)
     assert not alive  # they would hold the chips
     result = grpo(tmp_path, job, devices=4)
-    assert result["started_at"] == stopped["interrupted_at"] and len(result["rows"]) == 6
+    assert result["started_at"] == stopped["interrupted_at"]
+    assert len(result["rows"]) == 6
     assert result["devices"] == {"trainer": [0, 1], "sampler": [2, 3]}
     assert max(result[check]["mean_gap"] for check in ("check", "check_after")) < 2e-3
 
@@ -170,7 +177,8 @@ def test_after_vllm_s_own_precompilation_steps_stop_compiling(root, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     first, *later = (row["compilations"] for row in read_jsonl(tmp_path / "tiny-cpu" / "metrics.jsonl"))
-    assert first > 10 > later[0] and later[-1] == 0
+    assert first > 10 > later[0]
+    assert later[-1] == 0
 
 
 def test_upstream_still_asks_a_text_model_for_its_text_config():
