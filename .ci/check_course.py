@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 import run_notebooks  # .ci/run sets PYTHONPATH
 
+from grpo_lib import analysis
 from grpo_lib.evaluation import EvalRun
-from grpo_train.report import comparison
 
 run_dir = Path("runs/course")
 summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
@@ -20,7 +20,7 @@ evaluations = [(run_dir / "evals" / f"{when}.jsonl").read_text(encoding="utf-8")
 low, high = summary["difference_interval"]
 runs = [EvalRun.load(run_dir / "evals" / f"{when}.jsonl") for when in ("before", "after")]
 verdicts = [(old["strict"], new["strict"]) for old, new in zip(*(run.records for run in runs), strict=True)]
-parts = comparison.gain_parts(*runs)
+parts = analysis.gain_parts(*runs)
 
 checks = {
     "at least 1,000 problems, the same number before and after": before["n"] == after["n"] >= 1000,

@@ -40,7 +40,7 @@ from job import ROOT, machine
 from tqdm import tqdm
 from tunix.rl import function_registry
 
-from grpo_lib import evaluation, rewards
+from grpo_lib import analysis, evaluation, rewards
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems, take_different
 from grpo_lib.prompts import template_completion
@@ -51,7 +51,6 @@ from grpo_train.engines import conversion, maxtext_model, optimizer, weight_sync
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.engines.weight_sync import padded
 from grpo_train.recipes import Recipe, load_recipe
-from grpo_train.report import taxonomy
 
 RECIPE, REAL = ROOT / "recipes/tiny-cpu.yaml", ROOT / "recipes/smollm2-135m-cpu.yaml"
 FOLDER = ROOT / "assets/experiments"
@@ -157,7 +156,7 @@ def passes(session: training.Session) -> Run:
     rights, worked = dict.fromkeys(run.rates("strict"), 0), dict.fromkeys(run.rates("strict"), 0)
     for record in (record for record in run.records if not record["greedy"]):
         rights[record["id"]] += record["strict"]
-        worked[record["id"]] += taxonomy.works_out_gold(record)
+        worked[record["id"]] += analysis.works_out_gold(record)
     found = {
         name: float(np.mean([pass_at_k(32, count, k) for count in counts.values()]))
         for k in (1, 4, 32)

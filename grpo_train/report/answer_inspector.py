@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lib import answers, rewards
+from grpo_lib import analysis, answers, rewards
 from grpo_lib.records import Record, by_problem, kind_of
-from grpo_train.report import comparison, html_page, taxonomy
+from grpo_train.report import comparison, html_page
 
 # Bits of a completion's verdicts; inspector.js reads them.
 FLAGS = {"strict": 1, "lenient": 2, "partial": 4, "format": 8, "truncated": 16, "greedy": 32}
@@ -67,7 +67,7 @@ def page_data(compared: comparison.Comparison) -> dict[str, Any]:
     return {
         "phases": list(compared.runs),
         "models": [models.pop() if len(models) == 1 else None for models in answered_by],
-        "categories": list(taxonomy.MEANINGS.items()),
+        "categories": list(analysis.MEANINGS.items()),
         "parts": [function.__name__ for function in compared.functions],
         "prompts": list(prompts),
         "notes": list(notes),
@@ -92,7 +92,7 @@ def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: 
         record["completion"],
         record["extracted"],
         _flags(record),
-        taxonomy.CATEGORIES.index(taxonomy.classify(record)),
+        analysis.CATEGORIES.index(analysis.classify(record)),
         record.get("tokens"),
         [notes.setdefault((part.points, part.why), len(notes)) for part in parts],
         answers.answer_block(record["completion"]),

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lib import statistics
+from grpo_lib import analysis, statistics
 from grpo_lib.common import environment
 from grpo_lib.records import EvalRun
 from grpo_train.report import comparison, html_page
@@ -195,8 +195,8 @@ def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
 
 
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
-    """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
-    rows = comparison.gain_parts(before, after)
+    """The gain in strict accuracy, part by part (analysis.gain_parts), with 95 % intervals."""
+    rows = analysis.gain_parts(before, after)
     figure, axes = _subplot(5.4, 0.9 + 0.36 * len(rows))
     gains = [100 * row["gain"] for row in rows]
     ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import statistics
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import read_json_if_exists, write_text_atomic
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import load_recipe
 from grpo_train.report import answer_inspector, comparison, figures, html_page
-from grpo_train.report.comparison import PHASES, Comparison, read_json
+from grpo_train.report.comparison import PHASES, Comparison
 from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
 from grpo_train.runs import health_checks
 from grpo_train.runs.metric_glossary import Row, read_metrics
@@ -84,7 +84,7 @@ def write_report(run_dir: str | os.PathLike) -> Path:
 
 def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
     """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
-    saved = read_json(run_dir / "summary.json")
+    saved = read_json_if_exists(run_dir / "summary.json")
     if before and after:
         return saved | summarize(
             before, after, **{key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
@@ -159,7 +159,7 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
         ]
     for run in list(compared.runs.values())[-1:]:
         facts += [f"{len(run.verdicts('strict')):,} test problems" + f" ({sources})" * bool(sources)]
-    return [*facts, *_machine(read_json(run_dir / "environment.json"))]
+    return [*facts, *_machine(read_json_if_exists(run_dir / "environment.json"))]
 
 
 def _machine(environment: dict[str, Any]) -> list[str]:
