@@ -7,7 +7,7 @@
 Every problem counts: a completion that is empty, cut short, or makes the grader raise is a wrong answer, never a
 missing one. A finished file is read, and no completion is generated again: the model that made before.jsonl no longer
 exists once training has begun. (Its completions are graded again when they are read: see records.) An interrupted
-evaluation goes on where it stopped (runs/eval_cache.py).
+evaluation goes on where it stopped (grpo_lib/eval_cache.py).
 
 Two arguments of `evaluate` need a word. `sampled` is a second `generate`, which draws its completions at a temperature
 where the first one is greedy: one evaluation then has the greedy accuracy, pass@k and maj@k. `settings` is a JSON
