@@ -237,27 +237,28 @@ def build_session(
         if recipe.grpo.kl_is_watched and not recipe.lora.rank:
             watched = watched_kl.in_host_memory(load_base())
 
+        updates = clusters.UpdateSettings(
+            training=recipe.training,
+            iterations=recipe.grpo.iterations,
+            seed=recipe.seed,
+            weights=recipe.model.trainer_dtype,
+            adapts_beta=recipe.grpo.target_kl is not None,
+        )
+        sampling = clusters.SamplingSettings(sampler, rollout_config, None if shares_devices else sampler_devices)
+        files = clusters.RunFiles(
+            name=recipe.name,
+            checkpoints=saved.parent,
+            checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
+            log_directory=directory / "tensorboard",
+            metric_backends=[lambda: recorder],
+        )
+
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
-            return actor, clusters.make_cluster(
-                recipe.name,
-                recipe.training,
-                recipe.grpo.iterations,
-                recipe.seed,
-                recipe.model.trainer_dtype,
-                plan,
-                actor,
-                actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
-                tokenizer,
-                rollout_config,
-                adapts_beta=recipe.grpo.target_kl is not None,
-                sampler=sampler,
-                sampler_devices=None if shares_devices else sampler_devices,
-                checkpoints=saved.parent,
-                checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
-                log_directory=directory / "tensorboard",
-                metric_backends=[lambda: recorder],
-            )
+            # With adapters the base, which is without them, is in the actor.
+            adapted = recipe.grpo.beta and recipe.lora.rank
+            models = clusters.Models(actor, actor.base if adapted else reference, tokenizer)
+            return actor, clusters.make_cluster(plan, models, updates, sampling, files)
 
         actor, cluster = checkpoints.restore(build, saved, log)
         if recipe.grpo.kl_is_watched and recipe.lora.rank:
