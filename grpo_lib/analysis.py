@@ -214,7 +214,8 @@ def _stretches(text: str) -> Iterator[list[str]]:
         after_number = bool(stretch) and (stretch[-1] in (")", "%") or stretch[-1][-1].isdigit())
         if kind == "end":
             yield stretch
-            stretch, blocked = [], False
+            stretch = []
+            blocked = False
         elif blocked or kind == "skip":
             continue
         elif kind == "operator" or (kind == "number" and not after_number and len(token) <= LONGEST_NUMERAL):

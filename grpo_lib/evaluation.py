@@ -84,18 +84,13 @@ def evaluate(
       CourseError: no problems, two with one id, files that were made for other problems, another model or other
         settings, or a `generate` that returns another number of completions than it was given prompts.
     """
-    if batch_size < 1 or samples < 1:
-        raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
-    if not problems:
-        raise CourseError("there are no problems to evaluate; ask for at least one")
-    if len({problem.id for problem in problems}) < len(problems):
-        raise CourseError("two problems have the same id; before and after could not be paired")
-    kinds = [True] + [False] * samples if sampled else [samples == 1] * samples  # sample number -> greedy?
-    tasks = [
-        _task(problem, sample, greedy, sampled if sampled and not greedy else generate, render)
-        for problem in problems
-        for sample, greedy in enumerate(kinds)
-    ]
+    _require_problems(problems, batch_size, samples)
+    # By sample number: whether it is greedy, and the function that writes it.
+    writers = [(True, generate)] + [(False, sampled)] * samples if sampled else [(samples == 1, generate)] * samples
+    tasks = []
+    for problem in problems:
+        for sample, (greedy, writer) in enumerate(writers):
+            tasks.append(_task(problem, sample, greedy, writer, render))
     settings = json.loads(json.dumps(settings, allow_nan=False))  # as they come back from a file: a tuple is a list
     settings_hash = digest(settings)
     cache = EvalCache(Path(path), tasks, model, settings) if path is not None else None
@@ -103,14 +98,17 @@ def evaluate(
         return cache.load()
 
     done = cache.finished_batches(overwrite) if cache else []
-    records = {(record["id"], record["sample"]): record for batch in done for record in batch.records}
+    records = {}
+    for batch in done:
+        records |= {(record["id"], record["sample"]): record for record in batch.records}
     missing = [task for task in tasks if task.key not in records]
     with tqdm(
         total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
     ) as bar:
         for batch in _plan(missing, batch_size):
             started = time.perf_counter()
-            outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
+            _, writer = writers[batch[0].sample]  # a batch is greedy or sampled as a whole
+            outputs = _ask(writer, batch)
             fresh = [_record(task, model, settings_hash, output) for task, output in zip(batch, outputs, strict=True)]
             finished = Batch(fresh, time.perf_counter() - started)
             done.append(finished)
@@ -124,6 +122,16 @@ def evaluate(
     if cache:
         cache.finish(run)
     return run
+
+
+def _require_problems(problems: Sequence[Problem], batch_size: int, samples: int) -> None:
+    """Raise CourseError where nothing can be evaluated, or before and after could not be paired."""
+    if batch_size < 1 or samples < 1:
+        raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
+    if not problems:
+        raise CourseError("there are no problems to evaluate; ask for at least one")
+    if len({problem.id for problem in problems}) < len(problems):
+        raise CourseError("two problems have the same id; before and after could not be paired")
 
 
 def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[..., str] | None) -> Task:

@@ -354,10 +354,14 @@ def _make_learner(
             rows = min(plan.rollout_micro_batch_completions, math.lcm(watched_kl.ROWS, actor.mesh.size))
             # No more at once than an update has, so that there is memory for them.
             at_once = math.gcd(rows, plan.micro_batch_size)
-            width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
+            width = recipe.rollout.max_completion_length
+            temperature = learner.algo_config.temperature
             return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature, at_once)
 
         metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
+    temperature_of_step = None
+    if recipe.rollout.has_schedule:
+        temperature_of_step = functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -367,11 +371,7 @@ def _make_learner(
         reward_fns=rewards,
         metric_fns=metrics,
         batch_of_step=batches,
-        temperature_of_step=(
-            functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
-            if recipe.rollout.has_schedule
-            else None
-        ),
+        temperature_of_step=temperature_of_step,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
@@ -465,7 +465,8 @@ def share_left_out(session: Session) -> float | None:
     Of the completions that the sampler has just written, such as those of `check_first_sync`: of a micro-batch at most.
     In a multi-process run all processes call it together.
     """
-    rollout, tokenizer = session.recipe.rollout, session.tokenizer
+    rollout = session.recipe.rollout
+    tokenizer = session.tokenizer
     if not rollout.is_cut:
         return None
     rows = min(len(session.sampler.last.tokens), session.plan.micro_batch_size)
@@ -594,7 +595,8 @@ def _batches(
 
     Tunix skips one batch per update, so a batch of a restored step is yielded `iterations` times.
     """
-    recipe, restored = session.recipe, session.step
+    recipe = session.recipe
+    restored = session.step
     for done in itertools.count():
         if done >= max(restored, 1) and stop():
             return  # Tunix saves a checkpoint when it closes

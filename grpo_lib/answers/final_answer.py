@@ -313,9 +313,11 @@ def _boxed(text: str) -> Fraction | None:
 
 def find_boxes(text: str) -> list[tuple[int, int, int]]:
     """(start and end of the content, start of the command) of each box that is not inside another."""
-    boxes, position = [], 0
+    boxes = []
+    position = 0
     while command := _BOX.search(text, position):
-        level, end = 1, command.end()
+        level = 1
+        end = command.end()
         while end < len(text) and level:
             level += (text[end] == "{") - (text[end] == "}")
             end += 1

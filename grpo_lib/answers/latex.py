@@ -181,7 +181,9 @@ def read_shape(text: str) -> Shape:
 
 def _split(text: str, separators: tuple[str, ...]) -> tuple[str, ...]:
     """The parts of `text` between separators outside brackets."""
-    parts, start, depth = [], 0, 0
+    parts = []
+    start = 0
+    depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in ("(", "[", "{", "\\{")) - (token[0] in (")", "]", "}", "\\}"))
         if depth == 0 and token[0] in separators:
@@ -353,7 +355,9 @@ class _Worker:
     def close(self) -> None:
         """End the process, if there is one, and wait until it is gone."""
         with self.lock:
-            process, self.process, self.ready = self.process, None, False
+            process = self.process
+            self.process = None
+            self.ready = False
             if process is not None:
                 process.kill()
                 process.wait()

@@ -76,7 +76,8 @@ def assign_devices(
     Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
     processes and the recipe wants them to do different things.
     """
-    found, count = len(devices), len({device.process_index for device in devices})
+    found = len(devices)
+    count = len({device.process_index for device in devices})
     if count > 1:
         _require_same_roles(hardware, engine, found, count)
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
@@ -175,17 +176,18 @@ def make_cluster(
         pbar_description=files.name,
     )
     roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
+    cluster_config = rl.ClusterConfig(
+        role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
+        role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
+        rollout_engine=sampling.sampler,
+        rollout_config=sampling.config,
+        training_config=training_config,
+    )
     cluster = rl.RLCluster(
         actor=actor.module,
         reference=models.reference,
         tokenizer=models.tokenizer,
-        cluster_config=rl.ClusterConfig(
-            role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
-            role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
-            rollout_engine=sampling.sampler,
-            rollout_config=sampling.config,
-            training_config=training_config,
-        ),
+        cluster_config=cluster_config,
     )
     sum_in(cluster.actor_trainer.optimizer, updates.training.optimizer_dtype)
     return cluster

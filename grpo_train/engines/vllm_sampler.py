@@ -96,16 +96,16 @@ class VllmSampler(vllm_rollout.VllmRollout):
         key = jax.random.fold_in(jax.random.key(self.seed), self.calls)
         self.calls += 1
         scored = self.scored_rows if scored is None else scored
-        sampling = [
-            SamplingParams(
+        sampling = []
+        for row in range(len(prompts)):
+            parameters = SamplingParams(
                 max_tokens=rollout_config.max_tokens_to_generate,
                 temperature=float(rollout_config.temperature),
                 top_k=rollout_config.top_k or ALL_TOKENS,
                 top_p=rollout_config.top_p,
                 logprobs=1 if row < scored else None,
             )
-            for row in range(len(prompts))
-        ]
+            sampling.append(parameters)
         ids, completions = _complete(self._sampler.llm, self.hf_tokenizer, prompts, sampling, key)
         width = max(rollout_config.max_prompt_length, *(len(row) for row in ids))
         generations = [_generation(completion, self.hf_tokenizer) for completion in completions]
@@ -192,7 +192,8 @@ def _start_engine(
 ) -> LLM:
     # The engine in JAX, and in this process, as it is in a training.
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    devices, directory = jax.local_devices(), model_directory(model)
+    devices = jax.local_devices()
+    directory = model_directory(model)
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
     config = read_config(directory)
     tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])

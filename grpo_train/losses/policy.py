@@ -133,22 +133,20 @@ def policy_loss(
     terms = jnp.maximum(unclipped, clipped)  # [B, T]; the max of the negated terms: PPO's pessimistic bound
 
     # 2. The correction for a sampler that is not the old policy.
-    more = {}
+    aux = {}
     if batch.sampler_per_token_logps is not None:
         difference = jax.lax.stop_gradient(old) - masked(batch.sampler_per_token_logps)
         importance = jnp.exp(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))  # [B, T]
         terms = terms * jnp.minimum(importance, settings.correction_cap)
-        more = {"importance_ratio": mean(importance)}
+        aux["importance_ratio"] = mean(importance)
 
     # 3. One number of all tokens.
-    loss = pg_loss = aggregate(terms)
-    aux = more | {
-        "pg_loss": pg_loss,
-        "pg_clipfrac": mean(clipped > unclipped),
-        "ppo_kl": mean(old - logps),
-        "is_ratio/max": jnp.max(jnp.where(mask > 0, r, 0.0)),
-        "is_ratio/min": jnp.min(jnp.where(mask > 0, r, jnp.inf)),
-    }
+    loss = aggregate(terms)
+    aux["pg_loss"] = loss
+    aux["pg_clipfrac"] = mean(clipped > unclipped)
+    aux["ppo_kl"] = mean(old - logps)
+    aux["is_ratio/max"] = jnp.max(jnp.where(mask > 0, r, 0.0))
+    aux["is_ratio/min"] = jnp.min(jnp.where(mask > 0, r, jnp.inf))
 
     # 4. The KL penalty.
     if batch.ref_per_token_logps is not None:
@@ -164,18 +162,18 @@ def policy_loss(
 
 def _completion_mean(values: jax.Array, mask: jax.Array, completions: jax.Array | None) -> jax.Array:
     """The mean over each completion's tokens, at each of them; [B, T]."""
+    ones = jnp.ones_like(mask)
     if completions is None:
-
-        def sum_of_each(array):
-            return (array * mask).sum(1, keepdims=True)
-
+        total = (values * mask).sum(1, keepdims=True)
+        count = (ones * mask).sum(1, keepdims=True)
     else:
-        keys = jnp.where(mask > 0, completions, 0).reshape(-1)
-
-        def sum_of_each(array):
-            sums = jax.ops.segment_sum((array * mask).reshape(-1), segment_ids=keys, num_segments=keys.size)
-            return sums[keys].reshape(mask.shape)
-
-    total = sum_of_each(values)
-    count = sum_of_each(jnp.ones_like(mask))
+        keys = jnp.where(mask > 0, completions, 0)
+        total = _sum_by_key(values * mask, keys)
+        count = _sum_by_key(ones * mask, keys)
     return jnp.where(mask > 0, total / jnp.maximum(count, 1), 0.0)
+
+
+def _sum_by_key(values: jax.Array, keys: jax.Array) -> jax.Array:
+    """The sum of all values with the same key, at each of them; [B, T]."""
+    sums = jax.ops.segment_sum(values.reshape(-1), segment_ids=keys.reshape(-1), num_segments=keys.size)
+    return sums[keys.reshape(-1)].reshape(values.shape)

@@ -44,7 +44,8 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
             yield (_name(bars) or _name(bars[0])) + _of_bars(axes, bars, brief)
     lines = [line for line in axes.get_lines() if line.get_label() != "_nolegend_"]  # the ends of error bars
     for line in lines:
-        name, points = _name(line), _finite(line.get_xydata())
+        name = _name(line)
+        points = _finite(line.get_xydata())
         # Beside lines with a name, one without is an aid to the eye.
         if len(points) and (name or (len(points) > 2 and not any(map(_name, lines)))):
             describe = _of_points if line.get_linestyle() == "None" else _of_line

@@ -70,11 +70,12 @@ def category_counts(compared: Comparison) -> list[dict[str, Any]]:
     Empty categories are left out; a phase without an evaluation has no column.
     """
     counts = {phase: Counter(map(analysis.classify, first_completions(run))) for phase, run in compared.runs.items()}
-    return [
-        {"category": name, **{phase: counts[phase][name] for phase in counts}, "meaning": meaning}
-        for name, meaning in analysis.MEANINGS.items()
-        if any(count[name] for count in counts.values())
-    ]
+    rows = []
+    for name, meaning in analysis.MEANINGS.items():
+        of_phase = {phase: count[name] for phase, count in counts.items()}
+        if any(of_phase.values()):
+            rows.append({"category": name, **of_phase, "meaning": meaning})
+    return rows
 
 
 def reward_means(compared: Comparison) -> list[dict[str, Any]]:

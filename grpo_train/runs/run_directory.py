@@ -248,7 +248,8 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     Raises:
       CourseError: neither; or a run of another recipe.
     """
-    directory, evaluated = Path(directory).resolve(), Path("evals") / "after.jsonl"
+    directory = Path(directory).resolve()
+    evaluated = Path("evals") / "after.jsonl"
     if check_run(directory, recipe) and (directory / evaluated).exists():
         if others := changed_keys(directory, recipe).intersection(continuing.OF_THE_RUN):
             raise CourseError(
