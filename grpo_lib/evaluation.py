@@ -174,7 +174,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = output.text.encode("utf-8", errors="replace").decode()
     grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)
-    return {
+    record = {
         "id": task.problem.id,
         "sample": task.sample,
         "greedy": task.greedy,
@@ -186,14 +186,17 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         "extracted": grades["extracted"],
         "gold": task.problem.answer,
         "kind": task.problem.kind,
-        **({"task": task.problem.task} if task.problem.task else {}),
-        **{name: grades[name] for name in VERDICTS},
-        "truncated": bool(output.truncated),
-        "tokens": None if output.tokens is None else int(output.tokens),  # None: generate did not count
-        "error": grades["error"],
-        "steps": task.problem.steps,
-        **({"settings": settings_hash} if settings_hash else {}),
     }
+    if task.problem.task:
+        record["task"] = task.problem.task
+    record |= {name: grades[name] for name in VERDICTS}
+    record["truncated"] = bool(output.truncated)
+    record["tokens"] = None if output.tokens is None else int(output.tokens)  # None: generate did not count
+    record["error"] = grades["error"]
+    record["steps"] = task.problem.steps
+    if settings_hash:
+        record["settings"] = settings_hash
+    return record
 
 
 def _accuracy_so_far(records: dict[Any, Record]) -> str:

@@ -226,7 +226,9 @@ def _compare(stated: str, gold: str, equal: Equal | None) -> bool | None:
     if one.kind in ("set", "union"):
         return _compare_unordered(one.parts, other.parts, equal)
     verdicts = [_compare(*pair, equal) for pair in zip(one.parts, other.parts, strict=True)]
-    return False if False in verdicts else None if None in verdicts else True
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
 
 
 def _compare_unordered(stated: tuple[str, ...], gold: tuple[str, ...], equal: Equal | None) -> bool | None:

@@ -105,8 +105,12 @@ def _unreadable(model: ModelRecipe, part: str, error: Exception) -> CourseError:
 def _end_tokens(directory: Path) -> list[int]:
     """Ids at which the model's own generation_config.json ends a text; none without such a file."""
     file = directory / "generation_config.json"
-    ends = read_json(file, "copy or download the model again").get("eos_token_id") if file.is_file() else None
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not file.is_file():
+        return []
+    ends = read_json(file, "copy or download the model again").get("eos_token_id")
+    if ends is None:
+        return []
+    return ends if isinstance(ends, list) else [ends]
 
 
 def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_path: str | Path) -> dict[str, Any]:

@@ -100,27 +100,15 @@ def pack(
     shared = int(layout == "groups")  # tokens of the prompt that each completion repeats
     firsts = range(0, len(prompts), together)
     sizes = [len(prompts[i]) - shared + int((shared + lengths[i : i + together]).sum()) for i in firsts]
-    for rows, width in shapes:
-        fits: Any = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
-        if None not in fits:
-            break
-    else:
+    fit = _first_shape(sizes, shapes, micro_batches)
+    if fit is None:
         raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
-    shape = micro_batches * rows, width
-    places = []  # of each unit, a prompt with its completions: its row, and where in it it begins
-    for part, units in enumerate(fits):
-        places += [(part * rows + row, at) for row, at in units]
+    shape, places = fit
 
     weights = getattr(host, "weights", None)
     weights = token_weights(example.completion_mask, aggregation) if weights is None else weights
-    source = {}  # [B, C] each
-    for name in PER_TOKEN:
-        values = getattr(host, name, None)
-        if values is not None:
-            source[name] = values
-    source["weights"] = np.asarray(weights) * np.float32(micro_batches)  # so that the mean over them is the loss
-    source["completion_mask"] = mask
-    source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    # So that the mean over micro-batches is the loss.
+    source = _per_token(host, mask, np.asarray(weights) * np.float32(micro_batches))
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     if "temperature" in filled:
         filled["temperature"][:] = 1  # padding, too, is divided by it
@@ -152,6 +140,36 @@ def pack(
     if micro_batches == 1:
         return packed
     return jax.tree.map(lambda array: np.stack(np.split(array, micro_batches)), packed)
+
+
+def _first_shape(
+    sizes: Sequence[int], shapes: Sequence[tuple[int, int]], micro_batches: int
+) -> tuple[tuple[int, int], list[tuple[int, int]]] | None:
+    """The first shape that holds units of these sizes, and their places in it; None: they fit none.
+
+    A unit is a prompt with its completions.  Returns ((rows, width) of all micro-batches, (row, start) of each unit).
+    """
+    for rows, width in shapes:
+        fits = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
+        places = []
+        for number, units in enumerate(fits):
+            places += [(number * rows + row, at) for row, at in units or ()]
+        if None not in fits:
+            return (micro_batches * rows, width), places
+    return None
+
+
+def _per_token(host: Any, mask: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """What packed rows hold for each token of completions, [B, C] each."""
+    source = {}
+    for name in PER_TOKEN:
+        values = getattr(host, name, None)
+        if values is not None:
+            source[name] = values
+    source["weights"] = weights
+    source["completion_mask"] = mask
+    source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    return source
 
 
 class SharedPrompt(AttentionOp):

@@ -23,16 +23,16 @@ MOST_VALUES = 16  # of more bars or points the text has only the range
 def alt_text(figure: Figure) -> str:
     """One sentence for each thing that the figure draws, panel by panel; without details where it would be too long."""
     for brief in (False, True):
-        found = [
-            *(note.get_text() for note in figure.texts),
-            *(sentence for axes in figure.axes for sentence in _of_axes(axes, brief)),
-        ]
-        sentences = [f"{text}." for sentence in found if (text := _plain(sentence).rstrip("."))]
+        said = [note.get_text() for note in figure.texts]
+        for axes in figure.axes:
+            said += _of_axes(axes, brief)
+        plain = [_plain(sentence).rstrip(".") for sentence in said]
+        sentences = [f"{text}." for text in plain if text]
         if len(" ".join(sentences)) <= LONGEST:
             break
     while len(" ".join(sentences)) > LONGEST:
         sentences.pop()
-    return " ".join(sentences) or " ".join(found)[:LONGEST]
+    return " ".join(sentences) or " ".join(said)[:LONGEST]
 
 
 def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:

@@ -365,8 +365,14 @@ def _tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: str = "y"
 
 def _points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """(steps, values) of one metric, without what is missing, NaN or infinite."""
-    kept = [(row["step"], value) for row in rows if (value := finite(row.get(key))) is not None]
-    return [step for step, _ in kept], [value for _, value in kept]
+    steps = []
+    values = []
+    for row in rows:
+        value = finite(row.get(key))
+        if value is not None:
+            steps.append(row["step"])
+            values.append(value)
+    return steps, values
 
 
 def smoothing(n: int) -> int:

@@ -217,7 +217,9 @@ def any_process(flag: bool) -> bool:
 
 def broadcast[T](value: T) -> T:
     """Broadcast from process 0.  Called by all; the value is JSON-serializable."""
-    return _exchange(value if is_main_process() else None)[0] if is_distributed() else value
+    if not is_distributed():
+        return value
+    return _exchange(value if is_main_process() else None)[0]
 
 
 def barrier(what: str) -> None:
