@@ -9,8 +9,8 @@ from typing import Any
 import nbformat
 import run_notebooks  # .ci/run sets PYTHONPATH
 
+from grpo_lib import analysis
 from grpo_lib.evaluation import EvalRun
-from grpo_train.report import comparison
 
 RUN = Path("runs/course")
 EVALUATIONS = (RUN / "evals" / "before.jsonl", RUN / "evals" / "after.jsonl")
@@ -37,7 +37,7 @@ def check_gain() -> Checks:
     yield "some problems were lost", 3 <= lost <= 20
 
     # 8.5 and more with all three seeds of assets/reference; another processor rounds otherwise, and ends a little off.
-    parts = comparison.gain_parts(before, after)
+    parts = analysis.gain_parts(before, after)
     trained = [row for row in parts if row["part"] in ("format", "habit", "skill")]
     enough = all(row["gain"] >= 0.06 and row["low"] > 0 for row in trained)
     yield "at least 6 points each from format, habit and skill", enough

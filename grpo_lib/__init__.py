@@ -1,13 +1,19 @@
-"""GRPO, hands on: the library under the course.  To read the core, start at the top:
+"""GRPO, hands on: the library under the course.  It imports nothing by itself; read it in this order:
 
-prompts          what the model is sent
-answers          grade a completion: strictly (the number in the tags) or leniently (the last number anywhere)
-rewards          reward functions; notebook 02
-problems         GSM8K and generated word problems
-plain_grpo       GRPO in one file of plain JAX: sample, reward, advantages, loss, update
-training         the same step with MaxText and Tunix; notebook 04
-records, evaluation, statistics     grade every problem, summarize, compare before and after; notebook 05
-recipes, pipeline, cli              one run end to end, from a YAML file
+prompts             what the model is sent
+answers             grade a completion: strictly (the number in the tags) or leniently (the last number anywhere)
+rewards             reward functions; notebook 02
+problems            GSM8K, generated word problems, competition mathematics: loading, splits, batches
+plain_grpo          GRPO in one file of plain JAX: sample, reward, advantages, loss, update; notebook 04
+records             one graded completion, and the summary of many; notebook 05
+evaluation          the evaluation loop: problems and a `generate` function in, records out
+eval_cache          its finished batches on disk, so that an interrupted evaluation continues
+completions_file    completions that another program wrote, as a `generate`
+contamination       has a model seen a test set?
+statistics          intervals, paired tests, pass@k; notebook 05
+analysis            how wrong answers are wrong, and what a gain consists of; notebook 05
+common              errors, files that survive an interruption, spreadsheets, the environment
 
-The other packages support the core, and you can skip them at first: docs/architecture.md.
+The same step with MaxText, Tunix and vLLM, recipes and the command line are in the package grpo_train: notebook 04, and
+docs/architecture.md.
 """

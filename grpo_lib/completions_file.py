@@ -51,36 +51,23 @@ def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> S
         rows = read_jsonl(path)
     except FileNotFoundError:
         raise CourseError(f"{path}: no such file of completions") from None
-    named: dict[tuple[str, str], list[Problem]] = {}
-    for problem in problems:
-        for name in (("id", problem.id), ("question", problem.question), ("prompt", problem.question)):
-            named.setdefault(name, []).append(problem)
-
+    named = _by_name(problems)
     found: dict[tuple[str, int], Generation] = {}
     prompts: dict[tuple[str, int], str] = {}
     counts: Counter[str] = Counter()
     greedy = set()
     for number, row in enumerate(rows, start=1):
-        names = [(name, str(row[name])) for name in ("id", "question", "prompt") if name in row]
-        owners = next((named[name] for name in names if name in named), [])
-        if len(owners) > 1:
-            raise CourseError(
-                f"{path}: row {number} may belong to problem {owners[0].id} or {owners[1].id}, which have the same "
-                "question; give every row its id"
-            )
-        for problem in owners:
-            if names[0] == ("id", problem.id) and row.get("question", problem.question) != problem.question:
-                raise CourseError(
-                    f"{path}: row {number} has another question for problem {problem.id}: made for other problems"
-                )
-            sample = row["sample"] if type(row.get("sample")) is int else counts[problem.id]
-            if (problem.id, sample) in found:
-                raise CourseError(f"{path}: row {number} is sample {sample} of problem {problem.id} again; remove one")
-            found[problem.id, sample] = _saved(row, number)
-            if isinstance(row.get("prompt"), str):
-                prompts[problem.id, sample] = row["prompt"]
-            counts[problem.id] += 1
-            greedy.add((sample == 0, str(row.get("greedy"))))
+        problem = _owner(row, named, f"{path}: row {number}")
+        if problem is None:
+            continue
+        sample = row["sample"] if type(row.get("sample")) is int else counts[problem.id]
+        if (problem.id, sample) in found:
+            raise CourseError(f"{path}: row {number} is sample {sample} of problem {problem.id} again; remove one")
+        found[problem.id, sample] = _saved(row, number)
+        if isinstance(row.get("prompt"), str):
+            prompts[problem.id, sample] = row["prompt"]
+        counts[problem.id] += 1
+        greedy.add((sample == 0, str(row.get("greedy"))))
     if not found:
         raise CourseError(
             f"{path}: none of its {len(rows)} rows matches one of the {len(problems)} problems; "
@@ -90,6 +77,35 @@ def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> S
     if not all(0 <= sample < most for _, sample in found):
         raise CourseError(f"{path}: no problem has more than {most} rows, so sample must run from 0 to {most - 1}")
     return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts)
+
+
+def _by_name(problems: Sequence[Problem]) -> dict[tuple[str, str], list[Problem]]:
+    """(field of a row, its value) -> the problems that it may mean."""
+    named: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        for name in (("id", problem.id), ("question", problem.question), ("prompt", problem.question)):
+            named.setdefault(name, []).append(problem)
+    return named
+
+
+def _owner(row: dict[str, Any], named: dict[tuple[str, str], list[Problem]], place: str) -> Problem | None:
+    """The problem that a row belongs to; None for a row of other problems.
+
+    Raises CourseError, which begins with `place`, where it may be one of two, or names one and has another question.
+    """
+    names = [(name, str(row[name])) for name in ("id", "question", "prompt") if name in row]
+    owners = next((named[name] for name in names if name in named), [])
+    if len(owners) > 1:
+        raise CourseError(
+            f"{place} may belong to problem {owners[0].id} or {owners[1].id}, which have the same "
+            "question; give every row its id"
+        )
+    if not owners:
+        return None
+    (problem,) = owners
+    if names[0] == ("id", problem.id) and row.get("question", problem.question) != problem.question:
+        raise CourseError(f"{place} has another question for problem {problem.id}: made for other problems")
+    return problem
 
 
 def _saved(row: dict[str, Any], number: int) -> Generation:

@@ -20,11 +20,13 @@ def partial_prompts(problems: Iterable[Problem], share: float = SHARE) -> list[P
 
     They are for `evaluation.evaluate` without `render`: the bare text, with no chat around it.
     """
-    cut = [(problem, words := problem.question.split(), int(share * len(words))) for problem in problems]
-    return [
-        dataclasses.replace(problem, question=" ".join(words[:place]), solution=" ".join(words[place:]))
-        for problem, words, place in cut
-    ]
+    partial = []
+    for problem in problems:
+        words = problem.question.split()
+        place = int(share * len(words))
+        begin, rest = " ".join(words[:place]), " ".join(words[place:])
+        partial.append(dataclasses.replace(problem, question=begin, solution=rest))
+    return partial
 
 
 def repeated(record: dict[str, Any]) -> float:

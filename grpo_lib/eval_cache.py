@@ -44,8 +44,11 @@ class EvalCache:
     """Finished records of one evaluation, on disk.  `settings` are of JSON's own types."""
 
     def __init__(self, path: Path, tasks: list[Task], model: str | None, settings: Any):
-        self.path, self.partial = path, Path(f"{path}.partial")
-        self.tasks, self.model, self.settings = tasks, model, digest(settings)
+        self.path = path
+        self.partial = Path(f"{path}.partial")
+        self.tasks = tasks
+        self.model = model
+        self.settings = digest(settings)
         content = json.dumps([astuple(task) for task in tasks], default=str)
         self.job = {  # everything that decides the records
             "problems, prompts or samples": hashlib.sha256(content.encode()).hexdigest(),

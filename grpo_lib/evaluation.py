@@ -7,7 +7,7 @@
 Every problem counts: a completion that is empty, cut short, or makes the grader raise is a wrong answer, never a
 missing one. A finished file is read, and no completion is generated again: the model that made before.jsonl no longer
 exists once training has begun. (Its completions are graded again when they are read: see records.) An interrupted
-evaluation goes on where it stopped (runs/eval_cache.py).
+evaluation goes on where it stopped (grpo_lib/eval_cache.py).
 
 Two arguments of `evaluate` need a word. `sampled` is a second `generate`, which draws its completions at a temperature
 where the first one is greedy: one evaluation then has the greedy accuracy, pass@k and maj@k. `settings` is a JSON
@@ -84,18 +84,13 @@ def evaluate(
       CourseError: no problems, two with one id, files that were made for other problems, another model or other
         settings, or a `generate` that returns another number of completions than it was given prompts.
     """
-    if batch_size < 1 or samples < 1:
-        raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
-    if not problems:
-        raise CourseError("there are no problems to evaluate; ask for at least one")
-    if len({problem.id for problem in problems}) < len(problems):
-        raise CourseError("two problems have the same id; before and after could not be paired")
-    kinds = [True] + [False] * samples if sampled else [samples == 1] * samples  # sample number -> greedy?
-    tasks = [
-        _task(problem, sample, greedy, sampled if sampled and not greedy else generate, render)
-        for problem in problems
-        for sample, greedy in enumerate(kinds)
-    ]
+    _require_problems(problems, batch_size, samples)
+    # By sample number: whether it is greedy, and the function that writes it.
+    writers = [(True, generate)] + [(False, sampled)] * samples if sampled else [(samples == 1, generate)] * samples
+    tasks = []
+    for problem in problems:
+        for sample, (greedy, writer) in enumerate(writers):
+            tasks.append(_task(problem, sample, greedy, writer, render))
     settings = json.loads(json.dumps(settings, allow_nan=False))  # as they come back from a file: a tuple is a list
     settings_hash = digest(settings)
     cache = EvalCache(Path(path), tasks, model, settings) if path is not None else None
@@ -103,14 +98,17 @@ def evaluate(
         return cache.load()
 
     done = cache.finished_batches(overwrite) if cache else []
-    records = {(record["id"], record["sample"]): record for batch in done for record in batch.records}
+    records = {}
+    for batch in done:
+        records |= {(record["id"], record["sample"]): record for record in batch.records}
     missing = [task for task in tasks if task.key not in records]
     with tqdm(
         total=len(tasks), initial=len(records), desc=label or "evaluate", unit="completion", disable=not progress
     ) as bar:
         for batch in _plan(missing, batch_size):
             started = time.perf_counter()
-            outputs = _ask(sampled if sampled and not batch[0].greedy else generate, batch)
+            _, writer = writers[batch[0].sample]  # a batch is greedy or sampled as a whole
+            outputs = _ask(writer, batch)
             fresh = [_record(task, model, settings_hash, output) for task, output in zip(batch, outputs, strict=True)]
             finished = Batch(fresh, time.perf_counter() - started)
             done.append(finished)
@@ -124,6 +122,16 @@ def evaluate(
     if cache:
         cache.finish(run)
     return run
+
+
+def _require_problems(problems: Sequence[Problem], batch_size: int, samples: int) -> None:
+    """Raise CourseError where nothing can be evaluated, or before and after could not be paired."""
+    if batch_size < 1 or samples < 1:
+        raise CourseError(f"batch_size and samples must be at least 1, got {batch_size} and {samples}")
+    if not problems:
+        raise CourseError("there are no problems to evaluate; ask for at least one")
+    if len({problem.id for problem in problems}) < len(problems):
+        raise CourseError("two problems have the same id; before and after could not be paired")
 
 
 def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[..., str] | None) -> Task:
@@ -166,7 +174,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = output.text.encode("utf-8", errors="replace").decode()
     grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)
-    return {
+    record = {
         "id": task.problem.id,
         "sample": task.sample,
         "greedy": task.greedy,
@@ -178,14 +186,17 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         "extracted": grades["extracted"],
         "gold": task.problem.answer,
         "kind": task.problem.kind,
-        **({"task": task.problem.task} if task.problem.task else {}),
-        **{name: grades[name] for name in VERDICTS},
-        "truncated": bool(output.truncated),
-        "tokens": None if output.tokens is None else int(output.tokens),  # None: generate did not count
-        "error": grades["error"],
-        "steps": task.problem.steps,
-        **({"settings": settings_hash} if settings_hash else {}),
     }
+    if task.problem.task:
+        record["task"] = task.problem.task
+    record |= {name: grades[name] for name in VERDICTS}
+    record["truncated"] = bool(output.truncated)
+    record["tokens"] = None if output.tokens is None else int(output.tokens)  # None: generate did not count
+    record["error"] = grades["error"]
+    record["steps"] = task.problem.steps
+    if settings_hash:
+        record["settings"] = settings_hash
+    return record
 
 
 def _accuracy_so_far(records: dict[Any, Record]) -> str:

@@ -135,9 +135,8 @@ def forward(weights, config: Config, tokens, valid, last: int, cache=None, start
         if cache is not None:  # [B, S, KV heads, head_dim]: those of the tokens before are not computed again
             k, v = (jax.lax.dynamic_update_slice_in_dim(cache[i][n], new, start, 1) for n, new in enumerate((k, v)))
         new_cache.append((k, v))
-        q = q.reshape(
-            B, T, k.shape[2], -1, config.head_dim
-        )  # grouped-query attention: several queries share a key and value
+        # Grouped-query attention: several queries share a key and value.
+        q = q.reshape(B, T, k.shape[2], -1, config.head_dim)
         scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * config.head_dim**-0.5
         scores = jnp.where(mask[:, None, None], scores, -1e30)  # not -inf: padding sees no key, which would give NaN
         x = x + jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores), v).reshape(B, T, -1) @ w["self_attn.o_proj"]

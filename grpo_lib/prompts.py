@@ -129,7 +129,8 @@ def foreign_markers(text: str, tokenizer: Any) -> list[str]:
 
 def strip_end_of_turn(text: str, tokenizer: Any) -> str:
     """`text` without its padding and without the one end-of-turn or end-of-sequence token that closes it."""
-    pad, end = tokenizer.pad_token, len(text)
+    pad = tokenizer.pad_token
+    end = len(text)
     while pad and text.endswith(pad, 0, end):
         end -= len(pad)
     for marker in (tokenizer.eos_token, *_own_tokens(tokenizer).intersection(_END_MARKERS)):

@@ -134,7 +134,8 @@ class EvalRun:
 
     def accuracy(self) -> tuple[float, tuple[float, float]]:
         """Strict accuracy, and its Wilson interval for n problems."""
-        accuracy, n = self._mean("strict"), len({record["id"] for record in self.counted})
+        accuracy = self._mean("strict")
+        n = len({record["id"] for record in self.counted})
         return accuracy, statistics.wilson_interval(accuracy * n, n)
 
     def rates(self, verdict: str) -> dict[str, float]:
@@ -245,23 +246,28 @@ def _sampled_summary(records: list[Record]) -> dict[str, Any]:
     groups = list(by_problem(records).values())
     samples = min(len(group) for group in groups)
     tallies = [(len(group), sum(bool(record["strict"]) for record in group)) for group in groups]
-    ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
-    at_k = {str(k): [statistics.pass_at_k(n, c, k) for n, c in tallies] for k in ks}
-    # LaTeX and code have no canonical spelling: a vote is for the text as it stands.
-    votes = [
-        statistics.majority_vote((r["extracted"] for r in group), kind_of(group[0]) in ("tagged", "integer"))
-        for group in groups
-    ]
+    powers = {2**power for power in range(samples.bit_length())}
+    means: dict[str, float] = {}
+    intervals: dict[str, list[float]] = {}
+    for k in sorted(powers | {samples}):
+        of_problems = [statistics.pass_at_k(n, c, k) for n, c in tallies]
+        means[str(k)] = sum(of_problems) / len(groups)
+        intervals[str(k)] = list(statistics.clustered_interval(of_problems))
     return {
         "sampled_accuracy": sum(bool(record["strict"]) for record in records) / len(records),
         "samples": samples,
-        "pass_at_k": {k: sum(values) / len(groups) for k, values in at_k.items()},
-        "pass_at_k_interval": {k: list(statistics.clustered_interval(values)) for k, values in at_k.items()},
-        "maj_at_k": sum(
-            answers.agrees(vote, group[0]["gold"], kind_of(group[0])) for vote, group in zip(votes, groups, strict=True)
-        )
-        / len(groups),
+        "pass_at_k": means,
+        "pass_at_k_interval": intervals,
+        "maj_at_k": sum(map(_majority_is_right, groups)) / len(groups),
     }
+
+
+def _majority_is_right(group: list[Record]) -> bool:
+    """Whether the most frequent answer to a problem agrees with its gold."""
+    kind = kind_of(group[0])
+    # LaTeX and code have no canonical spelling: a vote is for the text as it stands.
+    vote = statistics.majority_vote((record["extracted"] for record in group), kind in ("tagged", "integer"))
+    return answers.agrees(vote, group[0]["gold"], kind)
 
 
 def check_same_problems(before: EvalRun, after: EvalRun) -> None:

@@ -264,7 +264,9 @@ def _miscounted(completion: str) -> str | None:
 
 
 def _count(tag: str, count: int) -> str:
-    return f"{tag} occurs {count} times" if count > 1 else f"{tag} occurs once" if count else f"{tag} is missing"
+    if count == 0:
+        return f"{tag} is missing"
+    return f"{tag} occurs once" if count == 1 else f"{tag} occurs {count} times"
 
 
 def _seen(completion: str, answer: str | None, gold: str = "") -> str:

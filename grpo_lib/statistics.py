@@ -80,7 +80,8 @@ def clustered_interval(values: Sequence[float], confidence: float = 0.95) -> tup
     import numpy as np
     from scipy.stats import t
 
-    rates, n = np.asarray(values, float), len(values)
+    rates = np.asarray(values, float)
+    n = len(values)
     if n < 1 or not ((rates >= 0) & (rates <= 1)).all():
         raise ValueError(f"values must be rates from 0 to 1, at least one; got {n} of them")
     mean = float(rates.mean())

@@ -4,6 +4,7 @@ A model that never writes the answer in tags earns no reward, and GRPO has nothi
 examples it writes them, and a part of its answers is right.
 """
 
+import functools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,16 +50,15 @@ def fine_tune(
     if multihost.is_distributed():
         raise CourseError("training.cold_start: fine-tune in one process, then start all with --base and cold_start=0")
     tokenizer: Any = maxtext_model.load_tokenizer(recipe.model)
-    pad, partial = tokenizer.pad_token_id, output.with_name(output.name + ".partial")
-    texts = {"left": [prompt for prompt, _ in pairs], "right": [text + tokenizer.eos_token for _, text in pairs]}
-    prompt_ids, completion_ids = (  # [N, P], [N, C]
-        tokenizer(part, add_special_tokens=False, padding=True, padding_side=side, return_tensors="np")["input_ids"]
-        for side, part in texts.items()
-    )
+    pad = tokenizer.pad_token_id
+    partial = output.with_name(output.name + ".partial")
+    tokenize = functools.partial(tokenizer, add_special_tokens=False, padding=True, return_tensors="np")
+    prompt_ids = tokenize([prompt for prompt, _ in pairs], padding_side="left")["input_ids"]  # [N, P]
+    completions = [text + tokenizer.eos_token for _, text in pairs]
+    completion_ids = tokenize(completions, padding_side="right")["input_ids"]  # [N, C]
     epoch = np.tile(np.arange(len(pairs)), (epochs, 1))
-    batches = np.resize(  # every epoch in an order of its own
-        np.random.default_rng(recipe.seed).permuted(epoch, axis=1), (-(-epoch.size // BATCH_SIZE), BATCH_SIZE)
-    )
+    rows = np.random.default_rng(recipe.seed).permuted(epoch, axis=1)  # every epoch in an order of its own
+    batches = np.resize(rows, (-(-epoch.size // BATCH_SIZE), BATCH_SIZE))
 
     def of_rows(model: Any, batch: dict[str, Any]) -> tuple[Any, dict]:
         logps, _ = losses.model_statistics(
@@ -71,7 +71,7 @@ def fine_tune(
         batch = {"prompt_ids": prompt_ids[rows], "completion_ids": completion_ids[rows]}
         tokens = batch["completion_ids"] != pad
         batch["weights"] = tokens * np.float32(parts / tokens.sum())  # the mean over the parts is the loss
-        return {"batch": {name: each.reshape(parts, -1, each.shape[1]) for name, each in batch.items()}}
+        return {"batch": {name: array.reshape(parts, -1, array.shape[1]) for name, array in batch.items()}}
 
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
@@ -80,30 +80,24 @@ def fine_tune(
             loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
+        settings = TrainingRecipe(
+            learning_rate=LEARNING_RATE,
+            warmup_steps=0,
+            b2=0.95,
+            rounding=recipe.training.rounding,
+            optimizer_dtype=recipe.training.optimizer_dtype,
+        )
+        configuration = peft_trainer.TrainingConfig(
+            data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
+            eval_every_n_steps=1,  # Tunix asks for it
+            checkpoint_root_directory=str(partial / "updates"),
+            checkpointing_options=ocp.CheckpointManagerOptions(
+                should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
+            ),
+        )
         with actor.scope():
-            trainer = peft_trainer.PeftTrainer(
-                actor.module,
-                make_optimizer(
-                    TrainingRecipe(
-                        learning_rate=LEARNING_RATE,
-                        warmup_steps=0,
-                        b2=0.95,
-                        rounding=recipe.training.rounding,
-                        optimizer_dtype=recipe.training.optimizer_dtype,
-                    ),
-                    1,
-                    recipe.seed,
-                    recipe.model.trainer_dtype,
-                ),
-                peft_trainer.TrainingConfig(
-                    data_sharding_axis=(None, "fsdp"),  # pyright: ignore[reportArgumentType]  # [parts, rows, tokens]
-                    eval_every_n_steps=1,  # Tunix asks for it
-                    checkpoint_root_directory=str(partial / "updates"),
-                    checkpointing_options=ocp.CheckpointManagerOptions(
-                        should_save_fn=lambda update, _: update % SAVED_EVERY == 0, max_to_keep=1
-                    ),
-                ),
-            )
+            optimizer = make_optimizer(settings, 1, recipe.seed, recipe.model.trainer_dtype)
+            trainer = peft_trainer.PeftTrainer(actor.module, optimizer, configuration)
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
             trainer.train(map(batch_of, tqdm(batches, desc="cold start", unit="update", disable=not progress)))
         conversion.save_weights(actor, partial / "0" / "items")

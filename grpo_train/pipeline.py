@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import require_space, write_json_atomic
+from grpo_lib.common.files import read_json_if_exists, require_space, write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
@@ -33,7 +33,6 @@ from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.prompt_lengths import render_with
 from grpo_train.recipes import Recipe, batch_plan
 from grpo_train.recipes.continuing import memory_remedies
-from grpo_train.report.comparison import read_json
 from grpo_train.runs import checkpoints, health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
@@ -55,7 +54,7 @@ def require_same_step(recipe: Recipe, directory: Path) -> None:
     """Raise CourseError where a run goes on with other devices than it began with, and its recipe counts the prompts of
     a step by them."""
     found = jax.device_count()
-    began = len(read_json(directory / "environment.json").get("devices", [])) or found
+    began = len(read_json_if_exists(directory / "environment.json").get("devices", [])) or found
     named = recipe.hardware.accelerator or recipe.hardware.trainer_devices  # then recipes.continuing compares the plans
     if recipe.training.prompts_per_step_per_device and not named and began != found:
         raise CourseError(
@@ -194,7 +193,7 @@ def _log_once(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalR
 
 def _saved_log(directory: Path, which: str) -> dict[str, Any]:
     """What `_log_once` has written: the seconds of an evaluation, and what was logged; empty before that."""
-    return read_json(directory / "evals" / f"{which}.json")
+    return read_json_if_exists(directory / "evals" / f"{which}.json")
 
 
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
@@ -435,7 +434,7 @@ def run(
 def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:
     """Seconds that earlier sessions of the run took; a damaged file costs the sum, and not the run."""
     try:
-        seconds = read_json(directory / "seconds.json").get("wall_seconds", 0.0)
+        seconds = read_json_if_exists(directory / "seconds.json").get("wall_seconds", 0.0)
     except CourseError:
         seconds = None
     if isinstance(seconds, int | float):

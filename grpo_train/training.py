@@ -215,27 +215,28 @@ def build_session(
         if recipe.grpo.kl_is_watched and not recipe.lora.rank:
             watched = watched_kl.in_host_memory(load_base())
 
+        updates = clusters.UpdateSettings(
+            training=recipe.training,
+            iterations=recipe.grpo.iterations,
+            seed=recipe.seed,
+            weights=recipe.model.trainer_dtype,
+            adapts_beta=recipe.grpo.target_kl is not None,
+        )
+        sampling = clusters.SamplingSettings(sampler, rollout_config, None if shares_devices else ready.sampler_devices)
+        files = clusters.RunFiles(
+            name=recipe.name,
+            checkpoints=saved.parent,
+            checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
+            log_directory=directory / "tensorboard",
+            metric_backends=[lambda: recorder],
+        )
+
         def build() -> tuple[maxtext_model.Actor, rl.RLCluster]:  # again when a checkpoint turns out to be damaged
             actor = load(recipe.model)
-            return actor, clusters.make_cluster(
-                recipe.name,
-                recipe.training,
-                recipe.grpo.iterations,
-                recipe.seed,
-                recipe.model.trainer_dtype,
-                plan,
-                actor,
-                actor.base if recipe.grpo.beta and recipe.lora.rank else reference,  # the base is without adapters
-                tokenizer,
-                rollout_config,
-                adapts_beta=recipe.grpo.target_kl is not None,
-                sampler=sampler,
-                sampler_devices=None if shares_devices else ready.sampler_devices,
-                checkpoints=saved.parent,
-                checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
-                log_directory=directory / "tensorboard",
-                metric_backends=[lambda: recorder],
-            )
+            # With adapters the base, which is without them, is in the actor.
+            adapted = recipe.grpo.beta and recipe.lora.rank
+            models = clusters.Models(actor, actor.base if adapted else reference, tokenizer)
+            return actor, clusters.make_cluster(plan, models, updates, sampling, files)
 
         actor, cluster = checkpoints.restore(build, saved, log)
         if recipe.grpo.kl_is_watched and recipe.lora.rank:
@@ -330,10 +331,14 @@ def _make_learner(
             rows = min(plan.rollout_micro_batch_completions, math.lcm(watched_kl.ROWS, actor.mesh.size))
             # No more at once than an update has, so that there is memory for them.
             at_once = math.gcd(rows, plan.micro_batch_size)
-            width, temperature = recipe.rollout.max_completion_length, learner.algo_config.temperature
+            width = recipe.rollout.max_completion_length
+            temperature = learner.algo_config.temperature
             return watched_kl.kl_from_base(sampler, actor, watched(), rows, width, temperature, at_once)
 
         metrics.append(watched_kl.measured_every(grpo.watch_kl, cluster, measure))
+    temperature_of_step = None
+    if recipe.rollout.has_schedule:
+        temperature_of_step = functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
     learner = learners.Learner(
         grpo=grpo,
         steps=recipe.training.steps,
@@ -343,11 +348,7 @@ def _make_learner(
         reward_fns=rewards,
         metric_fns=metrics,
         batch_of_step=batches,
-        temperature_of_step=(
-            functools.partial(recipe.rollout.temperature_of, steps=recipe.training.steps)
-            if recipe.rollout.has_schedule
-            else None
-        ),
+        temperature_of_step=temperature_of_step,
     )
     if recipe.hardware.colocated:  # their meshes differ nevertheless, where a process samples on its own devices
         learner.can_enable_async_rollout = False
@@ -441,7 +442,8 @@ def share_left_out(session: Session) -> float | None:
     Of the completions that the sampler has just written, such as those of `check_first_sync`: of a micro-batch at most.
     In a multi-process run all processes call it together.
     """
-    rollout, tokenizer = session.recipe.rollout, session.tokenizer
+    rollout = session.recipe.rollout
+    tokenizer = session.tokenizer
     if not rollout.is_cut:
         return None
     rows = min(len(session.sampler.last.tokens), session.plan.micro_batch_size)
@@ -570,7 +572,8 @@ def _batches(
 
     Tunix skips one batch per update, so a batch of a restored step is yielded `iterations` times.
     """
-    recipe, restored = session.recipe, session.step
+    recipe = session.recipe
+    restored = session.step
     for done in itertools.count():
         if done >= max(restored, 1) and stop():
             return  # Tunix saves a checkpoint when it closes

@@ -15,14 +15,13 @@ import numpy as np
 from shared import ROOT
 from starts import base_checkpoint
 
-from grpo_lib import evaluation
+from grpo_lib import analysis, evaluation
 from grpo_lib.problems import load_problems
 from grpo_lib.records import grade
 from grpo_lib.statistics import pass_at_k
 from grpo_train import training
 from grpo_train.engines import maxtext_model, weight_sync
 from grpo_train.engines.weight_sync import padded
-from grpo_train.report import taxonomy
 
 Run = dict[str, Any]
 
@@ -124,7 +123,7 @@ def passes(session: training.Session) -> Run:
     for record in run.records:
         if not record["greedy"]:
             rights[record["id"]] += record["strict"]
-            worked[record["id"]] += taxonomy.works_out_gold(record)
+            worked[record["id"]] += analysis.works_out_gold(record)
     measured: Run = {}
     for k in (1, 4, 32):
         measured[f"pass@{k}"] = mean_pass_at(k, rights)

@@ -37,7 +37,7 @@ from starts import start_of
 from tqdm import tqdm
 
 from grpo_lib.common.files import write_json_atomic
-from grpo_train import training
+from grpo_train import checks, training
 from grpo_train.recipes import load_recipe
 
 RECORDS = ROOT / "assets/experiments"
@@ -123,7 +123,7 @@ def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> R
     recipe = load_recipe(experiment.recipe_path, changes)
     with tempfile.TemporaryDirectory(prefix="experiments-") as folder:
         start, problems = start_of(experiment, arm, recipe)
-        session = training.build_session(recipe, folder, problems, start, log=lambda text: None)
+        session = training.build_session(checks.check(recipe, problems), folder, start, log=lambda text: None)
         if experiment.before:
             BEFORE[experiment.before](session, arm)
         validate = functools.partial(validated, session)

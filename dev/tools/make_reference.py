@@ -16,10 +16,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import read_json_if_exists, write_text_atomic
 from grpo_train import report
 from grpo_train.recipes import Recipe
-from grpo_train.report import comparison, palette
+from grpo_train.report import palette
 from grpo_train.runs import run_directory
 from grpo_train.runs.metric_glossary import Row, read_metrics
 
@@ -48,7 +48,7 @@ def keep(directory: Path) -> Path:
 def read(directory: Path) -> tuple[Recipe, dict[str, Any], list[Row]]:
     """Recipe, summary and metrics of a run."""
     _, recipe = run_directory.load_run(directory)
-    return recipe, comparison.read_json(directory / "summary.json"), read_metrics(directory / "metrics.jsonl")
+    return recipe, read_json_if_exists(directory / "summary.json"), read_metrics(directory / "metrics.jsonl")
 
 
 def change(before: float, after: float) -> str:

@@ -210,12 +210,9 @@ def _result(text: str) -> str | None:
         return before[0] if len(before) == 1 and _WORDS.search(last) and not _CALCULATED.search(before[0]) else None
     if len(before) == 1 and parse_decimal(before[0].strip()) and _CALCULATED.search(last) and not _WORDS.search(last):
         return before[0]  # 18 = 9 * 2
-    if (
-        (left := parse_decimal(before[-1].strip()))
-        and left != parse_decimal(last.strip())
-        and parse_decimal(last.strip())
-        and "%" not in last
-    ):
+    left = parse_decimal(before[-1].strip())
+    right = parse_decimal(last.strip())
+    if left and right and left != right and "%" not in last:
         return None  # 17 = 18
     named = _NAMED.search(before[-1])
     if named and _DIGIT.search(before[-1]) and not _CONCLUSION.search(named["name"]):
@@ -313,9 +310,11 @@ def _boxed(text: str) -> Fraction | None:
 
 def find_boxes(text: str) -> list[tuple[int, int, int]]:
     """(start and end of the content, start of the command) of each box that is not inside another."""
-    boxes, position = [], 0
+    boxes = []
+    position = 0
     while command := _BOX.search(text, position):
-        level, end = 1, command.end()
+        level = 1
+        end = command.end()
         while end < len(text) and level:
             level += (text[end] == "{") - (text[end] == "}")
             end += 1

@@ -181,7 +181,9 @@ def read_shape(text: str) -> Shape:
 
 def _split(text: str, separators: tuple[str, ...]) -> tuple[str, ...]:
     """The parts of `text` between separators outside brackets."""
-    parts, start, depth = [], 0, 0
+    parts = []
+    start = 0
+    depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in ("(", "[", "{", "\\{")) - (token[0] in (")", "]", "}", "\\}"))
         if depth == 0 and token[0] in separators:
@@ -224,7 +226,9 @@ def _compare(stated: str, gold: str, equal: Equal | None) -> bool | None:
     if one.kind in ("set", "union"):
         return _compare_unordered(one.parts, other.parts, equal)
     verdicts = [_compare(*pair, equal) for pair in zip(one.parts, other.parts, strict=True)]
-    return False if False in verdicts else None if None in verdicts else True
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
 
 
 def _compare_unordered(stated: tuple[str, ...], gold: tuple[str, ...], equal: Equal | None) -> bool | None:
@@ -353,7 +357,9 @@ class _Worker:
     def close(self) -> None:
         """End the process, if there is one, and wait until it is gone."""
         with self.lock:
-            process, self.process, self.ready = self.process, None, False
+            process = self.process
+            self.process = None
+            self.ready = False
             if process is not None:
                 process.kill()
                 process.wait()

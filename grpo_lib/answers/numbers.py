@@ -214,15 +214,14 @@ def find_numbers(text: str) -> list[Number]:
 
 
 def _continues(last: Number, number: Number, gap: str) -> bool:
-    return (
-        last.scale > 1
-        and last.value is not None
-        and number.value is not None
-        and gap.strip() in ("", "and")
-        and 0 < number.value < last.scale
-        and (number.scale > 1 or gap == "")
-        and last.value > 0
-    )
+    """Whether two numbers are parts of one: 2万 and 5千."""
+    if last.value is None or number.value is None:
+        return False
+    if gap.strip() not in ("", "and"):
+        return False
+    if number.scale <= 1 and gap:
+        return False
+    return last.scale > 1 and last.value > 0 and 0 < number.value < last.scale
 
 
 def _number(match: re.Match[str], text: str) -> Number:
@@ -237,7 +236,8 @@ def _number(match: re.Match[str], text: str) -> Number:
         value = value * Fraction(10) ** exponent if abs(exponent) <= LARGEST_EXPONENT else None
     if value is not None and match["whole"]:
         value += int(match["whole"])
-    scale, sign = _scale(match, left), _SIGN.search(left, max(0, len(left) - 30))
+    scale = _scale(match, left)
+    sign = _SIGN.search(left, max(0, len(left) - 30))
     factor = _sign(left, sign) if sign else 1
     if factor == 0:
         value = None
@@ -274,7 +274,8 @@ def _scale(match: re.Match[str], left: str) -> int:
 
 def _sign(left: str, match: re.Match[str]) -> int:
     """-1 if the line that `match` found before a number is its minus sign, 1 if it is none; 0 for two signs."""
-    mark, spaced = match["mark"], bool(match["space"])
+    mark = match["mark"]
+    spaced = bool(match["space"])
     outside = left[: match.start()]
     before = outside.rstrip()
     if not before:

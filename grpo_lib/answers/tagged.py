@@ -87,17 +87,15 @@ def lenient_answer(completion: str) -> str | None:
         return parse_decimal(completion[len(completion[:end].rstrip("0123456789.,")) : end])
     if start and " " in completion[start:end]:
         start = completion.find(" ", start, end)
-    text = strip_markup(
-        completion[start : end + 30]
-    )  # a little more, for "million" and the brace that closes \frac{1}{2}
+    # A little more, for "million" and the brace that closes \frac{1}{2}.
+    text = strip_markup(completion[start : end + 30])
     numbers = find_numbers(text)
     if not numbers:
         return None
     last = numbers[-1]
-    if last.value is None and "," in (
-        list_ := text[last.start : last.end]
-    ):  # "2,3,4" is not a number, but has a last one
-        return parse_decimal(list_.rstrip(".,").rpartition(",")[2])
+    written = text[last.start : last.end]
+    if last.value is None and "," in written:  # "2,3,4" is not a number, but has a last one
+        return parse_decimal(written.rstrip(".,").rpartition(",")[2])
     return canonical_form(last.value)
 
 

@@ -1,1 +1,1 @@
-"""Common: errors, atomic files, the environment, colours."""
+"""Common: errors, files that survive an interruption, cells of a spreadsheet, the environment."""

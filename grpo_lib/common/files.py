@@ -117,6 +117,14 @@ def read_json(path: str | os.PathLike, remedy: str) -> dict[str, Any]:
     return content
 
 
+def read_json_if_exists(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file, such as summary.json; empty where there is no file. Raises CourseError."""
+    try:
+        return read_json(path, "remove the file")
+    except FileNotFoundError:
+        return {}
+
+
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file, without the last line if that one is torn.
 

@@ -40,12 +40,14 @@ def batch_of_step(
     import grain  # here, because it imports JAX, which takes seconds
 
     def collate(batch: Sequence[Problem]) -> dict[str, np.ndarray]:
-        return {
+        columns = {
             "prompts": np.array([problem.prompt(render) for problem in batch]),
             "answer": np.array([problem.answer for problem in batch]),
             "kind": np.array([problem.kind for problem in batch]),
-            **({"task": np.array([problem.task for problem in batch])} if weights else {}),
         }
+        if weights:
+            columns["task"] = np.array([problem.task for problem in batch])
+        return columns
 
     def epochs(problems: Sequence[Problem]) -> grain.MapDataset:
         # grain shuffles epoch e with seed + e; through a checksum, runs with seeds 0 and 1 share no epoch.

@@ -6,6 +6,7 @@
 The values of the cases come from a function of our own; a completion is right when its function agrees on all of them.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -27,32 +28,56 @@ class Template:
     solve: Callable[[int, Any], Any]
 
 
+def _count_larger(k: int, values: list[int]) -> int:
+    return sum(value > k for value in values)
+
+
+def _at_least(k: int, values: list[int]) -> list[int]:
+    return [value for value in values if value >= k]
+
+
+def _sum_of_multiples(k: int, values: list[int]) -> int:
+    return sum(value for value in values if value % k == 0)
+
+
+def _turned_left(k: int, values: list[int]) -> list[int]:
+    places = k % len(values)
+    return values[places:] + values[:places]
+
+
+def _pairs_with_sum(k: int, values: list[int]) -> int:
+    """How many pairs of positions i < j there are whose values add up to k."""
+    pairs = itertools.combinations(values, 2)
+    return sum(first + second == k for first, second in pairs)
+
+
+def _words_of_length(k: int, text: str) -> list[str]:
+    return [word for word in text.split() if len(word) >= k]
+
+
+def _words_reversed(k: int, text: str) -> str:
+    words = text.split()
+    return (" " * k).join(words[::-1])
+
+
+def _first_letters(k: int, text: str) -> str:
+    return "".join(word[:k] for word in text.split())
+
+
 OF_NUMBERS = [
-    Template("how many numbers in `values` are larger than {k}", lambda k, v: sum(x > k for x in v)),
-    Template("the sum of the numbers in `values` that {k} divides", lambda k, v: sum(x for x in v if x % k == 0)),
+    Template("how many numbers in `values` are larger than {k}", _count_larger),
+    Template("the sum of the numbers in `values` that {k} divides", _sum_of_multiples),
     Template("the numbers in `values`, each multiplied by {k}, as a list", lambda k, v: [k * x for x in v]),
-    Template("a list of the numbers in `values` that are at least {k}", lambda k, v: [x for x in v if x >= k]),
+    Template("a list of the numbers in `values` that are at least {k}", _at_least),
     Template("a list of every {k}th number in `values`, beginning with the first", lambda k, v: v[::k]),
-    Template("`values` turned left by {k} places", lambda k, v: v[k % len(v) :] + v[: k % len(v)]),
-    Template(
-        "how many pairs of positions i < j have values[i] + values[j] == {k}",
-        lambda k, v: sum(v[i] + v[j] == k for j in range(len(v)) for i in range(j)),
-    ),
+    Template("`values` turned left by {k} places", _turned_left),
+    Template("how many pairs of positions i < j have values[i] + values[j] == {k}", _pairs_with_sum),
     Template("the {k} smallest numbers in `values` (all, if there are fewer), sorted", lambda k, v: sorted(v)[:k]),
 ]
 OF_TEXT = [
-    Template(
-        "a list of the words in `values` with at least {k} letters",
-        lambda k, text: [word for word in text.split() if len(word) >= k],
-    ),
-    Template(
-        "the words in `values` in reverse order, joined by {k} spaces",
-        lambda k, text: (" " * k).join(text.split()[::-1]),
-    ),
-    Template(
-        "the first {k} letters of each word in `values`, as one text",
-        lambda k, text: "".join(word[:k] for word in text.split()),
-    ),
+    Template("a list of the words in `values` with at least {k} letters", _words_of_length),
+    Template("the words in `values` in reverse order, joined by {k} spaces", _words_reversed),
+    Template("the first {k} letters of each word in `values`, as one text", _first_letters),
 ]
 
 
@@ -77,7 +102,8 @@ def generate(split: str, n: int, seed: int = 0) -> list[Problem]:
 
 def _draw(rng: random.Random, name: str) -> Problem:
     of_text = rng.random() < 0.2
-    template, k = rng.choice(OF_TEXT if of_text else OF_NUMBERS), rng.randint(2, 6 if of_text else 40)
+    template = rng.choice(OF_TEXT if of_text else OF_NUMBERS)
+    k = rng.randint(2, 6 if of_text else 40)
     question = (
         f"Write a Python function `solve(values)` that returns {template.text.format(k=k)}. `values` is a "
         f"{'text of words' if of_text else 'list of integers'}. Answer with its code in a ```python block."
@@ -86,9 +112,12 @@ def _draw(rng: random.Random, name: str) -> Problem:
     cases: list[Any] = []
     while len({str(value) for _, value in cases}) < CASES // 2:  # no constant passes
         sizes = [inputs.randint(1, 12 if of_text else 2 * k + 3) for _ in range(CASES)]
-        given = [
-            " ".join(inputs.choices(WORDS, k=size)) if of_text else [inputs.randint(-5, 2 * k + 5) for _ in range(size)]
-            for size in sizes
-        ]
+        given: list[Any] = []
+        for size in sizes:
+            if of_text:
+                given.append(" ".join(inputs.choices(WORDS, k=size)))
+            else:
+                given.append([inputs.randint(-5, 2 * k + 5) for _ in range(size)])
         cases = [[[value], template.solve(k, value)] for value in given]
-    return Problem(name, question, "", json.dumps({"function": "solve", "cases": cases}), "code", kind="code")
+    gold = json.dumps({"function": "solve", "cases": cases})
+    return Problem(name, question, "", gold, "code", kind="code")

@@ -131,7 +131,8 @@ def _question(row: Row) -> str:
 
 def _gold(source: str, row: Row) -> str:
     """The gold in one spelling: "033" -> "33"; LaTeX stays as it is."""
-    gold, column = row.gold, row.layout.gold
+    gold = row.gold
+    column = row.layout.gold
     if KINDS[source] == "latex":
         if not isinstance(gold, str) or not gold.strip():
             raise _bad(row, column, f"{reprlib.repr(gold)} is not a gold answer, which is a text")

@@ -89,7 +89,8 @@ def _rows(source: str, name: str, options: dict[str, Any], key: str, remedy: str
     import datasets
 
     datasets.disable_progress_bars()
-    layout, start = LAYOUTS[source], 0
+    layout = LAYOUTS[source]
+    start = 0
     try:
         for table in datasets.load_dataset(**options).with_format("arrow").iter(BATCH_ROWS):
             yield from _table_rows(table.flatten(), layout, source, name, key, start)

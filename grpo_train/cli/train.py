@@ -125,8 +125,8 @@ def _train(
     made_base = None if base else directory / "checkpoints" / "base"
     ready = checks.check(recipe, run=directory, base=made_base)
 
+    from grpo_lib.common.files import read_json_if_exists
     from grpo_train import pipeline, report
-    from grpo_train.report.comparison import read_json
     from grpo_train.report.formatting import duration
 
     log = log_for(as_json)
@@ -139,7 +139,7 @@ def _train(
         seconds[row["step"]] = row["seconds"]
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
         steps = statistics.median(seconds.values()) * (recipe.training.steps - row["step"])
-        evaluated = read_json(directory / "evals" / "before.json").get("seconds") or 0.0
+        evaluated = read_json_if_exists(directory / "evals" / "before.json").get("seconds") or 0.0
         log(
             f"step {row['step']}/{recipe.training.steps}  {step_line(row, recipe)}  "
             f"({duration(steps + evaluated)} left, with the evaluation after it)"
@@ -162,7 +162,7 @@ def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:
 
     A damaged one counts as none: the run goes on, finds all steps done, and writes it again.
     """
-    from grpo_train.report.comparison import read_json
+    from grpo_lib.common.files import read_json_if_exists
     from grpo_train.runs.run_directory import changed_keys, check_run
 
     if not check_run(directory, recipe) or not all((directory / file).exists() for file in DONE):
@@ -170,7 +170,7 @@ def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:
     if "training.steps" in changed_keys(directory, recipe):
         return {}  # it has done everything for another last step
     try:
-        summary = read_json(directory / "summary.json")
+        summary = read_json_if_exists(directory / "summary.json")
         rates = [summary[phase]["accuracy"] for phase in PHASES]
     except (CourseError, LookupError, TypeError):
         return {}

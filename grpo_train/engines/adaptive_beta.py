@@ -69,8 +69,10 @@ class AdaptiveBeta:
           target: KL in nats per token.
           updates: in a step, of the weights.
         """
-        self.start, self.target = start, target
-        self._optimizer, self._mesh = trainer.optimizer, mesh
+        self.start = start
+        self.target = target
+        self._optimizer = trainer.optimizer
+        self._mesh = mesh
         self._micro_batches = updates * trainer.config.get_with_default("gradient_accumulation_steps", 1)  # in a step
         self._measured: list[jax.Array] = []  # KL [] of each micro-batch of the step so far
         # A copy on the host: the one in the optimizer's state is not known before the update under way has ended.

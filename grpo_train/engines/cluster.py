@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,46 @@ from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, Rollou
 from grpo_train.runs import multihost
 
 
+@dataclass(frozen=True)
+class Models:
+    """What a cluster trains, and what it needs for that."""
+
+    actor: maxtext_model.Actor
+    reference: Any  # the model of the KL penalty, or None without one
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How the actor is updated."""
+
+    training: TrainingRecipe
+    iterations: int  # updates per step
+    seed: int  # of the noise of stochastic rounding
+    weights: DType  # dtype of the actor's
+    adapts_beta: bool = False  # whether the optimizer's state has a place for it
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How and where completions are sampled."""
+
+    sampler: Callable  # by sampler_class
+    config: RolloutConfig
+    devices: list[Any] | None  # None: the actor's mesh
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run leaves its checkpoints and metrics."""
+
+    name: str  # of the run
+    checkpoints: Path  # folder, for Tunix's checkpoint manager with `checkpoint_options`
+    checkpoint_options: Any
+    log_directory: Path  # of TensorBoard
+    metric_backends: list[Callable]  # factories for Tunix's MetricsLogger
+
+
 def assign_devices(
     hardware: HardwareRecipe, engine: str, sampler_tensor: int, devices: list[Any]
 ) -> tuple[list[Any], list[Any]]:
@@ -35,7 +76,8 @@ def assign_devices(
     Raises CourseError when they are fewer than the recipe needs, do not divide as it says, or belong to several
     processes and the recipe wants them to do different things.
     """
-    found, count = len(devices), len({device.process_index for device in devices})
+    found = len(devices)
+    count = len({device.process_index for device in devices})
     if count > 1:
         _require_same_roles(hardware, engine, found, count)
     trainer, sampler = hardware.trainer_count(found), hardware.sampler_count(found)
@@ -96,82 +138,58 @@ def sampler_class(
             tensor=tensor or 1,
             group_size=plan.group_size,
         )
-    from grpo_train.engines.vllm_sampler import VllmSampler
+    from grpo_train.engines.vllm_sampler import EngineSettings, VllmSampler
 
-    return functools.partial(
-        VllmSampler, model=model, settings=rollout.vllm, max_length=max_length(), tensor=tensor, seed=seed
-    )
+    engine = EngineSettings(model=model, vllm=rollout.vllm, max_length=max_length(), tensor=tensor, seed=seed)
+    return functools.partial(VllmSampler, engine=engine)
 
 
 def make_cluster(
-    name: str,
-    training: TrainingRecipe,
-    iterations: int,
-    seed: int,
-    weights: DType,
-    plan: BatchPlan,
-    actor: maxtext_model.Actor,
-    reference: Any,
-    tokenizer: Any,
-    rollout_config: RolloutConfig,
-    *,
-    adapts_beta: bool = False,
-    sampler: Callable,
-    sampler_devices: list[Any] | None,
-    checkpoints: Path,
-    checkpoint_options: Any,
-    log_directory: Path,
-    metric_backends: list[Callable],
+    plan: BatchPlan, models: Models, updates: UpdateSettings, sampling: SamplingSettings, files: RunFiles
 ) -> rl.RLCluster:
-    """Tunix's RLCluster for a recipe; it restores the newest checkpoint in `checkpoints`, if there is one.
-
-    Args:
-      name: of the run.
-      iterations: updates per step.
-      seed: of the noise of stochastic rounding.
-      weights: dtype of the actor's.
-      adapts_beta: whether the optimizer's state has a place for it.
-      sampler: by sampler_class; sampler_devices: where it samples, None: on the actor's mesh.
-      reference: the model of the KL penalty, or None without one.
-      checkpoints: the folder of the run's checkpoints, for Tunix's checkpoint manager with `checkpoint_options`.
-      metric_backends: factories for Tunix's MetricsLogger.
-    """
-    roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
-    sampler_mesh = actor.mesh if sampler_devices is None else jax.sharding.Mesh(np.array(sampler_devices), ("fsdp",))
-    optimizer = make_optimizer(training, iterations, seed, weights)
-    if adapts_beta:
+    """Tunix's RLCluster for a recipe; it restores the newest checkpoint in `files.checkpoints`, if there is one."""
+    actor = models.actor
+    sampler_mesh = actor.mesh
+    if sampling.devices is not None:
+        sampler_mesh = jax.sharding.Mesh(np.array(sampling.devices), ("fsdp",))
+    optimizer = make_optimizer(updates.training, updates.iterations, updates.seed, updates.weights)
+    if updates.adapts_beta:
         optimizer = optax.chain(optimizer, adaptive_beta.keep_factor())
+    count = updates.training.steps * updates.iterations
+    training_config = rl.RLTrainingConfig(
+        actor_optimizer=optimizer,
+        # Tunix counts updates; a step here is a batch, with all its updates.
+        max_steps=count,
+        eval_every_n_steps=count + 1,
+        # Of all processes together: each sees the whole batch.
+        mini_batch_size=plan.prompts_per_step,
+        train_micro_batch_size=plan.micro_batch_prompts * plan.micro_batches_in_loss,
+        rollout_micro_batch_size=plan.rollout_micro_batch_size,
+        compute_logps_micro_batch_size=plan.micro_batch_prompts,
+        # Tunix's default is 2; several processes run one program at a time (see multihost).
+        max_inflight_computations=1 if multihost.is_distributed() else 2,
+        checkpoint_root_directory=str(files.checkpoints),
+        checkpointing_options=files.checkpoint_options,
+        metrics_logging_options=metrics_logger.MetricsLoggerOptions(
+            log_dir=str(files.log_directory), backend_kwargs={"custom_backend": files.metric_backends}
+        ),
+        pbar_description=files.name,
+    )
+    roles = (rl.Role.ACTOR, rl.Role.REFERENCE, rl.Role.ROLLOUT)
+    cluster_config = rl.ClusterConfig(
+        role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
+        role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
+        rollout_engine=sampling.sampler,
+        rollout_config=sampling.config,
+        training_config=training_config,
+    )
     cluster = rl.RLCluster(
         actor=actor.module,
-        reference=reference,
-        tokenizer=tokenizer,
-        cluster_config=rl.ClusterConfig(
-            role_to_mesh=dict.fromkeys(roles, actor.mesh) | {rl.Role.ROLLOUT: sampler_mesh},
-            role_to_logical_axis_rule=dict.fromkeys(roles, actor.config.logical_axis_rules),
-            rollout_engine=sampler,
-            rollout_config=rollout_config,
-            training_config=rl.RLTrainingConfig(
-                actor_optimizer=optimizer,
-                # Tunix counts updates; a step here is a batch, with all its updates.
-                max_steps=training.steps * iterations,
-                eval_every_n_steps=training.steps * iterations + 1,
-                # Of all processes together: each sees the whole batch.
-                mini_batch_size=plan.prompts_per_step,
-                train_micro_batch_size=plan.micro_batch_prompts * plan.micro_batches_in_loss,
-                rollout_micro_batch_size=plan.rollout_micro_batch_size,
-                compute_logps_micro_batch_size=plan.micro_batch_prompts,
-                # Tunix's default is 2; several processes run one program at a time (see multihost).
-                max_inflight_computations=1 if multihost.is_distributed() else 2,
-                checkpoint_root_directory=str(checkpoints),
-                checkpointing_options=checkpoint_options,
-                metrics_logging_options=metrics_logger.MetricsLoggerOptions(
-                    log_dir=str(log_directory), backend_kwargs={"custom_backend": metric_backends}
-                ),
-                pbar_description=name,
-            ),
-        ),
+        reference=models.reference,
+        tokenizer=models.tokenizer,
+        cluster_config=cluster_config,
     )
-    sum_in(cluster.actor_trainer.optimizer, training.optimizer_dtype)
+    sum_in(cluster.actor_trainer.optimizer, updates.training.optimizer_dtype)
     return cluster
 
 

@@ -68,7 +68,8 @@ def sync_without_snapshot(cluster: Any) -> None:
         cluster.rollout.update_params(nnx.state(cluster.actor_trainer.model, nnx.Param), (nnx.Param,))
         cluster.global_steps += 1
 
-    cluster.sync_weights, cluster._anchor_policy_state = sync_weights, None
+    cluster.sync_weights = sync_weights
+    cluster._anchor_policy_state = None
 
 
 def sample_outside_the_mesh(cluster: Any) -> None:
@@ -282,7 +283,8 @@ def end_forks_with_the_run() -> None:
     is lost.  And when this process is killed, each lives on, since it holds the others' pipes, and holds the chips.
     Test: tests/tpu/stack/test_vllm.py.
     """
-    set_option, death_signal = ctypes.CDLL(None).prctl, 1  # PR_SET_PDEATHSIG
+    set_option = ctypes.CDLL(None).prctl
+    death_signal = 1  # PR_SET_PDEATHSIG
 
     def in_fork() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

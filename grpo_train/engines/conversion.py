@@ -132,11 +132,11 @@ def read_weights(directory: str | Path) -> dict[str, np.ndarray]:
 def differing_weights(one: str | Path, other: str | Path) -> list[str]:
     """Names of tensors that are missing on one side or not equal bit for bit."""
     a, b = read_weights(one), read_weights(other)
-    return sorted(
-        name
-        for name in a.keys() | b.keys()
-        if name not in a or name not in b or a[name].dtype != b[name].dtype or not np.array_equal(a[name], b[name])
-    )
+    differing = set(a) ^ set(b)
+    for name in set(a) & set(b):
+        if a[name].dtype != b[name].dtype or not np.array_equal(a[name], b[name]):
+            differing.add(name)
+    return sorted(differing)
 
 
 def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Path, output: Any, made: str) -> None:
@@ -149,8 +149,9 @@ def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Pat
     with open(log, "w", encoding="utf-8") as file:
         done = run(convert, file, model, str(source), str(output))
     if not done or not list(output.glob(made)):
-        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
-        raise CourseError(f"MaxText could not convert {source} ({' '.join(last)[:200]}); the whole log is {log}")
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        last = lines[-1][:200] if lines else ""
+        raise CourseError(f"MaxText could not convert {source} ({last}); the whole log is {log}")
 
 
 def _has_only_cpus() -> bool:
@@ -176,9 +177,10 @@ def _run_here(convert: Callable, log: TextIO, *arguments: Any) -> bool:
 
 
 def _run_in_process(convert: Callable, log: TextIO, model: ModelRecipe, *folders: str) -> bool:
+    arguments = [convert.__name__, model.model_dump_json(), *folders]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_train.engines.conversion", convert.__name__, model.model_dump_json(), *folders],
+        [sys.executable, "-m", "grpo_train.engines.conversion", *arguments],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -61,7 +61,8 @@ def _decode(attention: Any, queries: jax.Array, key: jax.Array, value: jax.Array
       queries, key, value: [N G, 1, heads, H], the first two rotated.
     """
     prompts, group, heads, size, _ = cache["keys"].shape
-    rows, at = (prompts, group, heads), cache["end_index"]
+    rows = (prompts, group, heads)
+    at = cache["end_index"]
     queries = queries.reshape(*rows, -1, size)
     keys = jax.lax.dynamic_update_slice(cache["keys"], key.reshape(*rows, size, 1), (0, 0, 0, 0, at))
     values = jax.lax.dynamic_update_slice(cache["values"], value.reshape(*rows, 1, size), (0, 0, 0, at, 0))
@@ -139,7 +140,8 @@ class Sampler(tunix_sampler.Sampler):
         state = sampler_state
         if state.cache:
             return super()._prefill_fn(params, state, images, echo)
-        length, group = state.num_input_tokens, state.sampling_parameters["group"]
+        length = state.num_input_tokens
+        group = state.sampling_parameters["group"]
         tokens, positions = state.token_buffer[::group, :length], state.positions[::group, :length]
         graph: Any = self._transformer_graphdef
         model = nnx.merge(graph, params)

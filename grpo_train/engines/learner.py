@@ -114,8 +114,10 @@ class Learner(GRPOLearner):
             cluster's RolloutConfig.
         """
         super().__init__(**arguments)
-        self._grpo, self._steps = grpo, steps
-        self._calls_per_step, self._batch_of_step = calls_per_step, batch_of_step
+        self._grpo = grpo
+        self._steps = steps
+        self._calls_per_step = calls_per_step
+        self._batch_of_step = batch_of_step
         self._temperature_of_step = temperature_of_step
 
     @property
@@ -178,10 +180,15 @@ class Learner(GRPOLearner):
         Pass p samples what step `step + p · steps` would, the prompts and the noise.  A group that is not replaced
         keeps its place, with advantages of 0: every shape stays what it is.
         """
-        sampler, steps, parts = self._sampler, self._steps, [example]
-        size, limit = self.algo_config.num_generations, self._grpo.dynamic_sampling or 1
+        sampler = self._sampler
+        steps = self._steps
+        parts = [example]
+        size = self.algo_config.num_generations
+        limit = self._grpo.dynamic_sampling or 1
         spread = self._rewards_differ(training_input)
-        chosen, missing = np.arange(len(spread)), list(np.flatnonzero(~spread))  # in units of groups
+        # In units of groups.
+        chosen = np.arange(len(spread))
+        missing = list(np.flatnonzero(~spread))
         step, part = divmod(call, self._calls_per_step)
         while missing and len(parts) < limit:
             later = len(parts) * steps

@@ -65,16 +65,11 @@ def shapes_with_adapters(
     adapted = nnx.eval_shape(lambda model: lora_utils.apply_lora_to_model(model, None, config), base)
     nnx.pop(adapted, nnx.Intermediate)  # of the forward pass in which qwix adds the adapters
     graph, state = nnx.split(adapted)
-    known = dict(nnx.state(base).flat_state())
-    return nnx.merge(
-        graph,
-        nnx.State.from_flat_path(
-            {
-                path: known[path] if path in known else variable.replace(value(path, variable.get_value()))
-                for path, variable in state.flat_state()
-            }
-        ),
-    )
+    filled = dict(nnx.state(base).flat_state())
+    places = {}
+    for path, variable in state.flat_state():
+        places[path] = filled[path] if path in filled else variable.replace(value(path, variable.get_value()))
+    return nnx.merge(graph, nnx.State.from_flat_path(places))
 
 
 def _initial(key: jax.Array, shape: tuple[int, ...], dtype: Any, zero: bool) -> jax.Array:
@@ -108,7 +103,8 @@ def merged(module: nnx.Module, scale: float) -> nnx.State:
     for path, variable in base.items():
         *before, name = path
         if a := added.get((*before, f"{name}{A}")):
-            b, weight = added[(*before, f"{name}{B}")], variable.get_value()
+            b = added[(*before, f"{name}{B}")]
+            weight = variable.get_value()
             base[path] = variable.replace(
                 _with_product(
                     weight,

@@ -105,8 +105,12 @@ def _unreadable(model: ModelRecipe, part: str, error: Exception) -> CourseError:
 def _end_tokens(directory: Path) -> list[int]:
     """Ids at which the model's own generation_config.json ends a text; none without such a file."""
     file = directory / "generation_config.json"
-    ends = read_json(file, "copy or download the model again").get("eos_token_id") if file.is_file() else None
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not file.is_file():
+        return []
+    ends = read_json(file, "copy or download the model again").get("eos_token_id")
+    if ends is None:
+        return []
+    return ends if isinstance(ends, list) else [ends]
 
 
 def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_path: str | Path) -> dict[str, Any]:
@@ -140,13 +144,11 @@ def maxtext_arguments(model: ModelRecipe, *, weights: bool = True, **more: Any) 
     """
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
+    sizes = maxtext_sizes(model) if weights else model.sizes
+    # Every host of a slice comes here, and only one of them converts: no weights are asked for.
+    tokenizer = model_directory(model, weights=False) if weights else model.path
     settings = {
-        **maxtext_overrides(
-            model,
-            sizes=maxtext_sizes(model) if weights else model.sizes,
-            # Every host of a slice comes here, and only one of them converts: no weights are asked for.
-            tokenizer_path=model_directory(model, weights=False) if weights else model.path,
-        ),
+        **maxtext_overrides(model, sizes=sizes, tokenizer_path=tokenizer),
         "run_name": "grpo",
         "skip_jax_distributed_system": True,
         "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
@@ -178,7 +180,8 @@ def load_actor(
     Raises CourseError when the checkpoint is missing, cut short or of another shape.
     """
     devices = list(devices or jax.devices()[:1])
-    lora, weights = lora or LoRARecipe(), location(checkpoint)
+    lora = lora or LoRARecipe()
+    weights = location(checkpoint)
     if not weights.is_dir():
         raise CourseError(
             f"checkpoint {weights} does not exist; convert the model first (notebook 01, or grpo convert)"
@@ -192,19 +195,18 @@ def load_actor(
         from grpo_train.losses import hidden_states  # here, as MaxText: a tokenizer does not need it, and it takes 5 s
 
         register_architecture(model)
-        config = pyconfig.initialize(
-            maxtext_arguments(
-                model,
-                load_parameters_path=weights,
-                scan_layers=True,
-                max_target_length=max_length,
-                enable_checkpointing=True,
-                ici_fsdp_parallelism=len(devices) // tensor,
-                ici_tensor_parallelism=tensor,
-                **hidden_states.maxtext_settings(loss, max_length),
-                **adapters.maxtext_settings(lora),
-            )
+        arguments = maxtext_arguments(
+            model,
+            load_parameters_path=weights,
+            scan_layers=True,
+            max_target_length=max_length,
+            enable_checkpointing=True,
+            ici_fsdp_parallelism=len(devices) // tensor,
+            ici_tensor_parallelism=tensor,
+            **hidden_states.maxtext_settings(loss, max_length),
+            **adapters.maxtext_settings(lora),
         )
+        config = pyconfig.initialize(arguments)
         require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
         try:
@@ -286,7 +288,8 @@ def quiet() -> Iterator[None]:
     """Keep the information logs and warnings of the libraries underneath out of the reader's way; errors stay."""
     from absl import logging as absl_logging
 
-    before, disabled = absl_logging.get_verbosity(), logging.root.manager.disable
+    before = absl_logging.get_verbosity()
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):

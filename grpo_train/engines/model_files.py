@@ -101,11 +101,13 @@ def local_folder(model: ModelRecipe) -> Path | None:
 
 def is_tiny(model: ModelRecipe) -> bool:
     """Whether a folder has the course's tiny model, or one that was trained from it: its config.json has the sizes."""
-    folder, tiny = local_folder(model), environment.repo_root() / "assets" / "tiny-base"
+    folder = local_folder(model)
+    tiny = environment.repo_root() / "assets" / "tiny-base"
     if not folder or not all((place / "config.json").is_file() for place in (folder, tiny)):
         return False
-    own, known = (read_json(place / "config.json", "copy the model again") for place in (folder, tiny))
-    return all(own.get(key) == known[key] for key in SIZES)
+    config = read_json(folder / "config.json", "copy the model again")
+    known = read_json(tiny / "config.json", "copy the model again")
+    return all(config.get(key) == known[key] for key in SIZES)
 
 
 def weight_files(model: ModelRecipe) -> Any:
@@ -132,7 +134,8 @@ def weight_files(model: ModelRecipe) -> Any:
 def disk_use(recipe: Recipe) -> dict[str, int]:
     """Bytes a weight of what a run writes: of the download, the base, checkpoints while one more is written, and the
     export, for which the weights are saved once more."""
-    weight, moments = ITEMSIZE[recipe.model.trainer_dtype], 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    weight = ITEMSIZE[recipe.model.trainer_dtype]
+    moments = 2 * ITEMSIZE[recipe.training.optimizer_dtype]
     kept = min(recipe.training.max_to_keep + 1, -(-recipe.training.steps // recipe.training.checkpoint_every))
     return {
         "download": 2,
@@ -151,22 +154,25 @@ def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = Non
     of the run.
     """
     require_path(recipe.model)
-    own = recipe.training.checkpoints
-    places = {
-        "download": None if local_folder(recipe.model) else _hub_folder(recipe.model.path),
-        "base": base,
-        "checkpoints": run and (f"{own}/{run.name}" if own else run / "checkpoints" / "actor"),
-        "export": run and run / "export",
-    }
+    places: dict[str, str | Path | None] = {"base": base}
+    if not local_folder(recipe.model):
+        places["download"] = _hub_folder(recipe.model.path)
+    if run:
+        elsewhere = recipe.training.checkpoints
+        places["checkpoints"] = f"{elsewhere}/{run.name}" if elsewhere else run / "checkpoints" / "actor"
+        places["export"] = run / "export"
     try:
         weights = sum(weight_files(recipe.model).parameter_count.values())
     except CourseError:
         return None
-    needs = [
-        (folder, max(0, weights * bytes_each - sum(file.lstat().st_size for file in folder.rglob("*"))))
-        for name, bytes_each in disk_use(recipe).items()
-        if (place := places[name]) and not is_address(place) and (folder := location(place))
-    ]
+    needs = []
+    for name, bytes_each in disk_use(recipe).items():
+        place = places.get(name)
+        if not place or is_address(place):
+            continue
+        folder = location(place)
+        written = sum(file.lstat().st_size for file in folder.rglob("*"))
+        needs.append((folder, max(0, weights * bytes_each - written)))
     return require_space(
         needs, "take a larger disk, training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
     )
@@ -184,12 +190,11 @@ def _download(name: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
+    patterns = ["*.json", "*.jinja", "tokenizer*"]
+    if weights:
+        patterns.append("*.safetensors")
     try:
-        return Path(
-            snapshot_download(
-                name, allow_patterns=["*.json", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
-            )
-        )
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except GatedRepoError:
         raise CourseError(
             f"model.path={name} asks for its licence to be accepted on the hub; accept it and set HF_TOKEN"

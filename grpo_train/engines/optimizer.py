@@ -134,7 +134,8 @@ def nearest_moves(weights: Any, rate: float) -> tuple[jax.Array, jax.Array]:
     are, rounded to the nearest."""
     full = [round_to_nearest(array.astype(jnp.float32)) for array in jax.tree.leaves(weights)]
     moves = [round_to_nearest(array + rate) - array for array in full]
-    moved, size = [move != 0 for move in moves], sum(array.size for array in full)
+    moved = [move != 0 for move in moves]
+    size = sum(array.size for array in full)
     return jnp.asarray(optax.tree.sum(moves)) / (rate * size), jnp.asarray(optax.tree.sum(moved)) / size
 
 

@@ -29,7 +29,8 @@ def fit_prompts(
     Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
     none is cut or left out silently.
     """
-    lengths, allowed = prompt_lengths(prompts, tokenizer, problems), rollout.max_prompt_length
+    lengths = prompt_lengths(prompts, tokenizer, problems)
+    allowed = rollout.max_prompt_length
     longest = max(lengths)
     if allowed == "auto":
         return longest, problems

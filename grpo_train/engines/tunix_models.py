@@ -176,11 +176,7 @@ def cache_shapes(config: Any, rows: int, length: int, mesh: Mesh | None) -> dict
     """Shapes of the KV cache of `rows` sequences: k and v of a layer are [rows, length, kv heads, head size]."""
     shape = (rows, length, config.num_kv_heads, config.head_dim)
     heads = mesh and NamedSharding(mesh, PartitionSpec("fsdp", None, "tp", None))
-    return {
-        f"layer_{number}": {
-            "k": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
-            "v": jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads),
-            "end_index": jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=mesh and row_sharding(mesh)),
-        }
-        for number in range(config.num_layers)
-    }
+    values = jax.ShapeDtypeStruct(shape, config.dtype, sharding=heads)
+    end_index = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=mesh and row_sharding(mesh))
+    layer = {"k": values, "v": values, "end_index": end_index}
+    return {f"layer_{number}": dict(layer) for number in range(config.num_layers)}

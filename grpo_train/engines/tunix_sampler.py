@@ -61,7 +61,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
     mesh: jax.sharding.Mesh | None = None
 
     def __call__(self, input_strings, *arguments, seed=None, **more):
-        rows, missing = len(input_strings), 0 if self.mesh is None else -len(input_strings) % self.mesh.shape["fsdp"]
+        rows = len(input_strings)
+        missing = 0 if self.mesh is None else -len(input_strings) % self.mesh.shape["fsdp"]
         if missing:
             input_strings = [*input_strings, *input_strings[:1] * missing]
             if _is_of_rows(seed):
@@ -73,7 +74,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
         return output
 
     def init_sample_state(self, all_input_ids, *arguments, **more):
-        state, rows = super().init_sample_state(all_input_ids, *arguments, **more), len(all_input_ids)
+        state = super().init_sample_state(all_input_ids, *arguments, **more)
+        rows = len(all_input_ids)
         if self.mesh is None:
             return state
 
@@ -91,7 +93,8 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
         if isinstance(seed, RowNoise):
             of_rows, temperature = seed.keys, seed.temperature[:, None]  # [B, 2], [B, 1]
         else:
-            of_rows, temperature = seed, sampler_state.temperature
+            of_rows = seed
+            temperature = sampler_state.temperature
         keys = jax.vmap(jax.random.fold_in, (0, None))(of_rows, sampler_state.decoding_step)
         scores = logits[:, -1].astype(jnp.float32) / temperature
         if cuts := _cuts(sampler_state.sampling_parameters, scores.shape[1]):
@@ -179,7 +182,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self._sampler = make_sampler(module, tokenizer, rollout_config.kv_cache_size, on_several)
         self._sampler.group = group_size
         self.update_params(nnx.state(rollout_actor, nnx.Param))
-        self.seed, self.num_rollout_micro_batches = seed, num_rollout_micro_batches
+        self.seed = seed
+        self.num_rollout_micro_batches = num_rollout_micro_batches
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
 
     def generate(self, prompts, rollout_config, **_: Any) -> base_rollout.RolloutOutput:
@@ -190,7 +194,8 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
         self.calls += 1
         own = multihost.process_slice(len(prompts))
-        own_keys, temperature = keys[own], rollout_config.temperature
+        own_keys = keys[own]
+        temperature = rollout_config.temperature
         if isinstance(temperature, jax.Array):
             noise = RowNoise(own_keys, jnp.full(len(own_keys), temperature, jnp.float32))
             config = dataclasses.replace(rollout_config, seed=noise, temperature=1.0)
@@ -210,23 +215,22 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         In a multi-process run all processes call it together; each scores its slice.
         """
         graphdef, state = self._sampler.model_def_and_state()
-        prompt_ids, tokens = self.last.left_padded_prompt_tokens[:rows], self.last.tokens[:rows]
+        prompt_ids = self.last.left_padded_prompt_tokens[:rows]
+        tokens = self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
-        own, logps = multihost.process_slice(len(tokens)), []  # [C] each
+        of_process = multihost.process_slice(len(tokens))
+        logps = []  # [C] each
         with NO_MESH:
-            for first in range(own.start, own.stop, SCORED_ROWS):
-                part = slice(first, min(first + SCORED_ROWS, own.stop))
+            for first in range(of_process.start, of_process.stop, SCORED_ROWS):
+                part = slice(first, min(first + SCORED_ROWS, of_process.stop))
                 compute = _logps_at if isinstance(temperature, jax.Array) else common.compute_per_token_logps
                 scored = compute(
                     graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
                     pad_id=self.pad_id(), eos_id=self.eos_id(), temperature=temperature,
                 )  # fmt: skip
                 logps.extend(np.asarray(scored).tolist())
-        return Scored(
-            prompt_ids,
-            completion_ids,
-            [np.array(row[: len(ids)], np.float32) for row, ids in zip(multihost.gather(logps), tokens, strict=True)],
-        )
+        of_all = zip(multihost.gather(logps), tokens, strict=True)
+        return Scored(prompt_ids, completion_ids, [np.array(row[: len(ids)], np.float32) for row, ids in of_all])
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
@@ -312,9 +316,10 @@ def greedy_generate(
     def generate(
         prompts: list[str], *, temperature: float | None = None, seed: int = 0, **cuts: Any
     ) -> list[Generation]:
-        own = prompts[multihost.process_slice(len(prompts))]
-        answers = generate_here(own, temperature, seed, **cuts) if own else []
-        return [Generation(**fields) for fields in multihost.gather([dataclasses.asdict(a) for a in answers])]
+        of_process = prompts[multihost.process_slice(len(prompts))]
+        answers = generate_here(of_process, temperature, seed, **cuts) if of_process else []
+        gathered = multihost.gather([dataclasses.asdict(answer) for answer in answers])
+        return [Generation(**fields) for fields in gathered]
 
     def generate_here(
         prompts: list[str], temperature: float | None, seed: int, top_p: float = 1.0, top_k: int | None = None
@@ -327,8 +332,9 @@ def greedy_generate(
         rows = max(8, batch_size * LONG_PROMPT // max(width, LONG_PROMPT))
         for start in range(0, len(prompts), rows):
             chunk = prompts[start : start + rows]
+            filled_up = chunk + chunk[:1] * (rows - len(chunk))
             output = sampler(
-                chunk + chunk[:1] * (rows - len(chunk)),  # filled up
+                filled_up,
                 max_generation_steps=max_completion_length,
                 max_prompt_length=width,
                 temperature=temperature or 0.0,
@@ -336,11 +342,10 @@ def greedy_generate(
                 top_k=top_k,
                 seed=jax.random.fold_in(jax.random.PRNGKey(seed), start),  # each chunk has noise of its own
             )
-            generations += [
+            for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True):
                 # With the end token, which Tunix cuts off; one that fills the limit has none.
-                Generation(text, min(len(ids) + 1, max_completion_length), len(ids) >= max_completion_length)
-                for text, ids in zip(output.text[: len(chunk)], output.tokens[: len(chunk)], strict=True)
-            ]
+                length = min(len(ids) + 1, max_completion_length)
+                generations.append(Generation(text, length, truncated=len(ids) >= max_completion_length))
         return generations
 
     return generate
@@ -354,9 +359,8 @@ def load_hugging_face(directory: str | Path) -> Any:
     config = model_files.read_config(Path(directory))
     scaling, rope = model_files.rotary_embedding(config)
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
-    converted = tunix_models.model_config(
-        kind, rope.get("rope_theta"), {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
-    )
+    settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
+    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
     family = tunix_models.require_family(kind)
     try:
         return safetensors_loader.load_and_create_model(

@@ -39,6 +39,17 @@ ALL_TOKENS = -1
 FULL = 0.98
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """What vLLM's engine needs to know in addition to what Tunix gives it."""
+
+    model: ModelRecipe
+    vllm: VllmRecipe
+    max_length: int  # tokens of the longest prompt plus completion, including those of the evaluation
+    tensor: int | None  # devices of a replica; None: all of them
+    seed: int
+
+
 class VllmSampler(vllm_rollout.VllmRollout):
     """Tunix's vLLM rollout, extended:
 
@@ -47,40 +58,33 @@ class VllmSampler(vllm_rollout.VllmRollout):
     - It reports lengths, truncation and time per completion batch, and its weights can be checked after a sync.
     """
 
-    def __init__(
-        self, rollout_actor, tokenizer, mesh, rollout_config, *,
-        model: ModelRecipe, settings: VllmRecipe, max_length: int, tensor: int | None, seed: int,
-    ):  # fmt: skip
-        """`max_length`: tokens of the longest prompt plus completion, including those of the evaluation; `tensor`:
-        devices of a replica, by default all of them."""
+    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, engine: EngineSettings):
+        """The first four are what Tunix gives its rollout engine."""
+        model, settings = engine.model, engine.vllm
         self.mapping = mappings.MappingConfig.build(model=rollout_actor, backend="vllm_jax")
         self.mapping.to_hf_mappings = compat.untied_lm_head_mapping(
             self.mapping.to_hf_mappings, rollout_actor.base.config.model_name
         )
         compat.reshard_on_devices()
         compat.end_forks_with_the_run()
-        tensor = tensor or mesh.size
-        super().__init__(
-            rollout_actor,
-            tokenizer,
-            max_length,
-            mesh,
-            dataclasses.replace(
-                rollout_config,
-                rollout_mapping_config=self.mapping,
-                return_logprobs=True,
-                tensor_parallel_size=tensor,
-                data_parallel_size=mesh.size // tensor,
-                rollout_vllm_model_version=str(model_directory(model)),
-                rollout_vllm_tpu_backend_type="jax",
-                rollout_vllm_hbm_utilization=utilization(mesh, settings.memory_fraction),
-                rollout_vllm_max_num_seqs=settings.max_sequences,
-                # The distribution before temperature and cuts, which is what the trainer computes.
-                rollout_vllm_logprobs_mode="raw_logprobs",
-                rollout_vllm_kwargs=engine_options(settings, model.dtype, seed),
-            ),
+        tensor = engine.tensor or mesh.size
+        complete_config = dataclasses.replace(
+            rollout_config,
+            rollout_mapping_config=self.mapping,
+            return_logprobs=True,
+            tensor_parallel_size=tensor,
+            data_parallel_size=mesh.size // tensor,
+            rollout_vllm_model_version=str(model_directory(model)),
+            rollout_vllm_tpu_backend_type="jax",
+            rollout_vllm_hbm_utilization=utilization(mesh, settings.memory_fraction),
+            rollout_vllm_max_num_seqs=settings.max_sequences,
+            # The distribution before temperature and cuts, which is what the trainer computes.
+            rollout_vllm_logprobs_mode="raw_logprobs",
+            rollout_vllm_kwargs=engine_options(settings, model.dtype, engine.seed),
         )
-        self.seed, self.dtype = seed, model.dtype
+        super().__init__(rollout_actor, tokenizer, engine.max_length, mesh, complete_config)
+        self.seed = engine.seed
+        self.dtype = model.dtype
         self.calls = 0
         self.scored_rows = 0  # how many completions of a call the engine also scores
         self.seconds: dict[str, float] = defaultdict(float)  # "generating" and "syncing"
@@ -92,30 +96,28 @@ class VllmSampler(vllm_rollout.VllmRollout):
         key = jax.random.fold_in(jax.random.key(self.seed), self.calls)
         self.calls += 1
         scored = self.scored_rows if scored is None else scored
-        sampling = [
-            SamplingParams(
+        sampling = []
+        for row in range(len(prompts)):
+            parameters = SamplingParams(
                 max_tokens=rollout_config.max_tokens_to_generate,
                 temperature=float(rollout_config.temperature),
                 top_k=rollout_config.top_k or ALL_TOKENS,
                 top_p=rollout_config.top_p,
                 logprobs=1 if row < scored else None,
             )
-            for row in range(len(prompts))
-        ]
+            sampling.append(parameters)
         ids, completions = _complete(self._sampler.llm, self.hf_tokenizer, prompts, sampling, key)
         width = max(rollout_config.max_prompt_length, *(len(row) for row in ids))
         generations = [_generation(completion, self.hf_tokenizer) for completion in completions]
         self.truncated = [generation.truncated for generation in generations]
         self.lengths = [generation.tokens for generation in generations]  # with the end token
-        self.logps = [
-            np.array([step[token].logprob for token, step in zip(one.token_ids, one.logprobs, strict=True)])
-            for one in completions[:scored]
-        ]
+        self.logps = [_logps(completion) for completion in completions[:scored]]
+        left_padded = [[self.pad_id()] * (width - len(row)) + row for row in ids]
         self.last = base_rollout.RolloutOutput(
             text=[generation.text for generation in generations],
             logits=None,
             tokens=[np.asarray(completion.token_ids, np.int32) for completion in completions],
-            left_padded_prompt_tokens=np.array([[self.pad_id()] * (width - len(row)) + row for row in ids], np.int32),
+            left_padded_prompt_tokens=np.array(left_padded, np.int32),
             logprobs=None,
         )
         self.seconds["generating"] += time.perf_counter() - started
@@ -190,21 +192,21 @@ def _start_engine(
 ) -> LLM:
     # The engine in JAX, and in this process, as it is in a training.
     os.environ |= {"TPU_BACKEND_TYPE": "jax", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    devices, directory = jax.local_devices(), model_directory(model)
+    devices = jax.local_devices()
+    directory = model_directory(model)
     # The loader of tpu-inference 0.31.0 cannot use more devices than the model has key-value heads.
     config = read_config(directory)
     tensor = math.gcd(hardware.sampler_tensor or hardware.sampler_count(len(devices)), config["num_key_value_heads"])
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")
+    indexes = [device.id for device in devices[:tensor]]
     return LLM(
         model=str(directory),
         max_model_len=max_length,
         max_num_seqs=settings.max_sequences,
         tensor_parallel_size=tensor,
         gpu_memory_utilization=settings.memory_fraction,
-        additional_config={
-            "sharding": {"sharding_strategy": {"device_indexes": [device.id for device in devices[:tensor]]}}
-        },
+        additional_config={"sharding": {"sharding_strategy": {"device_indexes": indexes}}},
         **engine_options(settings, model.dtype, seed),
     )
 
@@ -227,13 +229,19 @@ def _complete(
 ) -> tuple[list[list[int]], list[Any]]:
     """(token ids of the prompts, vLLM's completions), both in the order of the prompts; `key` seeds the noise."""
     compat.set_noise(llm, key)
-    for one in sampling:
-        one.detokenize = False
-        one.stop_token_ids = [tokenizer.eos_token_id]
-        one.include_stop_str_in_output = True  # the model also learns when to stop
+    for parameters in sampling:
+        parameters.detokenize = False
+        parameters.stop_token_ids = [tokenizer.eos_token_id]
+        parameters.include_stop_str_in_output = True  # the model also learns when to stop
     ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     outputs = llm.generate([TokensPrompt(prompt_token_ids=row) for row in ids], sampling, use_tqdm=False)
     return ids, [output.outputs[0] for output in outputs]
+
+
+def _logps(completion: Any) -> np.ndarray:
+    """The log-probability of each sampled token, as the engine gives it."""
+    steps = zip(completion.token_ids, completion.logprobs, strict=True)
+    return np.array([step[token].logprob for token, step in steps])
 
 
 def _generation(completion: Any, tokenizer: Any) -> Generation:
@@ -260,7 +268,7 @@ def utilization(mesh: jax.sharding.Mesh, fraction: float) -> float:
     vLLM counts everything on the device, and a colocated actor is there before the engine starts.
     """
     stats = [device.memory_stats() or {} for device in mesh.local_devices]  # a CPU device has none
-    used = max(each.get("bytes_in_use", 0) / each.get("bytes_limit", 1) for each in stats)
+    used = max(device.get("bytes_in_use", 0) / device.get("bytes_limit", 1) for device in stats)
     return min(used + fraction, FULL)
 
 

@@ -80,7 +80,8 @@ def translate(actor: dict[str, jax.Array], repeats: int = 1, dtype: Any = None) 
             if source in actor:
                 yield name, source, actor[source].astype(dtype or actor[source].dtype)
         for name, part in LAYER_WEIGHTS.items():
-            source, times = STACKED + part, repeats if name in KV_WEIGHTS else 1
+            source = STACKED + part
+            times = repeats if name in KV_WEIGHTS else 1
             for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
                 yield (
                     f"layers.{layer}.{name}",
@@ -178,7 +179,8 @@ def gaps(scored: Scored, trained: Sequence[np.ndarray]) -> np.ndarray:
 
 def check_weights(sampler: Any, actor: dict[str, jax.Array]) -> None:
     """Refuse, with its name, a weight that was not synced: on either side, or with another value."""
-    weights, synced = sampler.weights(), {}  # the sampler's name -> the actor's
+    weights = sampler.weights()
+    synced = {}  # the sampler's name -> the actor's
     for source, name, value in sampler.expected(actor):
         if name not in weights:
             raise CourseError(f"weight {source} of the actor would never be synced: the sampler has no {name}")

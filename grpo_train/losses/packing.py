@@ -62,7 +62,8 @@ def token_weights(completion_mask: jax.Array, aggregation: str) -> jax.Array:
 
 def first_fit(sizes: Sequence[int], rows: int, width: int) -> list[tuple[int, int]] | None:
     """(row, start) for each size, the largest placed first, each in the first row with room; None: they do not fit."""
-    used, places = [0] * rows, [(0, 0)] * len(sizes)
+    used = [0] * rows
+    places = [(0, 0)] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         row = next((row for row in range(rows) if used[row] + sizes[index] <= width), None)
         if row is None:
@@ -99,23 +100,15 @@ def pack(
     shared = int(layout == "groups")  # tokens of the prompt that each completion repeats
     firsts = range(0, len(prompts), together)
     sizes = [len(prompts[i]) - shared + int((shared + lengths[i : i + together]).sum()) for i in firsts]
-    for rows, width in shapes:
-        found: Any = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
-        if None not in found:
-            break
-    else:
+    fit = _first_shape(sizes, shapes, micro_batches)
+    if fit is None:
         raise ValueError(f"{len(prompts)} completions do not fit rows of the shapes {list(shapes)}")
-    shape = micro_batches * rows, width
-    places = [(part * rows + row, at) for part, units in enumerate(found) for row, at in units]
+    shape, places = fit
 
     weights = getattr(host, "weights", None)
     weights = token_weights(example.completion_mask, aggregation) if weights is None else weights
-    source = {  # [B, C] each
-        **{name: values for name in PER_TOKEN if (values := getattr(host, name, None)) is not None},
-        "weights": np.asarray(weights) * np.float32(micro_batches),  # so that the mean over them is the loss
-        "completion_mask": mask,
-        "advantages": np.broadcast_to(host.advantages[:, None], mask.shape),
-    }
+    # So that the mean over micro-batches is the loss.
+    source = _per_token(host, mask, np.asarray(weights) * np.float32(micro_batches))
     filled = {name: np.zeros(shape, values.dtype) for name, values in source.items()}
     if "temperature" in filled:
         filled["temperature"][:] = 1  # padding, too, is divided by it
@@ -124,24 +117,59 @@ def pack(
         prompt = prompts[first]
         if shared:
             end = at + len(prompt) - 1
-            ids[row, at:end], segments[row, at:end] = prompt[:-1], SEGMENTS_PER_GROUP * unit
-            positions[row, at:end], at = np.arange(len(prompt) - 1), end
+            ids[row, at:end] = prompt[:-1]
+            segments[row, at:end] = SEGMENTS_PER_GROUP * unit
+            positions[row, at:end] = np.arange(len(prompt) - 1)
+            at = end
         begin = prompt[-1:] if shared else prompt
         for member, index in enumerate(range(first, first + together), start=1):
             tokens = np.concatenate([begin, host.completion_ids[index, : lengths[index]]])
-            whole, own = slice(at, at + len(tokens)), slice(at + len(begin), at + len(tokens))
-            ids[row, whole], segments[row, whole] = tokens, SEGMENTS_PER_GROUP * unit + member
-            positions[row, whole] = len(prompt) - len(begin) + np.arange(len(tokens))
+            end = at + len(tokens)
+            ids[row, at:end] = tokens
+            segments[row, at:end] = SEGMENTS_PER_GROUP * unit + member
+            positions[row, at:end] = len(prompt) - len(begin) + np.arange(len(tokens))
             for name, values in source.items():
-                filled[name][row, own] = values[index, : lengths[index]]
-            at = whole.stop
+                filled[name][row, at + len(begin) : end] = values[index, : lengths[index]]
+            at = end
     empty = np.zeros((shape[0], 0), np.int32)
     make: Any = Example  # flax.struct hides its fields
     packed = make(
         prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
         **(dict.fromkeys(PER_TOKEN) | filled),
     )  # fmt: skip
-    return packed if micro_batches == 1 else jax.tree.map(lambda each: np.stack(np.split(each, micro_batches)), packed)
+    if micro_batches == 1:
+        return packed
+    return jax.tree.map(lambda array: np.stack(np.split(array, micro_batches)), packed)
+
+
+def _first_shape(
+    sizes: Sequence[int], shapes: Sequence[tuple[int, int]], micro_batches: int
+) -> tuple[tuple[int, int], list[tuple[int, int]]] | None:
+    """The first shape that holds units of these sizes, and their places in it; None: they fit none.
+
+    A unit is a prompt with its completions.  Returns ((rows, width) of all micro-batches, (row, start) of each unit).
+    """
+    for rows, width in shapes:
+        fits = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
+        places = []
+        for number, units in enumerate(fits):
+            places += [(number * rows + row, at) for row, at in units or ()]
+        if None not in fits:
+            return (micro_batches * rows, width), places
+    return None
+
+
+def _per_token(host: Any, mask: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """What packed rows hold for each token of completions, [B, C] each."""
+    source = {}
+    for name in PER_TOKEN:
+        values = getattr(host, name, None)
+        if values is not None:
+            source[name] = values
+    source["weights"] = weights
+    source["completion_mask"] = mask
+    source["advantages"] = np.broadcast_to(host.advantages[:, None], mask.shape)
+    return source
 
 
 class SharedPrompt(AttentionOp):

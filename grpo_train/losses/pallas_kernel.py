@@ -45,7 +45,8 @@ NUM_STATS = 4
 # Of VMEM, what tiles of the fused kernel may take.  The compiler finds room for them on v5e, v6e and v5p.
 FUSED_VMEM = 40 * 2**20
 # The gradient makes this many bytes of logits at a time, of a multiple of so many entries of the vocabulary.
-CHUNK_BYTES, MULTIPLE = 128 * 2**20, 2048
+CHUNK_BYTES = 128 * 2**20
+MULTIPLE = 2048
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def fused_forward_kernel(targets, hidden, head, stats, *, columns: int, scale: f
       targets: [rows, 1]; hidden: [rows, D]; head: [D, tile] or [tile, D]; stats: [rows, 4], in VMEM while
         the tiles of a token's vocabulary pass by.  Until the last tile, LOG_SUM holds z, and ENTROPY Σ exp(d) d.
     """
-    step, last = pl.program_id(1), pl.num_programs(1) - 1
+    step = pl.program_id(1)
+    last = pl.num_programs(1) - 1
     add_tile(matmul(hidden[...], head[...], vocab_axis), targets[...], stats, step, last, columns, scale)
 
 
@@ -160,23 +162,27 @@ def _precision(array):
 
 def _fused_forward(hidden, head, targets, scale, vocab_axis):
     """stats [N, 4] of hidden [N, D], head and targets [N]."""
-    (tokens, width), vocabulary = hidden.shape, head.shape[vocab_axis]
+    tokens, width = hidden.shape
+    vocabulary = head.shape[vocab_axis]
     rows, columns = fused_tiles(tokens, width, vocabulary, hidden.dtype.itemsize)
-    head_block = (width, columns) if vocab_axis == 1 else (columns, width)
+    targets_block = pl.BlockSpec((rows, 1), lambda t, v: (t, 0))
+    hidden_block = pl.BlockSpec((rows, width), lambda t, v: (t, 0))
+    if vocab_axis == 1:
+        head_block = pl.BlockSpec((width, columns), lambda t, v: (0, v))
+    else:
+        head_block = pl.BlockSpec((columns, width), lambda t, v: (v, 0))
+    stats_block = pl.BlockSpec((rows, NUM_STATS), lambda t, v: (t, 0))
+    compiler_params = pltpu.CompilerParams(
+        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FUSED_VMEM + 16 * 2**20
+    )
     return pallas_call(
         functools.partial(fused_forward_kernel, columns=vocabulary, scale=scale, vocab_axis=vocab_axis),
         (targets[:, None], hidden, head),
         grid=(pl.cdiv(tokens, rows), pl.cdiv(vocabulary, columns)),
-        in_specs=[
-            pl.BlockSpec((rows, 1), lambda t, v: (t, 0)),
-            pl.BlockSpec((rows, width), lambda t, v: (t, 0)),
-            pl.BlockSpec(head_block, lambda t, v: (0, v) if vocab_axis == 1 else (v, 0)),
-        ],
-        out_specs=pl.BlockSpec((rows, NUM_STATS), lambda t, v: (t, 0)),
+        in_specs=[targets_block, hidden_block, head_block],
+        out_specs=stats_block,
         out_shape=jax.ShapeDtypeStruct((tokens, NUM_STATS), jnp.float32),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FUSED_VMEM + 16 * 2**20
-        ),
+        compiler_params=compiler_params,
     )
 
 
@@ -187,7 +193,8 @@ def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gat
     and two read it.  Two kernels, one for each gradient, would need four: each would make the logits for itself.
     `gather` and `scatter`: of head_exchange.
     """
-    tokens, vocabulary = hidden.shape[0], head.shape[vocab_axis]
+    tokens = hidden.shape[0]
+    vocabulary = head.shape[vocab_axis]
     width = vocab_chunk(tokens, vocabulary, hidden.dtype.itemsize)
     running_max, log_sum = stats[:, RUNNING_MAX:LOG_SUM], stats[:, LOG_SUM:ENTROPY]
 

@@ -49,7 +49,8 @@ def arguments(
     get_rewards(recipe.rewards)
     source = problem_files.only_source(recipe.problems)
     prompt = problem_files.prompt_length(source, recipe.prompts, recipe.rollout, recipe.model)
-    folder, functions = Path(problems).resolve(), Path(__file__).with_name("reward_functions.py")
+    folder = Path(problems).resolve()
+    functions = Path(__file__).with_name("reward_functions.py")
     test_batches, test_batch_size = problem_files.eval_batches(recipe.evaluation.batch_size, tests)
     values = {
         "run_name": recipe.name,

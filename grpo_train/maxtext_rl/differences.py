@@ -1,5 +1,6 @@
 """What of a recipe MaxText's own train_rl cannot express, or takes in another sense."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, ProblemsRecipe, RolloutRecipe, TrainingRecipe
@@ -63,62 +64,72 @@ def differing(
 ) -> list[str]:
     """One sentence for each field that upstream has no option for, or that means something else there, and for what it
     does otherwise in every run.  `changed`: the recipe's values that are not defaults, by section."""
-    others = sorted(set(rollout.vllm.options) - {"max_num_seqs", "block_size"})
-    found = devices(hardware)
-    by_condition = {
-        "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags": (
-            source.source not in ("words", "gsm8k")
-        ),
-        "problems.validation: upstream would measure the test set during training, so that is switched off": (
-            training.validate_every > 0
-        ),
-        "training.validate_every: see problems.validation": training.validate_every > 0,
-        "rollout.engine: upstream samples with vLLM": rollout.engine != "vllm",
-        "rollout.temperature: upstream samples at one temperature, here the schedule's first": rollout.has_schedule,
-        f"rollout.vllm.options: no option for {', '.join(others)}": bool(others),
-        "training.layout: upstream computes padded rows; loss and gradient are the same": training.layout != "padded",
-        "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps": (
-            training.warmup_steps > 0
-        ),
-        "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of it": (
-            training.schedule == "constant"
-        ),
-        "grpo.beta=0: upstream keeps the reference model in memory all the same": grpo.beta == 0,
-        f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has": (
-            grpo.beta > 0 and grpo.kl != "k1"
-        ),
-        "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)": (
-            grpo.iterations > 1
-        ),
-        "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple": (
-            training.steps % grpo.iterations > 0
-        ),
-        "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu": (
-            hardware.accelerator is None
-        ),
-        "hardware.trainer_devices: upstream's colocated run takes all devices": (
-            hardware.colocated and hardware.trainer_devices not in (None, found)
-        ),
-        "hardware.sampler_devices: upstream's sampler takes the last devices of the slice": (
-            not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != found
-        ),
-        "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device": (
-            hardware.colocated
-        ),
-        "several hosts: upstream is one process, which reaches the other hosts through Pathways": (
-            hardware.process_count() > 1
-        ),
-    }
+    sentences = []
+    for section, reasons in LOST.items():
+        for key, reason in reasons.items():
+            if key in changed.get(section, {}):
+                sentences.append(f"{section}.{key}: {reason}")
     return [
-        *(
-            f"{section}.{key}: {reason}"
-            for section, reasons in LOST.items()
-            for key, reason in reasons.items()
-            if key in changed.get(section, {})
-        ),
+        *sentences,
         *ALWAYS,
-        *(sentence for sentence, applies in by_condition.items() if applies),
+        *_of_problems(source, training),
+        *_of_rollout(rollout),
+        *_of_training(training),
+        *_of_grpo(grpo, training),
+        *_of_hardware(hardware),
     ]
+
+
+def _of_problems(source: ProblemsRecipe, training: TrainingRecipe) -> Iterator[str]:
+    if source.source not in ("words", "gsm8k"):
+        yield "problems.source: upstream's rows have no kind, so answers are graded as one number in <answer> tags"
+    if training.validate_every > 0:
+        yield "problems.validation: upstream would measure the test set during training, so that is switched off"
+        yield "training.validate_every: see problems.validation"
+
+
+def _of_rollout(rollout: RolloutRecipe) -> Iterator[str]:
+    if rollout.engine != "vllm":
+        yield "rollout.engine: upstream samples with vLLM"
+    if rollout.has_schedule:
+        yield "rollout.temperature: upstream samples at one temperature, here the schedule's first"
+    others = sorted(set(rollout.vllm.options) - {"max_num_seqs", "block_size"})
+    if others:
+        yield f"rollout.vllm.options: no option for {', '.join(others)}"
+
+
+def _of_training(training: TrainingRecipe) -> Iterator[str]:
+    if training.layout != "padded":
+        yield "training.layout: upstream computes padded rows; loss and gradient are the same"
+    if training.warmup_steps > 0:
+        yield "training.warmup_steps: upstream starts at zero; ours starts at learning_rate / warmup_steps"
+    if training.schedule == "constant":
+        yield "training.schedule=constant: upstream gets the start of a cosine, which falls by less than 1e-5 of it"
+
+
+def _of_grpo(grpo: GRPORecipe, training: TrainingRecipe) -> Iterator[str]:
+    if grpo.beta == 0:
+        yield "grpo.beta=0: upstream keeps the reference model in memory all the same"
+    if grpo.beta > 0 and grpo.kl != "k1":
+        yield f"grpo.kl: upstream's is k1, log π − log π_ref, whose gradient has no reference in it; {grpo.kl} has"
+    if grpo.iterations > 1:
+        yield "grpo.iterations above 1: google-tunix 0.1.7 stops at the first batch (get_old_per_token_logps)"
+    if training.steps % grpo.iterations > 0:
+        yield "grpo.iterations: upstream makes more updates than training.steps, up to the next multiple"
+
+
+def _of_hardware(hardware: HardwareRecipe) -> Iterator[str]:
+    in_slice = devices(hardware)
+    if hardware.accelerator is None:
+        yield "hardware.accelerator=null: upstream needs a value: the arguments have hardware=cpu"
+    if hardware.colocated and hardware.trainer_devices not in (None, in_slice):
+        yield "hardware.trainer_devices: upstream's colocated run takes all devices"
+    if not hardware.colocated and hardware.trainer_count() + hardware.sampler_count() != in_slice:
+        yield "hardware.sampler_devices: upstream's sampler takes the last devices of the slice"
+    if hardware.colocated:
+        yield "rollout.vllm.memory_fraction: upstream's includes what the trainer holds on the same device"
+    if hardware.process_count() > 1:
+        yield "several hosts: upstream is one process, which reaches the other hosts through Pathways"
 
 
 def devices(hardware: HardwareRecipe) -> int | None:

@@ -32,7 +32,9 @@ def write_problems(
     """
     import pandas
 
-    folder, counts, filtered = Path(folder), {}, []
+    folder = Path(folder)
+    counts = {}
+    filtered = []
     for split, name in (("train", TRAIN), ("test", TEST)):
         found = load_problems(only_source(problems), split)
         fitting = fit_prompts(

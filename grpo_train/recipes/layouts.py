@@ -53,7 +53,8 @@ def row_shapes(
         # Two groups in a row would leave less of it empty, and cost more: attention grows with the square of a row.
         widest = prompt_length - 1 + group_size * (1 + completion_length)
         return sorted({(sequences // group_size, rounded(fraction * widest)) for fraction in (*FRACTIONS, 1)})
-    shapes, one_each = set(), (sequences, rounded(longest))
+    shapes = set()
+    one_each = (sequences, rounded(longest))
     for fraction in FRACTIONS:
         tokens = fraction * sequences * longest
         rows = max(int(tokens / max(longest, NARROWEST)) // replicas, 1) * replicas

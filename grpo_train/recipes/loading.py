@@ -20,7 +20,8 @@ from grpo_train.recipes import batch_plan
 from grpo_train.recipes.removed import REMOVED
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
 
-RECIPES, FOLDERS = "recipes", ("published", "lessons")  # the folder of the shipped ones, and those in it
+RECIPES = "recipes"  # the folder of the shipped ones
+FOLDERS = ("published", "lessons")  # those in it
 TINY = f"{RECIPES}/tiny-cpu.yaml"
 ELSEWHERE = "no recipes are here: they are in the course's repository, in recipes/; give the path of a file"
 # Kinds of `problems` and of `rollout.temperature`; pydantic's errors name them after the key.

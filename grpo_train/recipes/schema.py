@@ -220,11 +220,15 @@ class TemperatureSchedule(_Section):
     )
 
 
-# Which of the two a value is meant to be, so that an error is about that one.
-Temperature = Annotated[
-    Annotated[PositiveFloat, Tag("number")] | Annotated[TemperatureSchedule, Tag("schedule")],
-    Discriminator(lambda value: "schedule" if isinstance(value, (dict, TemperatureSchedule)) else "number"),
-]
+def _kind_of_temperature(value: Any) -> str:
+    """Which of the two a value is meant to be, so that an error is about that one."""
+    return "schedule" if isinstance(value, (dict, TemperatureSchedule)) else "number"
+
+
+# pydantic wants a tag in each part of the union, and a function that chooses among the tags.
+_Number = Annotated[PositiveFloat, Tag("number")]
+_Schedule = Annotated[TemperatureSchedule, Tag("schedule")]
+Temperature = Annotated[_Number | _Schedule, Discriminator(_kind_of_temperature)]
 
 
 class RolloutRecipe(_Section):
@@ -543,7 +547,8 @@ class Recipe(_Section):
     @model_validator(mode="after")
     def _sections_fit_each_other(self) -> Self:
         self._refuse_a_batch_that_does_not_divide()
-        buffer, limit = self.grpo.overlong_buffer, self.rollout.max_completion_length
+        buffer = self.grpo.overlong_buffer
+        limit = self.rollout.max_completion_length
         if buffer and buffer >= limit:
             raise ValueError(
                 f"grpo.overlong_buffer={buffer} must be shorter than rollout.max_completion_length={limit}: "
@@ -675,7 +680,8 @@ class Recipe(_Section):
     @property
     def evaluation_sampling(self) -> dict[str, float]:
         """Temperature and top-p of the samples of an evaluation, and top-k where it is not all tokens."""
-        own, default = self.evaluation, {"temperature": self.rollout.first_temperature, "top_p": 1.0}
+        own = self.evaluation
+        default = {"temperature": self.rollout.first_temperature, "top_p": 1.0}
         given = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p if own.top_p < 1 else None}
         return default | PRESETS.get(own.preset, {}) | {key: value for key, value in given.items() if value is not None}
 

@@ -23,16 +23,16 @@ MOST_VALUES = 16  # of more bars or points the text has only the range
 def alt_text(figure: Figure) -> str:
     """One sentence for each thing that the figure draws, panel by panel; without details where it would be too long."""
     for brief in (False, True):
-        found = [
-            *(note.get_text() for note in figure.texts),
-            *(sentence for axes in figure.axes for sentence in _of_axes(axes, brief)),
-        ]
-        sentences = [f"{text}." for sentence in found if (text := _plain(sentence).rstrip("."))]
+        said = [note.get_text() for note in figure.texts]
+        for axes in figure.axes:
+            said += _of_axes(axes, brief)
+        plain = [_plain(sentence).rstrip(".") for sentence in said]
+        sentences = [f"{text}." for text in plain if text]
         if len(" ".join(sentences)) <= LONGEST:
             break
     while len(" ".join(sentences)) > LONGEST:
         sentences.pop()
-    return " ".join(sentences) or " ".join(found)[:LONGEST]
+    return " ".join(sentences) or " ".join(said)[:LONGEST]
 
 
 def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
@@ -44,7 +44,8 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
             yield (_name(bars) or _name(bars[0])) + _of_bars(axes, bars, brief)
     lines = [line for line in axes.get_lines() if line.get_label() != "_nolegend_"]  # the ends of error bars
     for line in lines:
-        name, points = _name(line), _finite(line.get_xydata())
+        name = _name(line)
+        points = _finite(line.get_xydata())
         # Beside lines with a name, one without is an aid to the eye.
         if len(points) and (name or (len(points) > 2 and not any(map(_name, lines)))):
             describe = _of_points if line.get_linestyle() == "None" else _of_line

@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lib import answers, rewards
-from grpo_lib.records import Record, by_problem, kind_of
-from grpo_train.report import comparison, html_page, taxonomy
+from grpo_lib import analysis, answers, rewards
+from grpo_lib.records import EvalRun, Record, by_problem, kind_of
+from grpo_train.report import comparison, html_page
 
 # Bits of a completion's verdicts; inspector.js reads them.
 FLAGS = {"strict": 1, "lenient": 2, "partial": 4, "format": 8, "truncated": 16, "greedy": 32}
@@ -39,40 +39,57 @@ def inspector(run_dir: str | os.PathLike) -> html_page.Frame:
 
 def page_values(compared: comparison.Comparison) -> dict[str, Any]:
     """The values of templates/inspector.html.j2."""
+    steps = set()
+    for run in compared.runs.values():
+        steps.update(record.get("steps") for record in run.records)
     return {
         "data": html_page.data(page_data(compared)),
         "phases": list(compared.runs),
-        "calculations": len({record.get("steps") for run in compared.runs.values() for record in run.records}) > 1,
+        "calculations": len(steps) > 1,
     }
 
 
 def page_data(compared: comparison.Comparison) -> dict[str, Any]:
     """The table as JSON; its format is described at the head of templates/inspector.js."""
     phases = [by_problem(run.records) for run in compared.runs.values()]
-    sampled = [record for groups in phases for group in groups.values() for record in _sampled(group)]
-    with_texts = sum(len(record["completion"]) for record in sampled) <= SAMPLED_TEXT
+    characters = 0
+    for groups in phases:
+        for group in groups.values():
+            characters += sum(len(record["completion"]) for record in _sampled(group))
+    with_texts = characters <= SAMPLED_TEXT
     prompts: Numbered = {}
     notes: Numbered = {}
     problems = []
-    for key, (one, *_) in phases[0].items() if phases else ():
-        prompt = prompts.setdefault(_prompt_template(one), len(prompts))
+    for key in phases[0] if phases else ():
+        first = phases[0][key][0]
+        prompt = prompts.setdefault(_prompt_template(first), len(prompts))
         runs = []
-        for group in (groups[key] for groups in phases):
-            shown = group[0]
-            other_prompt = shown["prompt"] if shown["prompt"] != one["prompt"] else None
-            samples = [[s["completion"] if with_texts else None, s["extracted"], _flags(s)] for s in _sampled(group)]
+        for groups in phases:
+            shown = groups[key][0]
+            other_prompt = shown["prompt"] if shown["prompt"] != first["prompt"] else None
+            samples = [_sample(record, with_texts) for record in _sampled(groups[key])]
             runs.append([*_answer(shown, compared.functions, notes), other_prompt, samples])
-        problems.append([one["id"], one["question"], one["gold"], one["solution"], one.get("steps"), prompt, runs])
-    answered_by = [{record.get("model") for record in run.records} for run in compared.runs.values()]
+        told = [first[name] for name in ("id", "question", "gold", "solution")]
+        problems.append([*told, first.get("steps"), prompt, runs])
     return {
         "phases": list(compared.runs),
-        "models": [models.pop() if len(models) == 1 else None for models in answered_by],
-        "categories": list(taxonomy.MEANINGS.items()),
+        "models": [_only_model(run) for run in compared.runs.values()],
+        "categories": list(analysis.MEANINGS.items()),
         "parts": [function.__name__ for function in compared.functions],
         "prompts": list(prompts),
         "notes": list(notes),
         "problems": problems,
     }
+
+
+def _only_model(run: EvalRun) -> str | None:
+    """The model that gave all answers; None where there are several."""
+    models = {record.get("model") for record in run.records}
+    return models.pop() if len(models) == 1 else None
+
+
+def _sample(record: Record, with_text: bool) -> list[Any]:
+    return [record["completion"] if with_text else None, record["extracted"], _flags(record)]
 
 
 def _sampled(group: list[Record]) -> list[Record]:
@@ -87,16 +104,20 @@ def _prompt_template(record: Record) -> tuple[str, ...]:
 
 
 def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: Numbered) -> list[Any]:
-    parts = rewards.explain(record["completion"], record["gold"], functions=functions, kind=kind_of(record))
+    text = record["completion"]
+    parts = rewards.explain(text, record["gold"], functions=functions, kind=kind_of(record))
+    reasons = [notes.setdefault((part.points, part.why), len(notes)) for part in parts]
+    category = analysis.CATEGORIES.index(analysis.classify(record))
+    lenient = answers.lenient_answer(text) if record["lenient"] != record["strict"] else None
     return [
-        record["completion"],
+        text,
         record["extracted"],
         _flags(record),
-        taxonomy.CATEGORIES.index(taxonomy.classify(record)),
+        category,
         record.get("tokens"),
-        [notes.setdefault((part.points, part.why), len(notes)) for part in parts],
-        answers.answer_block(record["completion"]),
-        answers.lenient_answer(record["completion"]) if record["lenient"] != record["strict"] else None,
+        reasons,
+        answers.answer_block(text),
+        lenient,
         record.get("error"),
     ]
 

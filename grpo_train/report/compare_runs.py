@@ -68,7 +68,8 @@ def _changes(run: Path) -> list[str]:
 
 def find_run(name: str | os.PathLike, runs: str | os.PathLike) -> Path:
     """The folder of a run, given its path, or its name in the folder `runs`."""
-    path, named = Path(name), Path(runs) / name
+    path = Path(name)
+    named = Path(runs) / name
     return named if (named / "recipe.yaml").is_file() and not (path / "recipe.yaml").is_file() else path
 
 

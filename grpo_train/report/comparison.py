@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import records, rewards, statistics
-from grpo_lib.common import files
+from grpo_lib import analysis, records, rewards
+from grpo_lib.analysis import completion_pairs, first_completions
 from grpo_lib.common.errors import CourseError
-from grpo_lib.records import EvalRun, Record
+from grpo_lib.records import EvalRun
 from grpo_train.recipes import load_recipe
-from grpo_train.report import taxonomy
 
 PHASES = ("before", "after")
 
@@ -52,19 +51,6 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
     return Comparison(before, after, rewards.get_rewards(load_recipe(run_dir / "recipe.yaml").rewards))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, such as summary.json; empty where there is no file.  Raises CourseError."""
-    try:
-        return files.read_json(path, "remove the file")
-    except FileNotFoundError:
-        return {}
-
-
-def first_completions(run: EvalRun) -> list[Record]:
-    """For each problem the completion that counts: the greedy one, or the first sample."""
-    return [group[0] for group in records.by_problem(run.records).values()]
-
-
 def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
     """Problems by strict verdict before and after: right_right, right_wrong, wrong_right, wrong_wrong.
 
@@ -72,7 +58,8 @@ def flip_counts(before: EvalRun, after: EvalRun) -> dict[str, int]:
       CourseError: the two runs have different problems.
     """
     counts = Counter(
-        "_".join("right" if record["strict"] else "wrong" for record in pair) for pair in _pairs(before, after)
+        "_".join("right" if record["strict"] else "wrong" for record in pair)
+        for pair in completion_pairs(before, after)
     )
     return {name: counts[name] for name in ("right_right", "right_wrong", "wrong_right", "wrong_wrong")}
 
@@ -82,50 +69,13 @@ def category_counts(compared: Comparison) -> list[dict[str, Any]]:
 
     Empty categories are left out; a phase without an evaluation has no column.
     """
-    counts = {phase: Counter(map(taxonomy.classify, first_completions(run))) for phase, run in compared.runs.items()}
-    return [
-        {"category": name, **{phase: counts[phase][name] for phase in counts}, "meaning": meaning}
-        for name, meaning in taxonomy.MEANINGS.items()
-        if any(count[name] for count in counts.values())
-    ]
-
-
-def gain_parts(before: EvalRun, after: EvalRun) -> list[dict[str, Any]]:
-    """The strict gain as a sum of parts: part, before, after (fractions of problems), gain, low, high, meaning.
-
-    Every wrong answer belongs to one part: to a cause if that is its only one (taxonomy.causes), to "interaction" if
-    it has several at once, so that no repair alone would have made it right. The gain of a part is how much rarer it
-    became, in fractions of all problems; the gains add up to the gain in strict accuracy. Problems that were lost
-    count against the part that they fell to. Intervals: 95 %, the paired bootstrap of `statistics`.
-    """
-    pairs, rows = [tuple(map(_part, pair)) for pair in _pairs(before, after)], []
-    for part, meaning in {**taxonomy.CAUSES, "interaction": "two or three of these at once"}.items():
-        had, has = ([found == part for found in phase] for phase in zip(*pairs, strict=True))  # before, after
-        change = statistics.paired_bootstrap(has, had)  # after minus before of "has it not"
-        rows.append(
-            {
-                "part": part,
-                "before": sum(had) / len(had),
-                "after": sum(has) / len(has),
-                "gain": change.difference,
-                "low": change.low,
-                "high": change.high,
-                "meaning": meaning,
-            }
-        )
+    counts = {phase: Counter(map(analysis.classify, first_completions(run))) for phase, run in compared.runs.items()}
+    rows = []
+    for name, meaning in analysis.MEANINGS.items():
+        of_phase = {phase: count[name] for phase, count in counts.items()}
+        if any(of_phase.values()):
+            rows.append({"category": name, **of_phase, "meaning": meaning})
     return rows
-
-
-def _pairs(before: EvalRun, after: EvalRun) -> list[tuple[Record, Record]]:
-    """For each problem the completions that count.  Raises CourseError for different problems."""
-    records.check_same_problems(before, after)
-    new = records.by_problem(after.records)
-    return [(record, new[record["id"]][0]) for record in first_completions(before)]
-
-
-def _part(record: Record) -> str:
-    found = taxonomy.causes(record)
-    return "interaction" if len(found) > 1 else next(iter(found), "right")
 
 
 def reward_means(compared: Comparison) -> list[dict[str, Any]]:

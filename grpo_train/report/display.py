@@ -41,10 +41,10 @@ class Table:
         # A first column without repetitions names the rows.
         first = 'th scope="row"' if len({row[0] for row in rows}) == len(rows) else "td"
         top = "".join(f'<th scope="col" style="{_CELL}">{cell}</th>' for cell in head)
-        body = "".join(
-            f"<tr><{first} {style}>{row[0]}</{first[:2]}>{''.join(f'<td {style}>{cell}</td>' for cell in row[1:])}</tr>"
-            for row in rows
-        )
+        body = ""
+        for name, *cells in rows:
+            others = "".join(f"<td {style}>{cell}</td>" for cell in cells)
+            body += f"<tr><{first} {style}>{name}</{first[:2]}>{others}</tr>"
         return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
     def _repr_markdown_(self) -> str:
@@ -81,15 +81,15 @@ def completions(rows: Iterable[Mapping[str, Any]]) -> Table:
 def tokens(tokenizer: Any, text: str) -> HTML:
     """A text split into tokens, one box per token with its id below; spaces are shown as ␣."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    boxes = [
-        f'<span style="display:inline-block;text-align:center;margin:2px 1px;padding:1px 3px;'
-        f'background:{TINTS[number % 2]};color:{INK}">{_visible(text[start:end])}'
-        f'<br><small style="color:#57606a">{token}</small></span>'
-        for number, (token, (start, end)) in enumerate(
-            zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    boxes = ""
+    for number, (token, (start, end)) in enumerate(pairs):
+        boxes += (
+            '<span style="display:inline-block;text-align:center;margin:2px 1px;padding:1px 3px;'
+            f'background:{TINTS[number % 2]};color:{INK}">{_visible(text[start:end])}'
+            f'<br><small style="color:#57606a">{token}</small></span>'
         )
-    ]
-    return HTML(f'<div style="{_MONO};line-height:1.3">{"".join(boxes)}</div>')
+    return HTML(f'<div style="{_MONO};line-height:1.3">{boxes}</div>')
 
 
 def style() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lib import statistics
+from grpo_lib import analysis, statistics
 from grpo_lib.common import environment
 from grpo_lib.records import EvalRun
 from grpo_train.report import comparison, html_page
@@ -47,14 +47,16 @@ class Panel:
     smallest_span: float = 1e-3  # of the vertical axis, so that rounding noise does not look like a trend
 
 
+_ACCURACIES = (("accuracy", "strict"), ("lenient_accuracy", "lenient"), ("validation_accuracy", "validation, strict"))
+_SECONDS = (
+    ("seconds", "all"),
+    ("seconds_rollout", "rollout"),
+    ("seconds_update", "update"),
+    ("seconds_sync", "sync"),
+)
 PANELS = (
     Panel("Reward", "mean per completion", (("reward", "reward"),)),
-    Panel(
-        "Accuracy",
-        "fraction of completions",
-        (("accuracy", "strict"), ("lenient_accuracy", "lenient"), ("validation_accuracy", "validation, strict")),
-        fraction=True,
-    ),
+    Panel("Accuracy", "fraction of completions", _ACCURACIES, fraction=True),
     Panel("Exact format", "fraction of completions", (("format", "format"),), fraction=True),
     Panel("Completion length", "tokens, mean", (("completions/mean_length", "length"),), from_zero=True),
     Panel("Zero-variance groups", "fraction of groups", (("frac_reward_zero_std", "groups"),), fraction=True),
@@ -64,12 +66,7 @@ PANELS = (
     Panel("Loss (about 0 on-policy)", "policy loss", (("loss", "loss"),), smallest_span=0.02),
     Panel("KL to the reference", "nats per token", (("kl", "kl"),), from_zero=True),
     Panel("β, adapted", "weight of the KL penalty", (("beta", "beta"),), from_zero=True),
-    Panel(
-        "Seconds of a step",
-        "seconds",
-        (("seconds", "all"), ("seconds_rollout", "rollout"), ("seconds_update", "update"), ("seconds_sync", "sync")),
-        from_zero=True,
-    ),
+    Panel("Seconds of a step", "seconds", _SECONDS, from_zero=True),
 )
 BARS = {"before": {"color": BEFORE, "hatch": "///", "hatchcolor": "white"}, "after": {"color": AFTER}}
 CURVES = {
@@ -151,7 +148,8 @@ def pass_at_k(summary: dict[str, Any]) -> Figure:
     figure, axes = _subplot(4.6, 3.0)
     for phase in phases:
         part = summary[phase]
-        ks, rates = [int(k) for k in part["pass_at_k"]], list(part["pass_at_k"].values())
+        ks = [int(k) for k in part["pass_at_k"]]
+        rates = list(part["pass_at_k"].values())
         axes.plot(ks, rates, **CURVES[phase], label=phase, markersize=4)
         if ends := part.get("pass_at_k_interval"):
             axes.fill_between(
@@ -195,17 +193,18 @@ def categories(before: EvalRun | None, after: EvalRun | None) -> Figure:
 
 
 def decomposition(before: EvalRun, after: EvalRun) -> Figure:
-    """The gain in strict accuracy, part by part (comparison.gain_parts), with 95 % intervals."""
-    rows = comparison.gain_parts(before, after)
+    """The gain in strict accuracy, part by part (analysis.gain_parts), with 95 % intervals."""
+    rows = analysis.gain_parts(before, after)
     figure, axes = _subplot(5.4, 0.9 + 0.36 * len(rows))
     gains = [100 * row["gain"] for row in rows]
-    ends = [[abs(100 * row[end] - gain) for row, gain in zip(rows, gains, strict=True)] for end in ("low", "high")]
+    below = [abs(100 * row["low"] - gain) for row, gain in zip(rows, gains, strict=True)]
+    above = [abs(100 * row["high"] - gain) for row, gain in zip(rows, gains, strict=True)]
     bars = axes.barh(
         range(len(rows)),
         gains,
         0.65,
         color=[GREEN if gain >= 0 else VERMILLION for gain in gains],
-        xerr=ends,
+        xerr=[below, above],
         ecolor=INK,
         error_kw={"linewidth": 1.5},
     )
@@ -242,19 +241,13 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
 
     All figures are drawn now, so that the slider works without a kernel: in a saved notebook and in its HTML.
     """
-    width, height = (max(figure.get_size_inches()[axis] for _, figure in frames) for axis in (0, 1))
-    return html_page.Frame(
-        html_page.render(
-            "slider.html.j2",
-            "slider.js",
-            frames=[(name, svg(figure, f"{n}: {name}. {alt_text(figure)}")) for n, (name, figure) in enumerate(frames)],
-            start=start,
-            width=round(100 * width),
-        ),
-        "figures behind a slider",
-        60,
-        picture=(round(100 * width), round(100 * height)),
-    )
+    width = round(100 * max(figure.get_size_inches()[0] for _, figure in frames))
+    height = round(100 * max(figure.get_size_inches()[1] for _, figure in frames))
+    drawn = []
+    for number, (name, figure) in enumerate(frames):
+        drawn.append((name, svg(figure, f"{number}: {name}. {alt_text(figure)}")))
+    content = html_page.render("slider.html.j2", "slider.js", frames=drawn, start=start, width=width)
+    return html_page.Frame(content, "figures behind a slider", 60, picture=(width, height))
 
 
 # --- drawing ---
@@ -284,7 +277,8 @@ def _paired_bars(rows: Sequence[dict[str, Any]], name: str, unit: str, form: str
     figure, axes = _subplot(5.4, 0.7 + 0.46 * len(rows))
     height = 0.8 / len(phases)
     for phase, offset in zip(phases, _offsets(phases, height), strict=True):
-        places, values = [place + offset for place in range(len(rows))], [row[phase] for row in rows]
+        places = [place + offset for place in range(len(rows))]
+        values = [row[phase] for row in rows]
         bars = axes.barh(places, values, height * 0.9, **BARS[phase], label=phase)
         axes.bar_label(bars, fmt=lambda value: form.format(value).replace("-", MINUS), padding=4, color=INK, fontsize=8)
     _name_rows(axes, [row[name] for row in rows])
@@ -371,8 +365,14 @@ def _tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: str = "y"
 
 def _points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """(steps, values) of one metric, without what is missing, NaN or infinite."""
-    kept = [(row["step"], value) for row in rows if (value := finite(row.get(key))) is not None]
-    return [step for step, _ in kept], [value for _, value in kept]
+    steps = []
+    values = []
+    for row in rows:
+        value = finite(row.get(key))
+        if value is not None:
+            steps.append(row["step"])
+            values.append(value)
+    return steps, values
 
 
 def smoothing(n: int) -> int:

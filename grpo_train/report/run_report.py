@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import statistics
-from grpo_lib.common.files import write_text_atomic
+from grpo_lib.common.files import read_json_if_exists, write_text_atomic
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import load_recipe
 from grpo_train.report import answer_inspector, comparison, figures, html_page
-from grpo_train.report.comparison import PHASES, Comparison, read_json
+from grpo_train.report.comparison import PHASES, Comparison
 from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
 from grpo_train.runs import health_checks
 from grpo_train.runs.metric_glossary import Row, read_metrics
@@ -53,42 +53,43 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         result.append(figures.svg(figures.flips(before, after), "verdicts that changed"))
     if summary and any("pass_at_k" in (summary.get(phase) or {}) for phase in comparison.PHASES):
         result.append(figures.svg(figures.pass_at_k(summary), "pass@k before and after, with 95 % intervals"))
-    return write_text_atomic(
-        run_dir / "report.html",
-        html_page.render(
-            "report.html.j2",
-            "inspector.js",
-            title=run_dir.resolve().name,
-            headline=headline(summary),
-            rates=_rate_table(summary, before, after),
-            task_rates=_task_table(compared),
-            facts=[_facts(summary, rows), _setup(run_dir, compared)],
-            result_figures=result,
-            first_of_many=any(record["sample"] for run in compared.runs.values() for record in run.counted),
-            categories=comparison.category_counts(compared),
-            category_figure=figures.svg(figures.categories(before, after), "answers by kind, before and after"),
-            reward_means=comparison.reward_means(compared),
-            reward_figure=figures.svg(figures.reward_parts(compared), "mean reward by part, before and after"),
-            curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
-            smoothed=figures.smoothing(len(rows)),
-            alerts=health_checks.find_alerts(rows),
-            changes=list(map(describe_change, read_changes(run_dir))),
-            validated=any(row.get("validation_accuracy") is not None for row in rows),
-            files=_text_files(run_dir),
-            percent=percent,
-            points=points,
-            **answer_inspector.page_values(compared),
-        ),
+    page = html_page.render(
+        "report.html.j2",
+        "inspector.js",
+        title=run_dir.resolve().name,
+        headline=headline(summary),
+        rates=_rate_table(summary, before, after),
+        task_rates=_task_table(compared),
+        facts=[_facts(summary, rows), _setup(run_dir, compared)],
+        result_figures=result,
+        first_of_many=any(map(_has_a_later_sample, compared.runs.values())),
+        categories=comparison.category_counts(compared),
+        category_figure=figures.svg(figures.categories(before, after), "answers by kind, before and after"),
+        reward_means=comparison.reward_means(compared),
+        reward_figure=figures.svg(figures.reward_parts(compared), "mean reward by part, before and after"),
+        curves=[figures.panel_svg(panel, rows) for panel in figures.panels(rows)],
+        smoothed=figures.smoothing(len(rows)),
+        alerts=health_checks.find_alerts(rows),
+        changes=[describe_change(change) for change in read_changes(run_dir)],
+        validated=any(row.get("validation_accuracy") is not None for row in rows),
+        files=_text_files(run_dir),
+        percent=percent,
+        points=points,
+        **answer_inspector.page_values(compared),
     )
+    return write_text_atomic(run_dir / "report.html", page)
+
+
+def _has_a_later_sample(run: EvalRun) -> bool:
+    return any(record["sample"] for record in run.counted)
 
 
 def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
     """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
-    saved = read_json(run_dir / "summary.json")
+    saved = read_json_if_exists(run_dir / "summary.json")
     if before and after:
-        return saved | summarize(
-            before, after, **{key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
-        )
+        kept = {key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
+        return saved | summarize(before, after, **kept)
     return {"before": before.summary()} if before else saved
 
 
@@ -135,11 +136,13 @@ def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
         change = {"change": points(rates["after"] - rates["before"])} if len(rates) == 2 else {}
         return {"label": label} | {phase: percent(value) for phase, value in rates.items()} | change
 
-    table = [line("one sampled answer", lambda part: part["sampled_accuracy"])] if phases else []
-    table += [
-        line(f"pass@{k}: at least one of {k} sampled answers", lambda part, k=k: part["pass_at_k"][str(k)])
-        for k in (2**power for power in range(1, samples.bit_length()))
-    ]
+    table = []
+    if phases:
+        table.append(line("one sampled answer", lambda part: part["sampled_accuracy"]))
+    for power in range(1, samples.bit_length()):
+        k = 2**power
+        label = f"pass@{k}: at least one of {k} sampled answers"
+        table.append(line(label, lambda part, k=k: part["pass_at_k"][str(k)]))
     if samples > 1:
         table.append(line("maj: the most frequent of all sampled answers", lambda part: part["maj_at_k"]))
     return table
@@ -147,19 +150,23 @@ def _sampled_table(phases: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
 def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     """What was trained and evaluated, and on which machine, as far as the run directory has it."""
-    facts, sources = [], ""
-    if (file := run_dir / "recipe.yaml").exists():
+    facts = []
+    sources = ""
+    file = run_dir / "recipe.yaml"
+    if file.exists():
         recipe = load_recipe(file)
-        sources = ", ".join(dict.fromkeys(SOURCES[part.test_source or part.source] for part in recipe.sources))
-        facts += [
-            f"model {Path(recipe.model.path).name}",
-            f"seed {recipe.seed}",
+        names = [SOURCES[part.test_source or part.source] for part in recipe.sources]
+        sources = f" ({', '.join(dict.fromkeys(names))})"
+        facts.append(f"model {Path(recipe.model.path).name}")
+        facts.append(f"seed {recipe.seed}")
+        facts.append(
             f"{recipe.training.steps:,} steps × {recipe.plan.prompts_per_step} prompts × "
-            f"{recipe.grpo.group_size} completions",
-        ]
-    for run in list(compared.runs.values())[-1:]:
-        facts += [f"{len(run.verdicts('strict')):,} test problems" + f" ({sources})" * bool(sources)]
-    return [*facts, *_machine(read_json(run_dir / "environment.json"))]
+            f"{recipe.grpo.group_size} completions"
+        )
+    if compared.runs:
+        *_, last = compared.runs.values()
+        facts.append(f"{len(last.verdicts('strict')):,} test problems{sources}")
+    return [*facts, *_machine(read_json_if_exists(run_dir / "environment.json"))]
 
 
 def _machine(environment: dict[str, Any]) -> list[str]:

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_lib import rewards
+from grpo_lib import analysis, rewards
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.common.spreadsheets import for_spreadsheet
 from grpo_lib.records import kind_of
-from grpo_train.report import comparison, taxonomy
+from grpo_train.report import comparison
 
 TEXTS, VERDICTS = ("completion", "extracted"), ("strict", "lenient", "partial", "format", "truncated")
 
@@ -57,7 +57,7 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
                 **{name: record[name] for name in TEXTS},
                 **{name: bool(record[name]) for name in VERDICTS},
                 "tokens": record.get("tokens"),
-                "category": taxonomy.classify(record),
+                "category": analysis.classify(record),
                 **points,
                 "reward": sum(points.values()),
             }

@@ -96,11 +96,12 @@ def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:
     """Dynamic sampling that did not find enough groups.  A limit of one pass only leaves out, and expects to."""
     for row in rows:
         groups, passes = (finite(row.get(f"dynamic_sampling/{name}")) or 0 for name in ("uniform_groups", "passes"))
+        if not (groups and passes > 1):
+            yield None
+            continue
         yield (
             f"{groups:g} groups had only right or only wrong completions, and dynamic sampling found no others in its "
             "last pass; they count as advantages of 0; raise grpo.dynamic_sampling, or take other problems"
-            if groups and passes > 1
-            else None
         )
 
 
@@ -111,7 +112,8 @@ def _streaks(
 
     A row without the metric, which is not measured in every step, goes on as the row before it.
     """
-    steps, said = 0, None
+    steps = 0
+    said = None
     for row in rows:
         if name in row:
             value = finite(row[name])
@@ -127,12 +129,14 @@ def _entropy(rows: Sequence[Row]) -> Iterator[str | None]:
         accuracy.add(finite(row.get("accuracy")))
         known = entropy.add(finite(row.get("entropy")))
         collapsed = entropy.mean < ENTROPY and entropy.mean < ENTROPY_FRACTION * entropy.first
+        if not (known and collapsed and accuracy.mean < SOLVED):
+            yield None
+            continue
+        at_accuracy = f" at an accuracy of {accuracy.mean:.0%}" if accuracy.count else ""
         yield (
             f"the entropy has collapsed from {entropy.first:.2g} to {entropy.mean:.2g} nats per token"
-            f"{f' at an accuracy of {accuracy.mean:.0%}' if accuracy.count else ''}, so little is explored; raise "
+            f"{at_accuracy}, so little is explored; raise "
             "rollout.temperature, lower training.learning_rate, or set grpo.beta above 0"
-            if known and collapsed and accuracy.mean < SOLVED
-            else None
         )
 
 
@@ -141,16 +145,18 @@ def _fall(rows: Sequence[Row]) -> Iterator[str | None]:
 
     The fall is measured against the reward's own noise and gain, because the scale of a reward depends on the recipe.
     """
-    reward, best = _Trend(), -math.inf
+    reward = _Trend()
+    best = -math.inf
     for row in rows:
         known = reward.add(finite(row.get("reward")))
         best = max(best, reward.mean) if reward.count >= WINDOW else best
         enough = max(FALL_IN_NOISE * reward.noise_of_a_step(), FALL_OF_GAIN * (best - reward.first))
+        if not (known and best - reward.mean > enough):
+            yield None
+            continue
         yield (
             f"the reward has fallen from {best:.3g} to {reward.mean:.3g} (means of {WINDOW} steps); stop, and lower "
             "training.learning_rate, raise training.warmup_steps, lower training.max_grad_norm, or set grpo.beta > 0"
-            if known and best - reward.mean > enough
-            else None
         )
 
 
@@ -162,12 +168,13 @@ def _hacked(rows: Sequence[Row]) -> Iterator[str | None]:
         accuracy.add(finite(row.get("accuracy")))
         risen = reward.mean - reward.first > HACKED_IN_NOISE * reward.noise_of_change()
         fallen = accuracy.first - accuracy.mean > HACKED_IN_NOISE * accuracy.noise_of_change()
+        if not (risen and fallen and accuracy.mean < HACKED_FRACTION * accuracy.first):
+            yield None
+            continue
         yield (
             f"the reward has risen from {reward.first:.3g} to {reward.mean:.3g}, and the accuracy has fallen from "
             f"{accuracy.first:.1%} to {accuracy.mean:.1%} (means of {WINDOW} steps): something else than right answers "
             "is paid; read completions of these steps, and change the rewards"
-            if risen and fallen and accuracy.mean < HACKED_FRACTION * accuracy.first
-            else None
         )
 
 
@@ -183,7 +190,9 @@ class _Trend:
         """Take the value of a step; False where there is none."""
         if value is None:
             return False
-        self.squares += (value - self.last[-1]) * (value - self.last[-1]) if self.last else 0.0  # ** 2 may raise
+        if self.last:
+            change = value - self.last[-1]
+            self.squares += change * change  # ** 2 may raise
         self.count += 1
         self.last.append(value)
         self.mean = sum(self.last) / len(self.last)
@@ -204,14 +213,58 @@ def _not_finite(rows: Sequence[Row]) -> Iterator[str | None]:
     """A metric that is NaN or infinite."""
     for row in rows:
         names = sorted(name for name, value in row.items() if finite(value) is None)
+        if not names:
+            yield None
+            continue
         advice = (
-            "fix the reward function that returned it (rewards)"
-            if any(name.startswith("reward") for name in names)
-            else "stop, and lower training.learning_rate or training.max_grad_norm, raise training.warmup_steps, or "
+            "stop, and lower training.learning_rate or training.max_grad_norm, raise training.warmup_steps, or "
             "use model.dtype=float32"
         )
-        yield f"not a finite number: {', '.join(names)}; {advice}" if names else None
+        if any(name.startswith("reward") for name in names):
+            advice = "fix the reward function that returned it (rewards)"
+        yield f"not a finite number: {', '.join(names)}; {advice}"
 
+
+# Steps that bfloat16 weights round away.
+_not_applied = functools.partial(
+    _streaks,
+    name="update_applied",
+    unhealthy=lambda value: value < UPDATE_APPLIED,
+    least=1,
+    message="the weights took {value:.1%} of the optimizer's step, the rest was rounded away; set "
+    "training.rounding=stochastic or model.weight_dtype=float32",
+)
+
+# The reward need not be constant for this: it then changes only with the problems of the step.
+_no_signal = functools.partial(
+    _streaks,
+    name="frac_reward_zero_std",
+    unhealthy=lambda value: value >= 1,
+    least=STEPS_WITHOUT_SIGNAL,
+    message="in every group all completions had the same reward for {steps} steps; if the problems are solved, "
+    "stop here or take harder ones; else try a higher rollout.temperature, a larger grpo.group_size, easier "
+    "problems, or rewards that give partial credit",
+)
+
+# Far from the reference, in the rows that have a KL: all with grpo.beta above 0, some with grpo.watch_kl.
+_kl = functools.partial(
+    _streaks,
+    name="kl",
+    unhealthy=lambda value: value > KL,
+    least=STEPS_ABOVE_KL,
+    message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} {{steps}} times in "
+    "succession; continue the run with a larger grpo.beta, where that is above 0, or begin another one with "
+    "grpo.target_kl, which adapts it, or a lower training.learning_rate",
+)
+
+_length = functools.partial(
+    _streaks,
+    name="completions/clipped_ratio",
+    unhealthy=lambda value: value > CLIPPED_RATIO,
+    least=STEPS_CLIPPED,
+    message=f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} "
+    "steps; raise rollout.max_completion_length, or add a reward (rewards) for ending in time",
+)
 
 # The most severe first.
 RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
@@ -219,42 +272,9 @@ RULES: dict[str, Callable[[Sequence[Row]], Iterator[str | None]]] = {
     "fall": _fall,
     "hacked": _hacked,
     "entropy": _entropy,
-    # Steps that bfloat16 weights round away.
-    "not applied": functools.partial(
-        _streaks,
-        name="update_applied",
-        unhealthy=lambda value: value < UPDATE_APPLIED,
-        least=1,
-        message="the weights took {value:.1%} of the optimizer's step, the rest was rounded away; set "
-        "training.rounding=stochastic or model.weight_dtype=float32",
-    ),
-    # The reward need not be constant for this: it then changes only with the problems of the step.
-    "no signal": functools.partial(
-        _streaks,
-        name="frac_reward_zero_std",
-        unhealthy=lambda value: value >= 1,
-        least=STEPS_WITHOUT_SIGNAL,
-        message="in every group all completions had the same reward for {steps} steps; if the problems are solved, "
-        "stop here or take harder ones; else try a higher rollout.temperature, a larger grpo.group_size, easier "
-        "problems, or rewards that give partial credit",
-    ),
+    "not applied": _not_applied,
+    "no signal": _no_signal,
     "left out": _left_out,
-    # Far from the reference, in the rows that have a KL: all with grpo.beta above 0, some with grpo.watch_kl.
-    "kl": functools.partial(
-        _streaks,
-        name="kl",
-        unhealthy=lambda value: value > KL,
-        least=STEPS_ABOVE_KL,
-        message=f"the KL from the reference is {{value:.2g}} nats per token, above {KL:g} {{steps}} times in "
-        "succession; continue the run with a larger grpo.beta, where that is above 0, or begin another one with "
-        "grpo.target_kl, which adapts it, or a lower training.learning_rate",
-    ),
-    "length": functools.partial(
-        _streaks,
-        name="completions/clipped_ratio",
-        unhealthy=lambda value: value > CLIPPED_RATIO,
-        least=STEPS_CLIPPED,
-        message=f"{{value:.0%}} of the completions reach the length limit, more than {CLIPPED_RATIO:.0%} for {{steps}} "
-        "steps; raise rollout.max_completion_length, or add a reward (rewards) for ending in time",
-    ),
+    "kl": _kl,
+    "length": _length,
 }

@@ -78,38 +78,40 @@ def batch_metrics(
         and where a recipe has several tasks, which it is.
     """
     # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
-    verdicts = [grade(*each) for each in zip(completions, answer, kind, strict=True)]
+    verdicts = [grade(text, gold, how) for text, gold, how in zip(completions, answer, kind, strict=True)]
+    without_number = [verdict["format"] and verdict["extracted"] is None for verdict in verdicts]
     columns = {
         "reward": rewards,
         "accuracy": [verdict["strict"] for verdict in verdicts],
         "lenient_accuracy": [verdict["lenient"] for verdict in verdicts],
         "format": [verdict["format"] for verdict in verdicts],
-        "format_without_number": [verdict["format"] and verdict["extracted"] is None for verdict in verdicts],
+        "format_without_number": without_number,
         "completions/mean_length": sampler.lengths,
         "completions/clipped_ratio": sampler.truncated,
-        **{REWARD_MEAN.format(part.__name__): part.values for part in parts},
     }
+    for part in parts:
+        columns[REWARD_MEAN.format(part.__name__)] = part.values
     columns = {name: np.asarray(column, np.float32) for name, column in columns.items()}  # (B,) each
     groups = columns["reward"].reshape(-1, group_size)  # (B / G, G)
-    values = {
-        **{name: column.mean() for name, column in columns.items()},
-        **{REWARD_STD.format(part.__name__): columns[REWARD_MEAN.format(part.__name__)].std() for part in parts},
-        "reward_std": groups.std(axis=1).mean(),
-        # Largest minus smallest, not a standard deviation: rounding may leave that above 0 for equal rewards.
-        "frac_reward_zero_std": (np.ptp(groups, axis=1) == 0).mean(),
-        "sampler_trainer_gap": gap(),
-    }
+    values = {name: column.mean() for name, column in columns.items()}
+    for part in parts:
+        values[REWARD_STD.format(part.__name__)] = columns[REWARD_MEAN.format(part.__name__)].std()
+    values["reward_std"] = groups.std(axis=1).mean()
+    # Largest minus smallest, not a standard deviation: rounding may leave that above 0 for equal rewards.
+    values["frac_reward_zero_std"] = (np.ptp(groups, axis=1) == 0).mean()
+    values["sampler_trainer_gap"] = gap()
     seconds = {
         "seconds_rollout": sampler.seconds.pop("generating", 0.0),
         "seconds_sync": sampler.seconds.pop("syncing", 0.0),
         "seconds_reward": sum(part.seconds.pop("grading", 0.0) for part in parts),
     }
     # Of several batches in a step: the mean of the metrics, the sum of the seconds.
-    return (
-        {f"step/{name}": (float(value), np.mean) for name, value in values.items()}
-        | {f"step/{name}": (value, np.sum) for name, value in seconds.items()}
-        | _task_metrics(columns, groups, task)
-    )
+    metrics: dict[str, tuple[Any, Callable]] = {}
+    for name, value in values.items():
+        metrics[f"step/{name}"] = (float(value), np.mean)
+    for name, value in seconds.items():
+        metrics[f"step/{name}"] = (value, np.sum)
+    return metrics | _task_metrics(columns, groups, task)
 
 
 def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any) -> dict[str, tuple[Any, Callable]]:
@@ -120,19 +122,25 @@ def _task_metrics(columns: dict[str, np.ndarray], groups: np.ndarray, task: Any)
       groups: (B / G, G) rewards.
       task: (B,) names; None where there is one task.
     """
+    if task is None:
+        return {}
     values = {
         "reward": columns["reward"],
         "accuracy": columns["accuracy"],
         "frac_reward_zero_std": (np.ptp(groups, axis=1) == 0).repeat(groups.shape[1]),
     }
-    return {
-        f"step/{TASK_METRIC.format(name, metric)}": (
-            (float(column[np.asarray(task) == name].sum()), int(np.sum(np.asarray(task) == name))),
-            lambda parts: parts[:, 0].sum() / parts[:, 1].sum(),
-        )
-        for name in ([] if task is None else np.unique(task))
-        for metric, column in values.items()
-    }
+    metrics = {}
+    for name in np.unique(task):
+        of_task = np.asarray(task) == name  # (B,)
+        for metric, column in values.items():
+            pair = float(column[of_task].sum()), int(np.sum(of_task))
+            metrics[f"step/{TASK_METRIC.format(name, metric)}"] = (pair, _mean_of_pairs)
+    return metrics
+
+
+def _mean_of_pairs(pairs: np.ndarray) -> Any:
+    """The mean over several batches, from (sum, count) of each: [N, 2] -> []."""
+    return pairs[:, 0].sum() / pairs[:, 1].sum()
 
 
 def _note_compiled(programs: list[str], event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:
@@ -197,7 +205,9 @@ class Recorder:
           writes: False in every process but the main one.
         """
         self.path = directory / "metrics.jsonl"
-        self.iterations, self.completions, self.learning_rate = iterations, completions, learning_rate
+        self.iterations = iterations
+        self.completions = completions
+        self.learning_rate = learning_rate
         self.writes = writes
         self.updates: dict[str, list[float]] = {}  # metrics of the updates of the current step
         self.pending: dict[int, Row] = {}
@@ -215,7 +225,8 @@ class Recorder:
 
     def begin(self, finished: int, on_step: Callable[[Row], None] | None) -> list[Row]:
         """Start recording.  Rows of steps after `finished` are dropped: those steps are taken again."""
-        self.on_step, self.recording = on_step, True
+        self.on_step = on_step
+        self.recording = True
         if self.last_step > finished or self.torn:
             self.rows[:] = [row for row in self.rows if row["step"] <= finished]
             self._rewrite()
@@ -236,7 +247,8 @@ class Recorder:
         """Tunix's LoggingBackend.  RL metrics count steps from 0, the trainer's from 1."""
         if not self.recording or kwargs.get("step") is None:
             return
-        step, name = int(kwargs["step"]), event.lstrip("/")
+        step = int(kwargs["step"])
+        name = event.lstrip("/")
         if name.startswith("step/train/"):
             self.pending.setdefault(step + 1, {})[name.removeprefix("step/train/")] = float(value)
         elif name in TUNIX_METRICS:

@@ -115,9 +115,11 @@ def _require_address(coordinator: str, processes: int, process: int | None) -> N
 
 def _connect(coordinator: str | None, processes: int, process: int | None) -> None:
     """Start JAX's distributed runtime; on CPU devices, gloo carries what the processes exchange."""
-    where, patience = "the processes that JAX finds by itself", CLUSTER_ARRIVAL_SECONDS
+    where = "the processes that JAX finds by itself"
+    patience = CLUSTER_ARRIVAL_SECONDS
     if coordinator:
-        where, patience = f"--coordinator {coordinator}", ARRIVAL_SECONDS
+        where = f"--coordinator {coordinator}"
+        patience = ARRIVAL_SECONDS
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if not environment.has_accelerator():
         keep_gloo_off_stdout()
@@ -215,7 +217,9 @@ def any_process(flag: bool) -> bool:
 
 def broadcast[T](value: T) -> T:
     """Broadcast from process 0.  Called by all; the value is JSON-serializable."""
-    return _exchange(value if is_main_process() else None)[0] if is_distributed() else value
+    if not is_distributed():
+        return value
+    return _exchange(value if is_main_process() else None)[0]
 
 
 def barrier(what: str) -> None:
@@ -224,7 +228,8 @@ def barrier(what: str) -> None:
     By the coordinator's store, looked at again and again: in a collective no signal would be handled meanwhile.
     """
     if is_distributed():
-        client, arrived = distributed.global_state.client, f"grpo/{next(_barriers)} {what}"
+        client = distributed.global_state.client
+        arrived = f"grpo/{next(_barriers)} {what}"
         client.key_value_set(f"{arrived}/{jax.process_index()}", "")
         while len(client.key_value_dir_get(arrived)) < jax.process_count():
             time.sleep(0.1)
@@ -237,7 +242,8 @@ def require_shared(folder: str | os.PathLike, remedy: str) -> None:
     """
     if not is_distributed():
         return
-    folder, reason = epath.Path(folder), None
+    folder = epath.Path(folder)
+    reason = None
     # A new name: no file system has noted yet that it is missing.
     token, shown = broadcast((f".shared-{secrets.token_hex(8)}", str(folder)))
     if is_main_process():
@@ -316,7 +322,8 @@ def reshard_locally(array: jax.Array, sharding: jax.sharding.NamedSharding) -> j
         if array.is_fully_addressable:
             return reshard(array, sharding)
         # The same sharding in every process is one over a mesh of all devices, with an axis more.
-        mesh, count = sharding.mesh, jax.process_count()
+        mesh = sharding.mesh
+        count = jax.process_count()
         own = [[device for device in jax.devices() if device.process_index == number] for number in range(count)]
         whole = jax.sharding.Mesh(np.array(own).reshape(count, *mesh.devices.shape), ("process", *mesh.axis_names))
         spread = jax.device_put(array, jax.sharding.NamedSharding(whole, sharding.spec))

@@ -188,8 +188,8 @@ def changed_keys(directory: str | Path, recipe: Recipe) -> set[str]:
 
 def _free_name(directory: Path) -> str:
     """A name for another run next to this one: mine-2, mine-3, ..."""
-    numbers = itertools.count(2)
-    return next(name for n in numbers if not directory.with_name(name := f"{directory.name}-{n}").exists())
+    names = (f"{directory.name}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not directory.with_name(name).exists())
 
 
 def require_folder(folder: str | Path, given: str) -> None:
@@ -248,7 +248,8 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     Raises:
       CourseError: neither; or a run of another recipe.
     """
-    directory, evaluated = Path(directory).resolve(), Path("evals") / "after.jsonl"
+    directory = Path(directory).resolve()
+    evaluated = Path("evals") / "after.jsonl"
     if check_run(directory, recipe) and (directory / evaluated).exists():
         if others := changed_keys(directory, recipe).intersection(continuing.OF_THE_RUN):
             raise CourseError(

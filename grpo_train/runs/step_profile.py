@@ -16,7 +16,8 @@ class StepProfile:
 
     def __init__(self, steps: list[int] | None, folder: Path):
         """`steps`: the first and the last one to record, both included; None: none."""
-        self.steps, self.folder = steps, folder
+        self.steps = steps
+        self.folder = folder
         self.recording = False
 
     def begin_step(self, number: int) -> None:

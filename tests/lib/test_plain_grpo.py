@@ -88,7 +88,7 @@ def test_off_policy_the_loss_is_the_librarys():
     logps, old = rng.normal(-2, 0.5, (2, 6, 10)).astype(np.float32)
     advantages = rng.normal(size=6).astype(np.float32)
     mask = np.arange(10) < rng.integers(1, 11, (6, 1))
-    wanted, aux = losses.policy_loss(logps, old, None, advantages, mask)
+    wanted, aux = losses.policy_loss(logps, losses.PolicyBatch(old, None, advantages, mask))
     assert float(aux["pg_clipfrac"]) > 0.1
     assert float(policy_loss(logps, old, advantages, mask, Settings())) == pytest.approx(float(wanted), rel=1e-6)
 

@@ -114,17 +114,17 @@ def test_each_micro_batch_takes_beta_with_it():
 def test_another_beta_is_not_compiled_again():
     example = batch([5, 1, 3, 2, 4, 5], [3, 4])
     logps, reference = example.old_per_token_logps, example.ref_per_token_logps
-    advantages, mask = example.advantages, example.completion_mask
+    compared = losses.PolicyBatch(None, reference, example.advantages, example.completion_mask)
     compiled = 0
 
     @jax.jit
     def loss(beta):
         nonlocal compiled
         compiled += 1
-        return losses.policy_loss(logps, None, reference, advantages, mask, beta=beta)[0]
+        return losses.policy_loss(logps, compared, losses.PolicyLossSettings(beta=beta))[0]
 
     for beta in (0.04, 0.06, 0.5):
-        expected, _ = losses.policy_loss(logps, None, reference, advantages, mask, beta=beta)
+        expected, _ = losses.policy_loss(logps, compared, losses.PolicyLossSettings(beta=beta))
         assert float(loss(np.float32(beta))) == pytest.approx(float(expected), rel=1e-6)
     assert compiled == 1
     assert not math.isnan(float(expected))

@@ -21,16 +21,23 @@ from grpo_lib.problems import load_problems
 from grpo_lib.rewards import overlong_penalty
 from grpo_train import checks, losses, training
 from grpo_train.engines import learner, weight_sync
+from grpo_train.losses.for_tunix import completion_keys
 from grpo_train.losses.packing import to_example
 from grpo_train.recipes import load_recipe
 
 whole_lengths = st.lists(st.integers(1, C), min_size=B, max_size=B)
 
 
-def gradient(logps, padded, **settings_):
+def compared(example, **fields):
+    """What the loss takes of an example, with other values in some fields."""
+    names = ("old_per_token_logps", "ref_per_token_logps", "advantages", "completion_mask")
+    return losses.PolicyBatch(**{name: getattr(example, name) for name in names} | fields)
+
+
+def gradient(logps, padded, **changes):
     """Of the loss with respect to log π [B, C]."""
-    given_ = (padded.old_per_token_logps, padded.ref_per_token_logps, padded.advantages, padded.completion_mask)
-    return jax.grad(lambda logps: losses.policy_loss(logps, *given_, **settings_)[0])(logps)
+    settings = losses.PolicyLossSettings(**changes)
+    return jax.grad(lambda logps: losses.policy_loss(logps, compared(padded), settings)[0])(logps)
 
 
 def drawn(seed):
@@ -63,13 +70,11 @@ def test_a_sequence_s_ratio_is_the_same_in_rows_of_several(lengths, prompts, see
     logps = drawn(seed) / 10 + padded.old_per_token_logps
     # Values of the same order in both: pack them like another field.
     rows = pack(padded.replace(ref_per_token_logps=logps), layout).ref_per_token_logps
-    ours, aux = losses.policy_loss(
-        rows, packed.old_per_token_logps, None, packed.advantages, packed.completion_mask,
-        weights=packed.weights, ratio="sequence", completions=losses._completion_keys(packed.segment_positions),
-    )  # fmt: skip
-    theirs, their_aux = losses.policy_loss(
-        logps, padded.old_per_token_logps, None, padded.advantages, padded.completion_mask, ratio="sequence"
-    )
+    sequence = losses.PolicyLossSettings(ratio="sequence")
+    keys = completion_keys(packed.segment_positions)
+    in_rows = compared(packed, ref_per_token_logps=None, weights=packed.weights, completions=keys)
+    ours, aux = losses.policy_loss(rows, in_rows, sequence)
+    theirs, their_aux = losses.policy_loss(logps, compared(padded, ref_per_token_logps=None), sequence)
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5, abs=1e-6)
     for key in ("is_ratio/max", "is_ratio/min", "pg_clipfrac"):
         assert float(aux[key]) == pytest.approx(float(their_aux[key]), rel=1e-5), key
@@ -181,9 +186,8 @@ def test_truncated_importance_sampling_by_hand():
     one = jnp.ones((1, 3))
     logps = jnp.full((1, 3), half)
     sampled = jnp.asarray([[np.log(0.25), half, np.log(0.05)]])  # ratios of 2, 1 and 10
-    loss, aux = losses.policy_loss(
-        logps, None, None, jnp.ones(1), one, sampler_per_token_logps=sampled, correction_cap=4.0
-    )
+    batch = losses.PolicyBatch(None, None, jnp.ones(1), one, sampler_per_token_logps=sampled)
+    loss, aux = losses.policy_loss(logps, batch, losses.PolicyLossSettings(correction_cap=4.0))
     assert float(loss) == pytest.approx(-(2 + 1 + 4) / 3)
     assert float(aux["importance_ratio"]) == pytest.approx(13 / 3)
 
@@ -193,11 +197,9 @@ def test_the_sampler_s_probabilities_of_rows_of_several(layout):
     padded = to_example(batch([5, 1, 3, 2, 4, 5], [3, 4]), sampler_per_token_logps=drawn(3))
     packed = pack(padded, layout)
 
-    def loss(example, logps, **more):
-        return losses.policy_loss(
-            logps, example.old_per_token_logps, example.ref_per_token_logps, example.advantages,
-            example.completion_mask, beta=0.1, sampler_per_token_logps=example.sampler_per_token_logps, **more,
-        )[0]  # fmt: skip
+    def loss(example, logps, **fields):
+        batch = compared(example, sampler_per_token_logps=example.sampler_per_token_logps, **fields)
+        return losses.policy_loss(logps, batch, losses.PolicyLossSettings(beta=0.1))[0]
 
     # The policy's: those of the old one, carried into the rows with it.
     rows = loss(packed, packed.old_per_token_logps, weights=packed.weights)

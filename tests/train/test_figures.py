@@ -13,11 +13,11 @@ from bs4 import BeautifulSoup
 from matplotlib.colors import to_rgb
 from test_report import ROWS, run_with
 
-from grpo_lib import rewards
+from grpo_lib import analysis, rewards
 from grpo_lib.evaluation import EvalRun, summarize
 from grpo_train.report import display, figures
 from grpo_train.report.alt_text import LONGEST, alt_text
-from grpo_train.report.comparison import Comparison, gain_parts
+from grpo_train.report.comparison import Comparison
 from grpo_train.runs.metric_glossary import REWARD_MEAN, read_metrics
 
 BEFORE = run_with(range(10))
@@ -114,7 +114,7 @@ def test_bars_are_the_rates_with_their_intervals():
 def test_the_parts_of_the_gain_are_bars():
     (axes,) = figures.decomposition(BEFORE, AFTER).axes
     bars = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
-    assert bars == pytest.approx({row["part"]: 100 * row["gain"] for row in gain_parts(BEFORE, AFTER)})
+    assert bars == pytest.approx({row["part"]: 100 * row["gain"] for row in analysis.gain_parts(BEFORE, AFTER)})
 
 
 def test_the_parts_of_the_reward_are_lines_of_one_panel():

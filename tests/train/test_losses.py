@@ -21,7 +21,15 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.engines import maxtext_model
-from grpo_train.losses import hidden_states, packing, pallas_kernel, policy_loss, token_statistics
+from grpo_train.losses import (
+    hidden_states,
+    model_logps,
+    packing,
+    pallas_kernel,
+    policy_loss,
+    token_logps,
+    token_statistics,
+)
 
 # Of the largest gradient; what a dtype allows.
 ALLOWED = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -41,7 +49,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(pallas_kernel, "MULTIPLE", 128)
     monkeypatch.setattr(pallas_kernel, "CHUNK_BYTES", 1)
     monkeypatch.setattr(pallas_kernel, "fused_tiles", lambda tokens, *_: (min(tokens, 16), 128))
-    monkeypatch.setattr(losses, "CHUNK", 4 * 300 * 2 * 5)
+    monkeypatch.setattr(token_logps, "CHUNK", 4 * 300 * 2 * 5)
 
 
 # --- log-probability, entropy and their gradients -------------------------------------------------------------
@@ -212,9 +220,9 @@ SEVERAL_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
 from grpo_train import losses
-from grpo_train.losses import pallas_kernel
+from grpo_train.losses import pallas_kernel, token_logps
 
-pallas_kernel.MULTIPLE, losses.CHUNK = 128, 4 * 260 * 2 * 5
+pallas_kernel.MULTIPLE, token_logps.CHUNK = 128, 4 * 260 * 2 * 5
 pallas_kernel.fused_tiles = lambda tokens, *_: (min(tokens, 16), 128)
 rng = np.random.default_rng(0)
 ids, weight = rng.integers(0, 260, (4, 9)), rng.normal(size=(4, 9))
@@ -265,14 +273,15 @@ def in_float32(*arrays_):
 @pytest.mark.parametrize("garbage", [np.nan, -np.inf])
 def test_what_is_masked_is_never_looked_at(garbage):
     logps, old, ref, advantages, mask = batch()
-    clean = policy_loss(*in_float32(logps, old, ref, advantages), mask, beta=0.1)
+    settings = losses.PolicyLossSettings(beta=0.1)
+    clean, _ = policy_loss(*in_float32(logps), losses.PolicyBatch(*in_float32(old, ref, advantages), mask), settings)
     logps, old, ref = (np.where(mask, array, garbage) for array in (logps, old, ref))
 
     def loss(x):
-        return policy_loss(x, *in_float32(old, ref, advantages), mask, beta=0.1, entropy=x)
+        return policy_loss(x, losses.PolicyBatch(*in_float32(old, ref, advantages), mask), settings, entropy=x)
 
     (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(*in_float32(logps))
-    assert value == clean[0]
+    assert value == clean
     assert np.isfinite(gradient).all()
     assert not np.asarray(gradient)[~mask].any()
     assert all(np.isfinite(number) for number in aux.values())
@@ -286,7 +295,8 @@ def test_what_is_masked_is_never_looked_at(garbage):
 )
 def test_wild_log_probabilities_give_no_nan(logps, advantages, mask):
     logps[2] = np.minimum(logps[2], logps[0] + 80)  # beyond, k3 itself is above the largest float32
-    run = jax.value_and_grad(lambda x: policy_loss(x, logps[1], logps[2], advantages, mask, beta=0.04)[0])
+    compared = losses.PolicyBatch(logps[1], logps[2], advantages, mask)
+    run = jax.value_and_grad(lambda x: policy_loss(x, compared, losses.PolicyLossSettings(beta=0.04))[0])
     value, gradient = run(jnp.asarray(logps[0]))
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
@@ -448,9 +458,9 @@ def test_log_probabilities_of_a_maxtext_model_are_tunix_own(tiny_recipe):
         with actor.scope():
             compute = functools.partial(losses.logps_at(jnp.float32(0.9)), *nnx.split(actor.module), *ids, PAD, EOS)
             np.testing.assert_allclose(compute(jnp.float32(0.9), actor.loss), logps, atol=1e-5)
-            programs = losses._per_token_logps_at._cache_size()
+            programs = model_logps._per_token_logps_at._cache_size()
             assert not np.allclose(compute(jnp.float32(0.5), actor.loss), logps, atol=0.1)
-        assert losses._per_token_logps_at._cache_size() == programs  # another temperature compiles nothing
+        assert model_logps._per_token_logps_at._cache_size() == programs  # another temperature compiles nothing
     worker = SimpleNamespace(get_model={"reference": other.module}.get)
     with other.scope():
         scored = losses.reference_logps(worker, "chunked")(*ids, PAD, EOS, temperature=0.9)

@@ -7,25 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grpo_lib import rewards
 from grpo_lib.common.environment import repo_root
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, write_json_atomic
-from grpo_lib.evaluation import EvalRun, evaluate, grade, summarize
+from grpo_lib.evaluation import EvalRun, evaluate, summarize
 from grpo_lib.problems.types import Problem
 from grpo_lib.prompts import template_completion as log
 from grpo_train import report
 from grpo_train.report import answer_inspector, comparison
-from grpo_train.report.comparison import (
-    Comparison,
-    category_counts,
-    flip_counts,
-    gain_parts,
-    reward_means,
-)
+from grpo_train.report.comparison import Comparison, category_counts, flip_counts, reward_means
 from grpo_train.runs.health_checks import find_alerts
 
 HOSTILE = [
@@ -123,29 +115,6 @@ def test_flips_are_counted_by_problem():
     assert flip_counts(BEFORE, AFTER) == {"right_right": 5, "right_wrong": 5, "wrong_right": 22, "wrong_wrong": 8}
     with pytest.raises(CourseError):
         flip_counts(BEFORE, EvalRun(AFTER.records[:-1]))
-
-
-@given(st.data())
-def test_the_parts_of_a_gain_add_up_to_it(data):
-    """On any answers of the kinds that a policy gives."""
-    texts = ["2*7=14 14-11=3", "2*7=14", "2*7=15 15-11=4", "?", "2+7=9 9+11=20", ""]
-    written = [form(text, text.rpartition("=")[2]) for text in texts for form in (log, "{}\n#### {}".format)]
-    n = data.draw(st.integers(1, 30))
-
-    def evaluated(name):
-        completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
-        rest = {"question": "?", "gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
-        return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
-
-    before, after = evaluated("before"), evaluated("after")
-    rows = gain_parts(before, after)
-    gain = (sum(r["strict"] for r in after.records) - sum(r["strict"] for r in before.records)) / n
-    assert sum(row["gain"] for row in rows) == pytest.approx(gain)
-    for row in rows:
-        assert row["low"] <= row["gain"] + 1e-9
-        assert row["gain"] <= row["high"] + 1e-9
-        assert row["gain"] == pytest.approx(row["before"] - row["after"])
-    assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
 
 
 def test_categories_and_parts_of_the_reward_as_tables():

@@ -8,9 +8,9 @@ from helpers import within
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_lib.evaluation import grade
+from grpo_lib import analysis
+from grpo_lib.evaluation import EvalRun, grade
 from grpo_lib.prompts import template_completion as log
-from grpo_train.report import taxonomy
 
 
 def record(completion, gold, solution="", truncated=False):
@@ -49,7 +49,7 @@ JANET = "Janet sells 16 - 3 - 4 = 9 duck eggs a day.\nShe makes 9 * 2 = $18 ever
     ],
 )
 def test_categories(category, completion, gold, solution):
-    assert taxonomy.classify(record(completion, gold, solution)) == category
+    assert analysis.classify(record(completion, gold, solution)) == category
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_categories(category, completion, gold, solution):
     ],
 )
 def test_causes_are_all_found(causes, completion):
-    assert taxonomy.causes(record(completion, "29", "6*7=42 42-13=29")) == set(causes.split())
+    assert analysis.causes(record(completion, "29", "6*7=42 42-13=29")) == set(causes.split())
 
 
 @given(st.text(), st.text(), st.booleans())
 def test_whatever_is_wrong_has_a_cause(completion, solution, truncated):
     found = record(completion, "29", solution, truncated)
-    assert bool(taxonomy.causes(found)) == (not found["strict"])
+    assert bool(analysis.causes(found)) == (not found["strict"])
 
 
 def test_categories_stand_in_the_order_of_the_rules():
@@ -91,8 +91,8 @@ def test_categories_stand_in_the_order_of_the_rules():
     too_late = wrong | {"gold": "2", "completion": log("1*2=2 2*7=14", 14)}
     nothing = too_late | {"completion": ""}
     records = [right, cut_off, no_answer, slip, too_early, wrong, too_late, nothing]
-    assert tuple(taxonomy.classify(one) for one in records) == taxonomy.CATEGORIES
-    assert tuple(taxonomy.MEANINGS) == taxonomy.CATEGORIES
+    assert tuple(analysis.classify(one) for one in records) == analysis.CATEGORIES
+    assert tuple(analysis.MEANINGS) == analysis.CATEGORIES
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_categories_stand_in_the_order_of_the_rules():
     ],
 )
 def test_calculations_are_judged_exactly(text, results, true):
-    found = list(taxonomy.calculations(text))
+    found = list(analysis.calculations(text))
     assert [one.result for one in found] == [Fraction(result) for result in results]
     assert all(one.true for one in found) is true
 
@@ -138,7 +138,7 @@ def test_calculations_are_judged_exactly(text, results, true):
     ],
 )
 def test_what_is_not_plain_is_not_judged(text):
-    assert [one for one in taxonomy.calculations(text) if not one.true] == []
+    assert [one for one in analysis.calculations(text) if not one.true] == []
 
 
 @settings(max_examples=150)
@@ -150,10 +150,10 @@ def test_a_true_calculation_is_true_and_a_false_one_is_false(a, operation, b, er
     if operation == "/":
         a = value * b
     sign = f" {operation} " if spaces else operation
-    (good,) = taxonomy.calculations(f"So {a}{sign}{b}={value}.")
+    (good,) = analysis.calculations(f"So {a}{sign}{b}={value}.")
     assert good.true
     assert good.operations == 1
-    (bad,) = taxonomy.calculations(f"So {a}{sign}{b}={value + error}.")
+    (bad,) = analysis.calculations(f"So {a}{sign}{b}={value + error}.")
     assert not bad.true
 
 
@@ -167,8 +167,8 @@ wild = st.text(alphabet=st.sampled_from("0123456789+-*/x×÷=()%.,:$ \n<>\\^aA½
 @example("<answer>1</answer>" * 3, "1e5", "1/0=0")
 @example(log("2+2=4", "1" * 5000), "11", "6*3=18 18-7=11")  # too long for arithmetic
 def test_no_text_raises(completion, gold, solution):
-    assert taxonomy.classify(record(log(completion, 5), gold, solution)) in taxonomy.CATEGORIES
-    assert taxonomy.classify(record(completion, gold, solution)) in taxonomy.CATEGORIES
+    assert analysis.classify(record(log(completion, 5), gold, solution)) in analysis.CATEGORIES
+    assert analysis.classify(record(completion, gold, solution)) in analysis.CATEGORIES
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,32 @@ def test_no_text_raises(completion, gold, solution):
 def test_a_megabyte_takes_no_time(unit):
     text = unit * (1_000_000 // len(unit))
     with within(1):
-        list(taxonomy.calculations(text))
+        list(analysis.calculations(text))
 
 
 def test_reference_solutions_are_hardly_ever_accused(gsm8k_dir):
     with open(gsm8k_dir / "train.jsonl", encoding="utf-8") as file:
-        found = [one for line in file for one in taxonomy.calculations(json.loads(line)["answer"].partition("####")[0])]
+        found = [one for line in file for one in analysis.calculations(json.loads(line)["answer"].partition("####")[0])]
     assert len(found) > 22_000  # the data mark 23,000
     assert sum(not one.true for one in found) < 50  # many of them are mistakes of the data
+
+
+@given(st.data())
+def test_the_parts_of_a_gain_add_up_to_it(data):
+    """On any answers of the kinds that a policy gives."""
+    texts = ["2*7=14 14-11=3", "2*7=14", "2*7=15 15-11=4", "?", "2+7=9 9+11=20", ""]
+    written = [form(text, text.rpartition("=")[2]) for text in texts for form in (log, "{}\n#### {}".format)]
+    n = data.draw(st.integers(1, 30))
+
+    def evaluated(name):
+        completions = data.draw(st.lists(st.sampled_from(written), min_size=n, max_size=n), label=name)
+        rest = {"question": "?", "gold": "3", "solution": "2*7=14 14-11=3", "truncated": False, "greedy": True}
+        return EvalRun([{"id": str(i), "completion": c} | rest | grade(c, "3") for i, c in enumerate(completions)])
+
+    before, after = evaluated("before"), evaluated("after")
+    rows = analysis.gain_parts(before, after)
+    gain = (sum(r["strict"] for r in after.records) - sum(r["strict"] for r in before.records)) / n
+    assert sum(row["gain"] for row in rows) == pytest.approx(gain)
+    assert all(row["low"] <= row["gain"] + 1e-9 and row["gain"] <= row["high"] + 1e-9 for row in rows)
+    assert all(row["gain"] == pytest.approx(row["before"] - row["after"]) for row in rows)
+    assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
