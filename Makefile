@@ -71,8 +71,9 @@ zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, 
 translations: setup ## for translators: update dev/translations/ after a change of the notebooks, and check it
 	@$(PY) dev/tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) dev/tools/reading_minutes.py --write > /dev/null)
 
-lint: setup ## check style, import directions and types
+lint: setup ## check style, import directions, the size of statements, and types
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(PY) dev/tools/statement_size.py
 	@$(VENV)/bin/pyright
 
 lock: setup ## for maintainers: compile requirements/*.in to the locks

@@ -349,30 +349,13 @@ def run(
 
     Returns the content of summary.json; None in all processes but the first.
     """
-    started, spent = time.perf_counter(), _seconds_before(directory, log)
+    clock = _Clock(directory, log)
     preemption = preemption or PreemptionHandler()
 
     def stop() -> bool:
         stopping = multihost.any_process(preemption.requested)  # then all of them stop, or none
         preemption.requested |= stopping
         return stopping
-
-    def spend() -> float:
-        """Seconds of the run so far; those of a process that is killed count up to its last step."""
-        total = spent + time.perf_counter() - started
-        write_json_atomic(directory / "seconds.json", {"wall_seconds": total})
-        return total
-
-    logged: set[tuple[int, str]] = set()
-
-    def each_step(row: dict) -> None:
-        if multihost.is_main_process():
-            spend()
-        on_step(row)
-        for alert in health_checks.new_alerts(session.recorder.rows):
-            if (alert.step, alert.kind) not in logged:  # a row comes again when its validation joins it
-                logged.add((alert.step, alert.kind))
-                log(f"warning: {alert}")
 
     # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
     require_shared_folders(recipe, directory)
@@ -388,31 +371,24 @@ def run(
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
-    with training.explain_full_memory("the check of the first sync", memory_remedies(recipe, session.plan)):
-        check = training.check_first_sync(session)
-    log(
-        f"all {check.weights} weights arrived, and sampler and trainer agree: "
-        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
-    )
-    if (left_out := training.share_left_out(session)) is not None:
-        log(
-            f"warning: rollout.top_k={recipe.rollout.top_k or 'null'} and top_p={recipe.rollout.top_p:g} leave out "
-            f"{left_out:.2%} of the probability where a token is sampled, on average; the loss is of the whole "
-            "distribution, so the gradient is biased; set them to null and 1, and it is not"
-        )
+    _check_sampler(session, log)
 
     # 4. Evaluate before: evals/before.jsonl.
     if before := evaluate(session, "before", progress):
         log(f"before: {_rates(before)}")
-        if cut := sum(cut_while_thinking(record["completion"]) for record in before.counted):
-            log(
-                f"warning: {cut} of {len(before.counted)} completions end inside <think>; set prompts.thinking=false, "
-                "or raise rollout.max_completion_length"
-            )
+        _warn_of_cut_thinking(before, log)
 
     # 5. Train: metrics.jsonl and checkpoints.
     if session.step:
         log(f"continuing after step {session.step} of {recipe.training.steps}")
+    alerts = _NewAlerts(session, log)
+
+    def each_step(row: dict) -> None:
+        if multihost.is_main_process():
+            clock.save()
+        on_step(row)
+        alerts.log_new()
+
     with preemption.defer():
         training.train(session, each_step, validation(session), recipe.training.validate_every, stop)
         preemption.progress = f"after step {session.step} of {recipe.training.steps}, which is saved"
@@ -428,7 +404,63 @@ def run(
 
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export(session)}")
-    return write_summary(recipe, directory, spend()) if multihost.is_main_process() else None
+    return write_summary(recipe, directory, clock.save()) if multihost.is_main_process() else None
+
+
+def _check_sampler(session: training.Session, log: Callable[[str], None]) -> None:
+    """Refuse a sampler that differs from the trainer, and warn where it leaves out tokens."""
+    recipe = session.recipe
+    with training.explain_full_memory("the check of the first sync", memory_remedies(recipe, session.plan)):
+        check = training.check_first_sync(session)
+    log(
+        f"all {check.weights} weights arrived, and sampler and trainer agree: "
+        f"mean gap {check.mean_gap:.1e} over {check.tokens} tokens"
+    )
+    left_out = training.share_left_out(session)
+    if left_out is not None:
+        log(
+            f"warning: rollout.top_k={recipe.rollout.top_k or 'null'} and top_p={recipe.rollout.top_p:g} leave out "
+            f"{left_out:.2%} of the probability where a token is sampled, on average; the loss is of the whole "
+            "distribution, so the gradient is biased; set them to null and 1, and it is not"
+        )
+
+
+def _warn_of_cut_thinking(run: evaluation.EvalRun, log: Callable[[str], None]) -> None:
+    cut = sum(cut_while_thinking(record["completion"]) for record in run.counted)
+    if cut:
+        log(
+            f"warning: {cut} of {len(run.counted)} completions end inside <think>; set prompts.thinking=false, "
+            "or raise rollout.max_completion_length"
+        )
+
+
+class _Clock:
+    """The seconds of a run, over all its processes; those of one that is killed count up to its last step."""
+
+    def __init__(self, directory: Path, log: Callable[[str], None]):
+        self.file = directory / "seconds.json"
+        self.before = _seconds_before(directory, log)
+        self.started = time.perf_counter()
+
+    def save(self) -> float:
+        """Write the seconds so far, and return them."""
+        total = self.before + time.perf_counter() - self.started
+        write_json_atomic(self.file, {"wall_seconds": total})
+        return total
+
+
+class _NewAlerts:
+    """Logs each early warning (health_checks) once: a row comes again when its validation joins it."""
+
+    def __init__(self, session: training.Session, log: Callable[[str], None]):
+        self.session, self.log = session, log
+        self.logged: set[tuple[int, str]] = set()
+
+    def log_new(self) -> None:
+        for alert in health_checks.new_alerts(self.session.recorder.rows):
+            if (alert.step, alert.kind) not in self.logged:
+                self.logged.add((alert.step, alert.kind))
+                self.log(f"warning: {alert}")
 
 
 def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:

@@ -86,23 +86,25 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     environment.require_free_chips()
     model_files.require_engine(recipe.rollout.engine)
     # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
-    kinds, folder = (".safetensors", ".json", ".jinja"), model_files.model_directory(recipe.model)
+    kinds = (".safetensors", ".json", ".jinja")
+    folder = model_files.model_directory(recipe.model)
     stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.suffix in kinds}
 
     from grpo_train import pipeline
 
     sampling = recipe.evaluation_sampling if samples else {}
     generate, render = pipeline.standalone_generate(recipe)
+    settings = {
+        "max_completion_length": recipe.rollout.max_completion_length,
+        "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()],
+        **sampling,
+    }
     return {
         "generate": generate,
         "sampled": functools.partial(generate, **sampling) if samples else None,
         "render": render,
         "model": recipe.model.path,
-        "settings": {
-            "max_completion_length": recipe.rollout.max_completion_length,
-            "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()],
-            **sampling,
-        },
+        "settings": settings,
     }
 
 
@@ -145,12 +147,11 @@ def _verdict(summary: dict[str, Any], records: list[dict[str, Any]], failures: l
     lines = []
     if failures:
         lines.append(f"{len(failures)} of {len(records)} completions failed and count as wrong; first: {failures[0]}")
-    lines.append(
-        f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved} (95 % interval {low:.1%} to {high:.1%}); "
-        f"last number right {summary['lenient_accuracy']:.1%}, within 10 % {summary['partial_accuracy']:.1%}, "
-        f"format {summary['format_accuracy']:.1%}, "
-        f"truncated {summary['truncated']:.1%}"
-    )
+    strict = f"{summary['accuracy']:.1%} of all {summary['n']} problems {solved}"
+    interval = f"(95 % interval {low:.1%} to {high:.1%})"
+    lenient = f"last number right {summary['lenient_accuracy']:.1%}, within 10 % {summary['partial_accuracy']:.1%}"
+    form = f"format {summary['format_accuracy']:.1%}, truncated {summary['truncated']:.1%}"
+    lines.append(f"{strict} {interval}; {lenient}, {form}")
     if "samples" in summary:
         at = "".join(f", pass@{k} {rate:.1%}" for k, rate in summary["pass_at_k"].items())
         lines.append(

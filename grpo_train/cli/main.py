@@ -64,40 +64,53 @@ def main() -> None:
     try:
         environment.prepare()
         code = command_line()(standalone_mode=False)
-        if code == 130:  # typer's, after Ctrl-C
-            print(f"interrupted; {RESUMABLE}", file=sys.stderr)
-        _exit(code)
-    except CourseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        _exit(2)
-    except typer.exceptions.TyperException as error:  # of the command line; without a message it has shown the help
-        if message := error.format_message():
-            command = context.command_path if (context := getattr(error, "ctx", None)) else "grpo"
-            print(f"error: {message} {_removed(sys.argv[1:]) or f'See {command} --help.'}", file=sys.stderr)
-        _exit(2)
-    except Interrupted as reason:
-        print(f"stopped by {reason}; {RESUMABLE}", file=sys.stderr)
-        _exit(EXIT_CODE)
     except SystemExit as end:  # typer's, where nobody reads the output
         _exit(end.code)
-    except ModuleNotFoundError as error:
+    except Exception as error:
+        _exit(_explain(error))
+    if code == 130:  # typer's, after Ctrl-C
+        print(f"interrupted; {RESUMABLE}", file=sys.stderr)
+    _exit(code)
+
+
+def _explain(error: Exception) -> int:
+    """Say in one line what was wrong, or show where a mistake of ours is; return the exit code."""
+    if isinstance(error, Interrupted):
+        print(f"stopped by {error}; {RESUMABLE}", file=sys.stderr)
+        return EXIT_CODE
+    text = _sentence(error)
+    if text is None:
+        traceback.print_exception(error)
+        return 1
+    if text:
+        print(f"error: {text}", file=sys.stderr)
+    return 2
+
+
+def _sentence(error: Exception) -> str | None:
+    """What is wrong and what to do; empty where that was said already, None where the mistake is not the user's."""
+    if isinstance(error, CourseError):
+        return str(error)
+    if isinstance(error, typer.exceptions.TyperException):  # of the command line
+        return _of_the_command_line(error)
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("grpo_"):
         package = str(error.name).partition(".")[0]
-        if package.startswith("grpo_"):  # a module of ours that is not there is a mistake of ours
-            raise
         extra = EXTRAS.get(package, "train")
         target = "setup-tpu" if extra == "tpu" else "setup"
-        print(
-            f"error: {package} is not installed; it comes with the extra {extra}: pip install '.[{extra}]' in a clone, "
-            f"or make {target} there",
-            file=sys.stderr,
-        )
-        _exit(2)
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
-            print(f"error: {error.filename}: {error.strerror}; name another file or folder", file=sys.stderr)
-            _exit(2)
-        traceback.print_exc()
-        _exit(1)
+        brings = f"it comes with the extra {extra}: pip install '.[{extra}]' in a clone, or make {target} there"
+        return f"{package} is not installed; {brings}"
+    if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be read or written
+        return f"{error.filename}: {error.strerror}; name another file or folder"
+    return None
+
+
+def _of_the_command_line(error: typer.exceptions.TyperException) -> str:
+    message = error.format_message()
+    if not message:  # it has shown the help
+        return ""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "grpo"
+    return f"{message} {_removed(sys.argv[1:]) or f'See {command} --help.'}"
 
 
 def _removed(arguments: list[str]) -> str | None:

@@ -179,10 +179,11 @@ def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:
 
 def step_line(row: dict[str, Any], recipe: Recipe) -> str:
     """What the terminal shows of a step, in the order in which it happens."""
+    tasks = {task.name: (TASK_METRIC.format(task.name, "accuracy"), ".1%") for task in recipe.tasks}
     keys = {
         "reward": ("reward", ".3f"),
         "accuracy": ("accuracy", ".1%"),
-        **{task.name: (TASK_METRIC.format(task.name, "accuracy"), ".1%") for task in recipe.tasks},
+        **tasks,
         "format": ("format", ".1%"),
         "length": ("completions/mean_length", ".1f"),
         "loss": ("loss", ".2g"),
@@ -194,8 +195,9 @@ def step_line(row: dict[str, Any], recipe: Recipe) -> str:
         "seconds": ("seconds", ".2f"),
         "validation": ("validation_accuracy", ".1%"),
     }
-    return "  ".join(
-        f"{name} {'nan' if row[key] is None else format(row[key], form)}"  # None: not a finite number
-        for name, (key, form) in keys.items()
-        if key in row
-    )
+    parts = []
+    for name, (key, form) in keys.items():
+        if key in row:
+            number = "nan" if row[key] is None else format(row[key], form)  # None: not a finite number
+            parts.append(f"{name} {number}")
+    return "  ".join(parts)
