@@ -136,6 +136,12 @@ def lab(request) -> Lab:
     return request.getfixturevalue(request.param)
 
 
+# The student's notebooks are the course's: what takes minutes is tried in their folder at night.
+both_at_night = pytest.mark.parametrize(
+    "lab", ["course", pytest.param("student", marks=pytest.mark.nightly)], indirect=True
+)
+
+
 @pytest.fixture
 def page(root, lab, browser, request) -> Iterator[Page]:
     """JupyterLab's first page; at the end no request may have failed, and no dialog may be open."""
@@ -234,6 +240,7 @@ def test_first_page_and_folders(lab, page) -> None:
         expect(page.locator(".jp-DirListing").get_by_text(name, exact=True)).to_be_visible()
 
 
+@both_at_night
 def test_all_notebooks_open_and_their_links_lead_somewhere(lab, page) -> None:
     names = lab.notebooks("notebooks/**/*.ipynb", "exercises/*.ipynb")
     assert len(names) >= 10
@@ -273,7 +280,8 @@ def test_all_notebooks_open_and_their_links_lead_somewhere(lab, page) -> None:
     assert broken == []
 
 
-def test_a_notebook_runs_to_its_end_from_the_menu(page) -> None:
+@both_at_night
+def test_a_notebook_runs_to_its_end_from_the_menu(lab, page) -> None:
     panel = open_notebook(page, "notebooks/02_reward_design.ipynb")
     prompts = panel.locator(".jp-CodeCell .jp-InputPrompt")
     menu(page, "Run", "Run All Cells")

@@ -453,9 +453,14 @@ TOGETHER = [
 ]
 
 
+# Smoke tests and test_long_runs.py train with these, too.
+ELSEWHERE = ["llama-values", "separate-sizes", "lora"]
+
+
 def alone(name: str) -> Any:
-    """A control as a parameter: those that train with others in make test train alone in make nightly."""
-    mark = pytest.mark.nightly if name in WITH_OTHERS else pytest.mark.long(minutes=2)
+    """A control as a parameter: those that train with others, or elsewhere, train alone in make nightly."""
+    often = name in [*WITH_OTHERS, *ELSEWHERE]
+    mark = pytest.mark.nightly if often else pytest.mark.long(minutes=2)
     return pytest.param(CONTROLS[name], id=name, marks=mark)
 
 

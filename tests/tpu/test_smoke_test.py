@@ -181,8 +181,8 @@ LLAMA = ["training.prompts_per_step=1", "hardware.trainer_tensor=4", "rollout.vl
 @pytest.mark.parametrize(
     ("file", "changes"),
     [
-        ("published/qwen3-1.7b-gsm8k-smoke", ["hardware.trainer_tensor=2"]),
-        ("published/qwen2.5-32b-dapo-math", ["hardware.trainer_tensor=8"]),
+        pytest.param("published/qwen3-1.7b-gsm8k-smoke", ["hardware.trainer_tensor=2"], marks=pytest.mark.nightly),
+        pytest.param("published/qwen2.5-32b-dapo-math", ["hardware.trainer_tensor=8"], marks=pytest.mark.nightly),
         ("llama3.1-8b-gsm8k", LLAMA),
     ],
 )

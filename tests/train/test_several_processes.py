@@ -132,6 +132,7 @@ def test_two_processes_make_the_run_of_one_although_one_is_stopped_and_another_k
         assert (together / name).is_file()
 
 
+@pytest.mark.nightly
 def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
     """Each process has its part of the base in its own memory."""
     watched = ["grpo.beta=0", "grpo.target_kl=null", "grpo.watch_kl=3", "training.steps=3", "training.validate_every=0"]
@@ -144,6 +145,7 @@ def test_two_processes_watch_the_kl_of_one(tmp_path, converted_base):
     assert abs(first) < 1e-6 < last
 
 
+@pytest.mark.nightly
 def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(tmp_path, converted_base):
     """With sizes per device: of a gradient 2 completions for each of the four, of a rollout 1 prompt for each of the
     sampler's two replicas."""
