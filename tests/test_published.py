@@ -454,12 +454,12 @@ TOGETHER = [
 
 
 # Smoke tests and test_long_runs.py train with these, too.
-ELSEWHERE = ["llama-values", "separate-sizes", "lora"]
+TRAINED_OFTEN = ["llama-values", "separate-sizes", "lora"]
 
 
 def alone(name: str) -> Any:
     """A control as a parameter: those that train with others, or elsewhere, train alone in make nightly."""
-    often = name in [*WITH_OTHERS, *ELSEWHERE]
+    often = name in [*WITH_OTHERS, *TRAINED_OFTEN]
     mark = pytest.mark.nightly if often else pytest.mark.long(minutes=2)
     return pytest.param(CONTROLS[name], id=name, marks=mark)
 

@@ -77,7 +77,7 @@ class Compiler:
         self.training, self.iterations = training, iterations  # of them the optimizer is made
         self.log = log
         self.versions = require_libtpu()
-        self.cache = cache or environment.repo_root() / ".cache" / "preflight"
+        self.cache = cache or environment.cache_dir() / "preflight"
 
     def __call__(self, program: Program) -> Compilation:
         path = self.cache / f"{program.key(self.versions)}.json"

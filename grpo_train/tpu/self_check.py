@@ -243,7 +243,7 @@ class Training:
 
 def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Training:
     """Write the random model and the recipe of the training.  Each host writes its own model, the same."""
-    cache = environment.repo_root() / ".cache" / "self-check"
+    cache = environment.cache_dir() / "self-check"
     model = cache / f"{recipe.name}-model"
     scaled = smoke_test.scaled_recipe(
         recipe, steps=STEPS, engine=smoke_test.choose_engine(recipe), placeholders=smoke_test.placeholders(recipe)

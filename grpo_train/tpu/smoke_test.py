@@ -328,7 +328,7 @@ def placeholders(recipe: Recipe) -> dict[str, Path] | None:
     """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
     if all(source.source in ("words", "code", "gsm8k") for source in recipe.sources):
         return None
-    return write_placeholders(environment.repo_root() / ".cache" / "placeholders")
+    return write_placeholders(environment.cache_dir() / "placeholders")
 
 
 def run(
@@ -435,7 +435,7 @@ def _run_logged(
     All output goes to the log file, and what the first process says, its stdout, to `log`, too.  Ctrl-C reaches all
     processes, SIGTERM is passed on.  A process ended by a signal returns 128 + the signal's number, as in a shell.
     """
-    file = environment.repo_root() / ".cache" / "smoke-tests" / f"{directory.name}.yaml"
+    file = environment.cache_dir() / "smoke-tests" / f"{directory.name}.yaml"
     write_text_atomic(file, dump_recipe(recipe))
     count = recipe.hardware.process_count()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={device_count(recipe) // count}"

@@ -58,7 +58,7 @@ def test_what_decides_the_code_that_runs_is_kept(path):
 
 
 def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_path):
-    monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
+    monkeypatch.setattr(smoke_test.environment, "cache_dir", lambda: tmp_path)
     recipe = load_recipe(ROOT / "recipes" / "published" / "qwen2.5-32b-dapo-math.yaml")
     scaled = smoke_test.scaled_recipe(recipe, placeholders=smoke_test.placeholders(recipe))
     assert (scaled.problems.source, scaled.problems.test_source) == ("dapo-math", "aime")
@@ -73,7 +73,7 @@ def test_problems_of_the_hub_have_stand_ins_in_their_columns(monkeypatch, tmp_pa
 
 
 def test_each_of_several_tasks_is_scaled_and_has_its_placeholders(monkeypatch, tmp_path):
-    monkeypatch.setattr(smoke_test.environment, "repo_root", lambda: tmp_path)
+    monkeypatch.setattr(smoke_test.environment, "cache_dir", lambda: tmp_path)
     recipe = smoke(
         "problems=[{source: words, test: 5}, {source: dapo-math, test_source: aime, weight: 3, prompts: {user: dapo}}]",
         "rewards=[correct_answer]",
