@@ -35,7 +35,7 @@ from typing import Any
 from grpo_lib import answers, records, statistics
 from grpo_lib.records import EvalRun, Record
 
-# In the order of the rules, which every table and figure keeps.
+# Category -> what it means, in the order of the rules, which every table and figure keeps.
 MEANINGS = {
     "right": "the number in the tags is the gold number",
     "truncated": "cut short by the length limit",
@@ -46,7 +46,7 @@ MEANINGS = {
     "went on": "calculates correctly past the right number",
     "other": "nothing to judge by",
 }
-CATEGORIES = tuple(MEANINGS)
+CATEGORIES = tuple(MEANINGS)  # of answers, by the first cause that applies
 
 # What may stand between an answer and the strict verdict; `causes` finds all that do.
 CAUSES = {

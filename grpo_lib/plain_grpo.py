@@ -193,6 +193,7 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
 
 # 2. Rewards: grpo_lib.rewards.  3. Advantages: better or worse than the other completions of the same prompt?
 def group_advantages(rewards: np.ndarray, group_size: int, kind: str = "std") -> np.ndarray:  # [B] -> [B]
+    """How much better each completion is than the others of its prompt; "std" is A of DeepSeekMath, section 4.1.2."""
     groups = rewards.reshape(-1, group_size)  # [prompts, G]
     mean, std = groups.mean(1, keepdims=True), groups.std(1, ddof=1, keepdims=True)  # [prompts, 1]
     # 1e-6: where all earn the same it is 0, not 0 / 0.  Minus the mean of the others is the same times G / (G - 1).
@@ -225,6 +226,7 @@ def policy_loss(logps, old_logps, advantages, mask, settings: Settings):
 # 5. Update.
 @functools.partial(jax.jit, static_argnums=range(2, 5), donate_argnums=(0, 1))  # donated: new weights replace the old
 def update(weights, opt_state, config, optimizer, settings, prompts, completions, advantages):
+    """One step of the optimizer on a batch: the new weights, the new optimizer state and the loss."""
     mask = completions != config.pad  # [B, C]
 
     def loss_of(weights):

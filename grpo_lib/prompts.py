@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from grpo_lib.common.errors import CourseError, first_line
 
+# The four tags of a completion.
 REASONING_OPEN = "<reasoning>"
 REASONING_CLOSE = "</reasoning>"
 ANSWER_OPEN = "<answer>"

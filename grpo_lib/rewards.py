@@ -184,7 +184,9 @@ def _explain_random(completion: Completion, gold: str, kind: str = "tagged") -> 
 
 vars(random_reward).update(explain=_explain_random, kinds=answers.KINDS)
 
+# Those of the field's tutorials; notebook 02 finds out what they pay for no solution.
 REFERENCE_REWARDS = (match_format_exactly, match_format_approximately, check_answer, check_numbers)
+# For right answers, and a tenth of that for their format.
 REPAIRED_REWARDS = (correct_answer, tidy_format)
 REWARDS = {function.__name__: function for function in (*REFERENCE_REWARDS, *REPAIRED_REWARDS, random_reward)}
 

@@ -33,7 +33,7 @@ class Ready:
     rewards: list[RewardFunction]
     max_prompt_length: int  # P: training prompts are padded to it, in tokens
     problems: list[Problem]  # of GRPO, whose prompts are not longer
-    left_out: int  # problems whose prompts are longer
+    too_long: int  # problems whose prompts are longer
     taught: list[Problem]  # other problems, for the cold start; none without one
 
 
@@ -84,7 +84,7 @@ def check(
         rewards=rewards,
         max_prompt_length=width,
         problems=fitting,
-        left_out=len(problems) - len(fitting),
+        too_long=len(problems) - len(fitting),
         taught=taught,
     )
 

@@ -1,6 +1,7 @@
 """End-to-end run: convert, evaluate, train, evaluate, export; the notebooks take the same steps one by one.
 
-    convert -> build session -> check the first sync -> evaluate before -> train -> evaluate after -> export -> summary
+    convert (-> cold start) -> build session -> check the first sync -> evaluate before -> train -> evaluate after
+    -> export -> summary
 
 Every step keeps what is there already, so a run that was interrupted goes on where it stopped. In a multi-process run
 all processes take every step together, and process 0 gets what a step returns.
@@ -20,7 +21,7 @@ from grpo_lib.problems import Problem, describe_filtering, load_problems
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
-from grpo_train import checks, cold_start, training  # first: training prepares the environment before JAX is imported
+from grpo_train import checks, cold_start, training  # first: they prepare the environment before JAX is imported
 
 # isort: split
 
@@ -68,23 +69,33 @@ def convert(recipe: Recipe, directory: Path) -> Path:
     return conversion.convert_to_maxtext(recipe.model, base_of(directory))
 
 
-def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Callable[[str], None] = print) -> Path:
-    """The MaxText checkpoint that GRPO starts from: the base, or with `training.cold_start` the base after it.
+def starting_checkpoint(recipe: Recipe, directory: Path) -> Path:
+    """Where the MaxText checkpoint is that GRPO starts from, once `start` has made it."""
+    if recipe.training.cold_start:
+        return directory / "checkpoints" / "start" / "0" / "items"
+    return convert(recipe, directory)
 
-    Then the base itself is evaluated, too, into evals/base.jsonl.  Args: problems that the cold start trains on.
+
+def start(recipe: Recipe, directory: Path, taught: Sequence[Problem], log: Callable[[str], None] = print) -> Path:
+    """Make the MaxText checkpoint that GRPO starts from: the base, or with `training.cold_start` the base after it.
+
+    Then the base itself is evaluated, too, into evals/base.jsonl.  Args: the problems that the cold start trains on.
     """
-    base, started = convert(recipe, directory), directory / "checkpoints" / "start"
-    if not problems or (started / "0" / "items").exists():
-        return started / "0" / "items" if problems else base
+    base = convert(recipe, directory)
+    if not taught:
+        return base
+    started = directory / "checkpoints" / "start"
+    if (started / "0" / "items").exists():
+        return started / "0" / "items"
     generate, render = standalone_generate(recipe)
     tested = evaluation.evaluate(
         generate, load_problems(recipe.problems, "test"), render=render, path=directory / "evals" / "base.jsonl",
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
-    log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(problems)} worked solutions")
+    log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
     return cold_start.fine_tune(
         recipe,
-        [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems],
+        [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in taught],
         base,
         started,
     )
@@ -93,7 +104,7 @@ def start(recipe: Recipe, directory: Path, problems: Sequence[Problem], log: Cal
 def build_session(
     recipe: Recipe, directory: Path, log: Callable[[str], None] = print, ready: checks.Ready | None = None
 ) -> training.Session:
-    """A training session on the run's converted base, or after a cold start, with the recipe's training problems.
+    """A training session (training.build_session) on the run's converted base, or after a cold start.
 
     Args:
       log: called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
@@ -116,9 +127,9 @@ def build_session(
             f"grpo.watch_kl={recipe.grpo.watch_kl} changes nothing: with grpo.beta={recipe.grpo.beta:g} the KL is "
             "measured in every step"
         )
-    if ready.left_out:
+    if ready.too_long:
         log(
-            f"filtered out of training: {ready.left_out} of {ready.left_out + len(ready.problems)} problems, with "
+            f"filtered out of training: {ready.too_long} of {ready.too_long + len(ready.problems)} problems, with "
             f"prompts longer than {recipe.rollout.max_prompt_length} tokens"
         )
     return session
@@ -357,7 +368,7 @@ def run(
         preemption.requested |= stopping
         return stopping
 
-    # 1. Convert: the base model as a MaxText checkpoint; and 2. a session on it: actor, sampler, learner.
+    # 1. Refuse and warn.
     require_shared_folders(recipe, directory)
     require_same_step(recipe, directory)
     if recipe.training.warmup_steps >= recipe.training.steps:
@@ -367,6 +378,8 @@ def run(
         )
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")
+
+    # 2. Convert, start cold if the recipe says so, and build a session on that: actor, sampler, learner.
     session = build_session(recipe, directory, log, ready)
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 

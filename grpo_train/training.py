@@ -327,7 +327,7 @@ def _make_learner(
         metrics.append(adaptive.metrics)
     if grpo.watch_kl and watched:
 
-        def measure() -> float:
+        def measure() -> float:  # called in training, when `learner`, below, is made
             rows = min(plan.rollout_micro_batch_completions, math.lcm(watched_kl.ROWS, actor.mesh.size))
             # No more at once than an update has, so that there is memory for them.
             at_once = math.gcd(rows, plan.micro_batch_size)
@@ -505,6 +505,7 @@ def train(
             recorder.add(step, validate())
 
     profile = StepProfile(recipe.training.profile_steps, session.directory / "tensorboard")
+    # `grpo train` has this lock already; a process may take it twice.
     with one_at_a_time(session.directory) if multihost.is_main_process() else contextlib.nullcontext():
         rows = recorder.begin(session.step, on_step)
         try:
@@ -568,7 +569,10 @@ def _disk_full(error: BaseException | None) -> str | None:
 def _batches(
     session: Session, validate_after: Callable[[int], None], stop: Callable[[], bool], profile: StepProfile
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Training batches until `stop`.  Tunix skips those of restored steps itself; it reads one ahead of each step.
+    """Training batches until `stop`.
+
+    Tunix asks for the batch of step n + 1 after the updates and the sync of step n, so what belongs between two steps
+    is done here.  It skips the batches of restored steps itself.
 
     Tunix skips one batch per update, so a batch of a restored step is yielded `iterations` times.
     """

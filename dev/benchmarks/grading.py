@@ -38,6 +38,7 @@ from typing import Any
 from job import ROOT, machine
 
 from grpo_lib import answers, rewards
+from grpo_lib.answers import competition
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 from grpo_lib.evaluation import grade
@@ -233,9 +234,9 @@ FUNCTIONS: dict[str, Callable[[str], Any]] = {
     "answers.near_value": lambda text: answers.near_value(answers.canonical_answer(text), "18", 0.1),
     "answers.format_is_loose": answers.format_is_loose,
     "answers.format_is_exact": answers.format_is_exact,
-    "answers.integer_answer": answers.integer_answer,
-    "answers.latex_answer": answers.latex_answer,
-    "answers.same_latex": lambda text: answers.same_latex(text, "18"),
+    "answers.integer_answer": competition.integer_answer,
+    "answers.latex_answer": competition.latex_answer,
+    "answers.same_latex": lambda text: competition.same_latex(text, "18"),
     "answers.stated_answer": stated_answers,
     "answers.agrees": agreements,
     "evaluation.grade": lambda text: grade(text, "18"),

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from grpo_lib.common.errors import CourseError
 
-from . import code, competition, gsm8k, words
+from . import code, gsm8k, words
 from .types import SPLITS, Problem, ProblemSettings, TaskSettings
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 CODE_PROBLEMS = {"train": 20_000, "validation": 20, "test": 20}
+ALWAYS_LOADED = ("words", "code", "gsm8k")  # the other sources are competition's
 HELD_OUT = 500  # validation problems of GSM8K, DAPO-Math-17k and MATH, taken out of their train split
 
 
@@ -46,8 +47,11 @@ def describe_filtering(problems: ProblemSettings | list[TaskSettings]) -> str | 
     """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
     if isinstance(problems, list):
         return "; ".join(filter(None, map(describe_filtering, problems))) or None
-    if problems.source not in competition.KINDS:
+    if problems.source in ALWAYS_LOADED:
         return None
+
+    from . import competition
+
     _, counts = competition.load(problems.source, problems.path, problems.conflicts)
     also_test = counts.kept - len(_without_test_problems(problems))
     left_out = f"; {also_test:,} left out of training, because they are test problems" if also_test else ""
@@ -92,6 +96,8 @@ def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
 
 
 def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
+    from . import competition  # here and below: most recipes never need it
+
     source = problems.source
     if source in competition.TRAINED:
         return (
@@ -118,11 +124,16 @@ def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
             return _load_gsm8k(problems.test_path, "test")
         except CourseError as error:
             raise CourseError(str(error).replace("problems.path", "problems.test_path")) from None
+
+    from . import competition
+
     return competition.load(problems.test_source, problems.test_path, problems.conflicts, "problems.test_path")[0]
 
 
 def _without_test_problems(problems: ProblemSettings) -> list[Problem]:
     """The problems to train on, without those that are judged on; spaces around a text make no difference."""
+    from . import competition
+
     found, _ = competition.load(problems.source, problems.path, problems.conflicts)
     if problems.source not in competition.TRAINED or problems.test_source is None:
         return found

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import Recipe
 
 # ----- The command line's settings -----
 
@@ -61,6 +63,27 @@ def _on_a_disk(folder: Path) -> Path:
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", callback=_on_a_disk)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+# ----- Several processes -----
+
+
+def process_count(recipe: Recipe, coordinator: str | None, process: int | None, processes: int | None) -> int:
+    """How many processes the run has.  Raises CourseError where options and recipe disagree."""
+    configured = recipe.hardware.processes
+    if processes and configured and processes != configured:
+        raise CourseError(f"--processes {processes} and hardware.processes={configured} differ; leave one out")
+    count = processes or recipe.hardware.process_count()
+    if environment.uses_pathways() and (count > 1 or coordinator or process is not None):
+        raise CourseError(
+            "JAX_PLATFORMS names proxy: with Pathways one process drives the devices of all hosts; set "
+            "hardware.processes=1, and leave out --processes, --coordinator and --process"
+        )
+    if count > 1 and (coordinator is None) != (process is None):
+        raise CourseError("--coordinator and --process go together; leave both out where JAX finds the processes")
+    if count == 1 and (coordinator or process is not None):
+        raise CourseError("--coordinator and --process are for multi-process runs: add --processes N")
+    return count
 
 
 # ----- What a command prints -----

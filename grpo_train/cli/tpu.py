@@ -22,8 +22,8 @@ from grpo_train.cli.options import (
     commands,
     finish,
     log_for,
+    process_count,
 )  # fmt: skip
-from grpo_train.cli.train import process_count
 from grpo_train.recipes import load_recipe
 
 app = commands()

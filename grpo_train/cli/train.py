@@ -22,6 +22,7 @@ from grpo_train.cli.options import (
     commands,
     finish,
     log_for,
+    process_count,
 )  # fmt: skip
 from grpo_train.recipes import Recipe, dump_recipe, load_recipe
 from grpo_train.runs.metric_glossary import TASK_METRIC
@@ -89,24 +90,6 @@ def train(
             pipeline.run(resolved, directory, progress=False, preemption=preemption, ready=ready)
         else:
             _train(resolved, directory, overwrite, base, as_json, preemption)
-
-
-def process_count(recipe: Recipe, coordinator: str | None, process: int | None, processes: int | None) -> int:
-    """How many processes the run has.  Raises CourseError where options and recipe disagree."""
-    configured = recipe.hardware.processes
-    if processes and configured and processes != configured:
-        raise CourseError(f"--processes {processes} and hardware.processes={configured} differ; leave one out")
-    count = processes or recipe.hardware.process_count()
-    if environment.uses_pathways() and (count > 1 or coordinator or process is not None):
-        raise CourseError(
-            "JAX_PLATFORMS names proxy: with Pathways one process drives the devices of all hosts; set "
-            "hardware.processes=1, and leave out --processes, --coordinator and --process"
-        )
-    if count > 1 and (coordinator is None) != (process is None):
-        raise CourseError("--coordinator and --process go together; leave both out where JAX finds the processes")
-    if count == 1 and (coordinator or process is not None):
-        raise CourseError("--coordinator and --process are for multi-process runs: add --processes N")
-    return count
 
 
 def _train(

@@ -1,4 +1,8 @@
-"""Engines: the MaxText model and its conversion, the samplers (Tunix, vLLM), weight sync, workarounds (compat)."""
+"""Engines: what computes, around MaxText, Tunix and vLLM.
+
+The model and its conversion; the samplers (Tunix, vLLM) and weight sync; optimizer, cluster and learner; compat, faults
+of upstream; cpu_speed, what only makes a CPU faster.
+"""
 
 from grpo_lib.common import environment
 

@@ -34,6 +34,7 @@ LAYER_WEIGHTS = {
     "mlp.up_proj.kernel": "mlp.wi_1.kernel",
     "mlp.down_proj.kernel": "mlp.wo.kernel",
 }
+# Tunix name -> MaxText name, outside of the layers.
 OTHER_WEIGHTS = {
     "embedder.input_embedding": "token_embedder.embedding",
     "final_norm.w": "decoder.decoder_norm.scale",

@@ -1,6 +1,6 @@
 """GRPO's policy loss with three log-probability implementations; Tunix's learner takes it by name.
 
-    GRPOConfig(policy_loss_fn=policy_loss_name("chunked"), kl_loss_mode="low_var_kl", ...)
+    engines.learner.policy_loss_config(recipe.grpo, "chunked")    # names it to Tunix
 
 token_logps      log-probability and entropy of each token: `jax`, `chunked` and `pallas`
 pallas_kernel    the TPU kernel of `pallas`

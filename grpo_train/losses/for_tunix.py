@@ -69,6 +69,7 @@ def in_micro_batches(
         return jax.tree.map(lambda values: values.mean(0), found), gradients
 
     def backward(gradients, cotangents):
+        # Of the loss, which is a mean over the M examples; `forward` has added up their gradients.
         scale = cotangents[0] / len(jax.tree.leaves(examples)[0])
         return jax.tree.map(lambda gradient: gradient * scale, gradients), None, None
 

@@ -169,7 +169,8 @@ def mass_left_out(logits: jax.Array, temperature: float, top_k: int | None, top_
     return 1 - jnp.sum(jnp.where(counted_before <= top_p, largest, 0.0), -1)
 
 
-# The same with the temperature as an argument, an array []: a schedule would compile a program for each step.
+# The same function, compiled with the temperature as an argument, an array []: a schedule would compile a program for
+# each step.
 _compiled: Any = per_token_logps
 _per_token_logps_at = jax.jit(_compiled.__wrapped__, static_argnames=("pad_id", "eos_id", "implementation"))
 

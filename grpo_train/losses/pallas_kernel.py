@@ -2,8 +2,8 @@
 
     per_token_logps, entropy = from_hidden(hidden, head, target_ids)       # hidden [B, T, D], head [D, V]
 
-The kernel has the head's matmul in it, so that a tile of logits is in the chip's VMEM (its scratchpad) and nowhere
-else.  A simpler one, from logits that are there already, is in notebooks/further/kernels.py: notebook 07 takes
+The kernel is fused: the head's matmul is in it, so that a tile of logits is in the chip's VMEM (its scratchpad) and
+nowhere else.  A simpler one, from logits that are there already, is in notebooks/further/kernels.py: notebook 07 takes
 it apart.
 
 With logits l, temperature τ and target y, a token needs the largest logit m and z = Σ_v exp((l_v - m) / τ):
@@ -14,8 +14,8 @@ Both sums can be had in one pass: when a tile brings a larger m, what was summed
 exp((m_old - m_new) / τ) (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3).  m and log z are kept apart: of
 logits near 1e4 a float32 log z + m has lost three digits, which the gradient would show.
 
-tokamax 0.0.14 has a related kernel, linear_softmax_cross_entropy_loss: it gives no entropy, takes no temperature, wants
-the head as [D, V] (a tied embedding is [V, D]), and has none for logits that are there already.
+tokamax 0.0.14 has a related kernel, linear_softmax_cross_entropy_loss: it gives no entropy, takes no temperature, and
+wants the head as [D, V] (a tied embedding is [V, D]).
 """
 
 import functools
@@ -77,12 +77,16 @@ def from_hidden(
 
 
 def add_tile(logits, targets, stats, step, last, columns, scale):
-    """The online log-sum-exp.  logits: [rows, tile] in float32; stats: a reference [rows, 4]."""
+    """The online log-sum-exp.  logits: [rows, tile] in float32; stats: a reference [rows, 4].
+
+    `total` is z and `moment` the sum in H.  Until the last tile they are kept where log z and H will be.
+    """
     width = logits.shape[1]
     column = step * width + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
 
     @pl.when(step == 0)
     def _():
+        # [rows, 1]: a slice of one column keeps the axis.
         stats[:, TARGET:RUNNING_MAX] = jnp.zeros_like(stats[:, TARGET:RUNNING_MAX])
         stats[:, RUNNING_MAX:LOG_SUM] = jnp.full_like(stats[:, RUNNING_MAX:LOG_SUM], LOWEST)
         stats[:, LOG_SUM:] = jnp.zeros_like(stats[:, LOG_SUM:])
@@ -191,7 +195,7 @@ def _fused_backward(hidden, head, targets, stats, weight, scale, vocab_axis, gat
 
     Left to XLA, which needs three matmuls for it: one makes the chunk's logits, with exp() and 1[v = y] fused into it,
     and two read it.  Two kernels, one for each gradient, would need four: each would make the logits for itself.
-    `gather` and `scatter`: of head_exchange.
+    weight: the gradient of each token's log π(y), [N].  `gather` and `scatter`: of head_exchange.
     """
     tokens = hidden.shape[0]
     vocabulary = head.shape[vocab_axis]

@@ -22,7 +22,7 @@ from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, Temper
 
 RECIPES = "recipes"  # the folder of the shipped ones
 FOLDERS = ("published", "lessons")  # those in it
-TINY = f"{RECIPES}/tiny-cpu.yaml"
+TINY = f"{RECIPES}/tiny-cpu.yaml"  # the course's own recipe
 ELSEWHERE = "no recipes are here: they are in the course's repository, in recipes/; give the path of a file"
 # Kinds of `problems` and of `rollout.temperature`; pydantic's errors name them after the key.
 KINDS = {"section": ProblemsRecipe, "list": TaskRecipe, "schedule": TemperatureSchedule}

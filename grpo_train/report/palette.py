@@ -6,7 +6,9 @@ blindness.
 
 from cycler import cycler
 
+# Text and axes.
 INK, GREY = "#1b1f24", "#8c959f"
+# A colour of every figure, distinct with the common kinds of colour blindness.
 SKY, BLUE, GREEN, ORANGE, VERMILLION, PURPLE = "#56b4e9", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
 BEFORE, AFTER = SKY, BLUE
 LINES = cycler(

@@ -16,6 +16,7 @@ from grpo_train.runs import health_checks
 from grpo_train.runs.metric_glossary import Row, read_metrics
 from grpo_train.runs.run_directory import describe_change, read_changes
 
+# Rates of an evaluation -> what a table calls them.
 RATES = {
     "strict": "strict (the number in the answer tags)",
     "lenient": "lenient (the last number anywhere)",

@@ -15,7 +15,7 @@ from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.layouts import Layout
 from grpo_train.recipes.schema import DType, LoRARecipe
 
-GIB = 2**30
+GIB = 2**30  # bytes
 
 # Layers of the two small compilations from which the work of the whole model is extrapolated.
 FEW_LAYERS = (2, 4)
@@ -58,7 +58,7 @@ class Program(SavedModel):
     loss: Literal["jax", "chunked", "pallas"] = "jax"
     layout: Layout = "padded"
     rows: tuple[int, int] | None = None  # update, of another layout: [rows, tokens] that hold the sequences
-    quick: bool = False  # low compiler optimization effort: a tenth of the time, about the same size
+    quick: bool = False  # low compiler optimization effort: less time, rougher sizes (docs/tpu.md)
     layers: int | None = None  # number of layers, unrolled; None: the whole model, as one scan
     lora: LoRARecipe = LoRARecipe()  # update: the adapters, if it has a rank
     # update: of the optimizer, which is made of the recipe

@@ -1,10 +1,11 @@
 """HBM fit and roofline estimate of a recipe, ahead of time: before anything is rented.
 
-    result = preflight(recipe, Compiler(recipe, print))     # grpo_train.tpu.compiler; minutes
+    compile = Compiler(recipe.training, recipe.grpo.iterations, print)    # grpo_train.tpu.compiler
+    result = preflight(recipe, compile)              # minutes
     print(table(result))
     results = saved_results()                        # assets/preflight, of the shipped recipes
 
-`compile` is any function from a Program to a Compilation; nothing here imports JAX.
+`compile` is any function from a Program to a Compilation; only the estimate of rounded steps imports JAX.
 """
 
 import functools

@@ -15,8 +15,9 @@ import pytest
 from pydantic import ValidationError
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem, competition, competition_rows, describe_filtering, load_problems
-from grpo_lib.problems.competition import Counts, load, published_prompt
+from grpo_lib.problems import Problem, describe_filtering, load_problems
+from grpo_lib.problems.competition import Counts, data_sets, load, published_prompt
+from grpo_lib.problems.competition import rows as row_files
 from grpo_train.recipes import ProblemsRecipe
 
 FIXTURE = Path(__file__).parent / "gsm8k_fixture"
@@ -114,7 +115,7 @@ def test_a_folder_is_read_in_sorted_order(tmp_path):
 
 
 def test_large_files_come_in_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(competition_rows, "BATCH_ROWS", 3)
+    monkeypatch.setattr(row_files, "BATCH_ROWS", 3)
     rows = [chat(f"P{n % 5}", str(n % 5), f"u{n % 5}") for n in range(17)]
     problems, counts = load("dapo-math", str(save(tmp_path, rows)))
     assert [problem.answer for problem in problems] == ["0", "1", "2", "3", "4"]
@@ -182,9 +183,9 @@ def test_integer_golds_have_one_spelling(tmp_path, source, gold, canonical):
 
 def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     file = save(tmp_path, [chat("P", "1")], "jsonl")
-    real = competition.read_rows
+    real = data_sets.read_rows
     read = []
-    monkeypatch.setattr(competition, "read_rows", lambda *arguments: read.append(1) or real(*arguments))
+    monkeypatch.setattr(data_sets, "read_rows", lambda *arguments: read.append(1) or real(*arguments))
     first, _ = load("dapo-math", str(file))
     first.clear()  # what is handed out belongs to the caller
     assert answers("dapo-math", file) == {"P": "1"}
@@ -336,13 +337,13 @@ def test_the_hub_gives_what_a_file_gives(tmp_path, monkeypatch, name):
     def load_dataset(path, split, **options):
         if options:
             return real(path, split=split, **options)
-        assert (path, split) == competition_rows.HUB[source]
+        assert (path, split) == row_files.HUB[source]
         return datasets.Dataset.from_list(rows * 2)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    competition._read.cache_clear()
+    data_sets._read.cache_clear()
     assert load(source) == load(source, str(file))
-    competition._read.cache_clear()
+    data_sets._read.cache_clear()
 
 
 @pytest.mark.parametrize(

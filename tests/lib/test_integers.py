@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo_lib import answers
-from grpo_lib.answers import integers
+from grpo_lib.answers.competition import integers
 
 WORKING = "Some working: 7 and 12, so \\boxed{99}, and the answer is 98.\nAnswer: 97\nBut then again:\n"
 
@@ -86,24 +86,24 @@ STATES_NOTHING = (
 
 @pytest.mark.parametrize(("completion", "value"), [(text, value) for value, texts in STATED.items() for text in texts])
 def test_a_stated_integer_is_read(completion: str, value: str) -> None:
-    assert answers.integer_answer(completion) == value
-    assert answers.integer_answer(WORKING + completion) == value
+    assert integers.integer_answer(completion) == value
+    assert integers.integer_answer(WORKING + completion) == value
     with_zeros = value if value.startswith("-") else value.rjust(3, "0")
-    assert answers.agrees(answers.integer_answer(completion), with_zeros, "integer")
-    assert not answers.agrees(answers.integer_answer(completion), str(int(value) + 1), "integer")
+    assert answers.agrees(integers.integer_answer(completion), with_zeros, "integer")
+    assert not answers.agrees(integers.integer_answer(completion), str(int(value) + 1), "integer")
 
 
 @pytest.mark.parametrize("completion", NO_INTEGER)
 def test_what_is_not_one_integer_is_no_answer(completion: str) -> None:
     """And it replaces the statement before it."""
-    assert answers.integer_answer(completion) is None
-    assert answers.integer_answer(WORKING + completion) is None
+    assert integers.integer_answer(completion) is None
+    assert integers.integer_answer(WORKING + completion) is None
 
 
 @pytest.mark.parametrize("completion", STATES_NOTHING)
 def test_an_integer_outside_a_statement_does_not_count(completion: str) -> None:
-    assert answers.integer_answer(completion) is None
-    assert answers.integer_answer(WORKING + completion) == "97"
+    assert integers.integer_answer(completion) is None
+    assert integers.integer_answer(WORKING + completion) == "97"
 
 
 @pytest.mark.parametrize("gold", ["033", "33", " 33 ", "33.0", "$33$"])
@@ -115,9 +115,9 @@ def test_gold_may_have_leading_zeros(gold: str) -> None:
 
 def test_long_integers_are_exact() -> None:
     number = "1" + "0" * 500 + "7"
-    assert answers.integer_answer(f"Answer: {number}") == number
-    assert answers.integer_answer("Answer: 10^{999}") == "1" + "0" * 999
-    assert answers.integer_answer("Answer: " + "9" * 5000) is None
+    assert integers.integer_answer(f"Answer: {number}") == number
+    assert integers.integer_answer("Answer: 10^{999}") == "1" + "0" * 999
+    assert integers.integer_answer("Answer: " + "9" * 5000) is None
 
 
 # --- Properties ---
@@ -140,7 +140,7 @@ def test_any_text_gives_an_integer_or_nothing(text: str) -> None:
         f"<answer>{text}</answer>",
         f"the answer is {text}",
     ):
-        answer = answers.integer_answer(completion)
+        answer = integers.integer_answer(completion)
         if answer is not None:
             assert str(int(answer)) == answer
 
@@ -150,7 +150,7 @@ def test_any_text_gives_an_integer_or_nothing(text: str) -> None:
 )
 def test_every_integer_is_read(value: int, dressing: str) -> None:
     for number in (f"{value}", f"{value:,}", f"{value:,}".replace(",", "{,}"), f"{value}.0"):
-        assert answers.integer_answer("Answer: " + dressing.format(number)) == str(value)
+        assert integers.integer_answer("Answer: " + dressing.format(number)) == str(value)
 
 
 @given(
@@ -162,7 +162,7 @@ def test_every_integer_is_read(value: int, dressing: str) -> None:
 )
 def test_the_quick_way_reads_what_the_long_one_reads(before: str, ending: str, number: str) -> None:
     completion = f"{before}\n{ending.format(number)}"
-    quick = answers.integer_answer(completion)
+    quick = integers.integer_answer(completion)
     stated = integers.last_statement(completion)
     assert quick == (integers.read_integer(stated) if stated else None)
 
@@ -190,5 +190,5 @@ def test_hostile_megabytes_are_read_in_time(place: str) -> None:
     for unit in UNITS:
         text = place.format(unit * (MEGABYTE // len(unit)))
         with within(1.0):
-            answer = answers.integer_answer(text)
+            answer = integers.integer_answer(text)
         assert answer in ({"33"} if place.endswith("33") else {None, "33", "1"}), (unit, place)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lib import answers
-from grpo_lib.answers import latex
+from grpo_lib.answers.competition import latex
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +43,7 @@ STATED = {
 
 @pytest.mark.parametrize(("completion", "text"), [(one, text) for text, some in STATED.items() for one in some])
 def test_the_last_statement_is_read(completion: str, text: str) -> None:
-    assert answers.latex_answer(completion) == text
+    assert latex.latex_answer(completion) == text
     assert answers.stated_answer("Answer: 99\n" + completion, "latex") == text
 
 
@@ -52,7 +52,7 @@ def test_the_last_statement_is_read(completion: str, text: str) -> None:
     ["", "so it is 5", "\\frac{1}{2}", "\\boxed{}", "Answer:", "\\boxed{5", "\\boxed{" + "x+" * 150 + "x}"],
 )
 def test_no_statement_is_no_answer(completion: str) -> None:
-    assert answers.latex_answer(completion) is None
+    assert latex.latex_answer(completion) is None
 
 
 # Gold: ways to state it.
@@ -131,16 +131,16 @@ DIFFERENT = {
     ],
 )
 def test_equal_and_different_answers(stated: str, gold: str, equal: bool) -> None:
-    assert answers.same_latex(stated, gold) is equal
-    assert answers.agrees(answers.latex_answer(f"So:\n\\boxed{{{stated}}}"), gold, "latex") is equal
+    assert latex.same_latex(stated, gold) is equal
+    assert answers.agrees(latex.latex_answer(f"So:\n\\boxed{{{stated}}}"), gold, "latex") is equal
 
 
 @pytest.mark.parametrize(
     "stated", [None, "", " ", "$", "$$", ".", "\\frac{1}{", "}{", "\\", "5+", "x^", "\\text{", "3" * 301]
 )
 def test_what_cannot_be_read_equals_nothing(stated: str | None) -> None:
-    assert not answers.same_latex(stated, "5")
-    assert not answers.same_latex("5", stated or "")
+    assert not latex.same_latex(stated, "5")
+    assert not latex.same_latex("5", stated or "")
 
 
 @pytest.mark.parametrize("function", [answers.stated_answer, lambda text, kind: answers.agrees(text, "5", kind)])
@@ -160,7 +160,7 @@ WILD = st.text(st.characters()) | FRAGMENTS.map("".join)
 @given(WILD)
 def test_any_completion_is_read(text: str) -> None:
     for completion in (text, f"Answer: {text}", f"\\boxed{{{text}}}"):
-        answer = answers.latex_answer(completion)
+        answer = latex.latex_answer(completion)
         assert answer is None or 0 < len(answer) <= latex.LONGEST_LATEX
         latex.read_shape(latex.normalize_latex(answer or ""))
 
@@ -170,7 +170,7 @@ def test_any_completion_is_read(text: str) -> None:
 @given(WILD, WILD | st.sampled_from(["5", "x+1", "(0,1)"]))
 def test_any_two_texts_are_compared_in_time(stated: str, gold: str) -> None:
     with within(latex.WALL_SECONDS + latex.START_SECONDS, time.monotonic):
-        assert answers.same_latex(stated, gold) in (True, False)
+        assert latex.same_latex(stated, gold) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_any_two_texts_are_compared_in_time(stated: str, gold: str) -> None:
 def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
     for text in (unit * (1_000_000 // len(unit)), "Answer: " + unit * (1_000_000 // len(unit))):
         with within(1.0):
-            answers.latex_answer(text)
-            assert not answers.same_latex(text, "5")
-            assert not answers.same_latex("5", text)
+            latex.latex_answer(text)
+            assert not latex.same_latex(text, "5")
+            assert not latex.same_latex("5", text)
             latex.read_shape(latex.normalize_latex((unit * 300)[:300]))
 
 
@@ -191,9 +191,9 @@ def test_hostile_megabytes_are_read_in_time(unit: str) -> None:
 @pytest.fixture
 def worker_pid() -> Iterator[int]:
     """The process id of a worker that has answered; after the test the next call works, whatever has ended it."""
-    assert answers.same_latex("\\sqrt{4}", "2")
+    assert latex.same_latex("\\sqrt{4}", "2")
     yield latex._worker.process.pid
-    assert answers.same_latex("\\sqrt{4}", "2")
+    assert latex.same_latex("\\sqrt{4}", "2")
 
 
 def is_running(pid: int) -> bool:
@@ -205,7 +205,7 @@ def is_running(pid: int) -> bool:
 def test_what_takes_for_ever_is_killed_and_counted(worker_pid: int, stated: str) -> None:
     before = latex.killed()
     with within(5, time.monotonic):
-        assert not answers.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
+        assert not latex.same_latex(stated, "x + 7" if "x" in stated else "\\sqrt{7}")
     assert latex.killed() == before + 1
     assert not is_running(worker_pid)
 
@@ -216,7 +216,7 @@ def test_the_clock_kills_and_the_next_call_works(worker_pid: int, monkeypatch: p
     before = latex.killed()
     monkeypatch.setattr(latex, "WALL_SECONDS", 0.5)
     os.kill(worker_pid, signal.SIGSTOP)
-    assert not answers.same_latex("\\sqrt{4}", "2")
+    assert not latex.same_latex("\\sqrt{4}", "2")
     assert latex.killed() == before + 1
     assert not is_running(worker_pid)
 
@@ -225,7 +225,7 @@ def test_the_clock_kills_and_the_next_call_works(worker_pid: int, monkeypatch: p
 def test_a_worker_that_somebody_else_ended_is_replaced(worker_pid: int) -> None:
     before = latex.killed()
     os.kill(worker_pid, signal.SIGKILL)
-    assert answers.same_latex("\\sqrt{4}", "2")
+    assert latex.same_latex("\\sqrt{4}", "2")
     assert latex._worker.process.pid != worker_pid
     assert latex.killed() == before
 
@@ -240,16 +240,16 @@ def test_close_leaves_no_process(worker_pid: int) -> None:
 @pytest.mark.slow
 def test_threads_share_one_worker() -> None:
     with ThreadPoolExecutor(10) as pool:
-        verdicts = pool.map(lambda n: answers.same_latex(f"\\sqrt{{{n * n}}}", str(n)), range(2, 12))
+        verdicts = pool.map(lambda n: latex.same_latex(f"\\sqrt{{{n * n}}}", str(n)), range(2, 12))
     assert list(verdicts) == [True] * 10
 
 
 PARENT = """
 import sys, time
 from grpo_lib import answers
-from grpo_lib.answers import latex
+from grpo_lib.answers.competition import latex
 assert "math_verify" not in sys.modules and "sympy" not in sys.modules
-assert answers.same_latex("\\\\sqrt{4}", "2")
+assert latex.same_latex("\\\\sqrt{4}", "2")
 assert "math_verify" not in sys.modules and "sympy" not in sys.modules
 print(latex._worker.process.pid, flush=True)
 """
@@ -277,4 +277,4 @@ def test_a_worker_without_math_verify_says_so(worker_pid: int, monkeypatch: pyte
     (tmp_path / "math_verify.py").write_text("raise ImportError('not there')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=r"not there.*make setup"):
-        answers.same_latex("\\sqrt{4}", "2")
+        latex.same_latex("\\sqrt{4}", "2")

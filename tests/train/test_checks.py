@@ -68,7 +68,7 @@ def test_what_was_found_is_handed_on(tiny_recipe) -> None:
     recipe = load_recipe("recipes/tiny-cpu.yaml", SMALL)
     ready = checks.check(recipe)
     assert ready.recipe is recipe and len(ready.problems) == 200
-    assert (ready.left_out, ready.taught) == (0, [])
+    assert (ready.too_long, ready.taught) == (0, [])
     assert ready.plan.completions_per_step == 16
     assert [function.__name__ for function in ready.rewards] == recipe.rewards
 

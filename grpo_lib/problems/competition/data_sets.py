@@ -16,8 +16,8 @@ from grpo_lib import prompts
 from grpo_lib.common.errors import CourseError
 from grpo_lib.prompts import DAPO_PREFIX, DAPO_SUFFIX
 
-from .competition_rows import File, Row, find_files, read_rows
-from .types import Problem
+from ..types import Problem
+from .rows import File, Row, find_files, read_rows
 
 KINDS = {"dapo-math": "integer", "math": "latex", "aime": "integer", "math500": "latex"}
 TRAINED = ("dapo-math", "math")  # the others are test problems alone
@@ -49,7 +49,7 @@ def load(
 
     Args:
       source: a name in KINDS.
-      path: a .parquet or .jsonl file, or a folder with some; None: the data set that competition_rows.HUB names.
+      path: a .parquet or .jsonl file, or a folder with some; None: the data set that rows.HUB names.
       conflicts: "refuse" is an error where a problem has two golds; "skip" leaves such problems out.
       key: the recipe key of `path`, named in errors.
 

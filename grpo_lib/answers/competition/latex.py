@@ -367,7 +367,7 @@ class _Worker:
 
     def _launch(self) -> subprocess.Popen:
         self.pipe, theirs = multiprocessing.Pipe()
-        code = f"from grpo_lib.answers import latex; latex.work({theirs.fileno()})"
+        code = f"from grpo_lib.answers.competition import latex; latex.work({theirs.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             pass_fds=[theirs.fileno()],
