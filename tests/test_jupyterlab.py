@@ -52,6 +52,7 @@ class Lab:
 
     def notebooks(self, *patterns: str) -> list[str]:
         paths = [path for pattern in patterns for path in self.folder.glob(pattern)]
+        paths = [path for path in paths if ".ipynb_checkpoints" not in path.parts]  # JupyterLab's own copies
         return sorted(path.relative_to(self.folder).as_posix() for path in paths)
 
 
