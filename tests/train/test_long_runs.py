@@ -176,6 +176,7 @@ def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     assert len({row["beta"] for row in rows(whole)}) > 1
 
 
+@pytest.mark.nightly
 def test_killed_with_a_temperature_that_changes(start, tmp_path):
     """Every log-probability is of the step's temperature: of reference, old policy, sampler and update."""
     changes = [
@@ -295,6 +296,7 @@ def test_a_run_that_grows_ends_as_a_longer_one_and_keeps_what_it_had(start, undi
     assert own.read_bytes() == longer.read_bytes()
 
 
+@pytest.mark.nightly
 def test_beta_is_raised_while_a_run_goes_on(start, tmp_path):
     """With adapters, whose export needs the base, too."""
     directory = tmp_path / "run"

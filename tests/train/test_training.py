@@ -343,7 +343,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     def noisy(prompts, completions, **_):
         return [sum(map(ord, completion)) % 97 for completion in completions]
 
-    monkeypatch.setattr(training, "get_rewards", lambda *_: [noisy])
+    monkeypatch.setattr(checks, "get_rewards", lambda *_: [noisy])
     twice = change(
         recipe,
         grpo={"iterations": 2},
