@@ -28,7 +28,7 @@ SEQUENCES = 2  # to a device
 
 COMPILE = """
 import json, sys
-sys.path.append("notebooks")
+sys.path.append("notebooks/further")
 from grpo_train.tpu import compiler
 compiler.prepare()
 import jax, jax.numpy as jnp, numpy as np
