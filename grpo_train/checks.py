@@ -62,12 +62,16 @@ def check(
     if run:
         model_files.require_disk(recipe, base, run)
 
-    # 2. With JAX, which takes seconds to import.
-    plan, (trainer_devices, sampler_devices) = plan_and_devices(recipe)
+    # 2. With JAX, which takes seconds to import: enough devices, and a batch that divides.
+    trainer_devices, sampler_devices = assign_devices(recipe)
 
-    # 3. A model of the hub is downloaded here.
+    import jax
+
     from grpo_train.engines import maxtext_model, prompt_lengths
 
+    plan = recipe.plan_on(jax.device_count(), jax.process_count())
+
+    # 3. A model of the hub is downloaded here.
     sizes = model_files.maxtext_sizes(recipe.model)
     model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
     model_files.model_directory(recipe.model)
@@ -89,22 +93,9 @@ def check(
     )
 
 
-def plan_and_devices(recipe: Recipe) -> tuple[BatchPlan, tuple[list[Any], list[Any]]]:
-    """The batch plan on what JAX finds, and the devices that train and those that sample.
-
-    Raises CourseError where there are too few, or a batch does not divide.
-    """
-    environment.prepare()  # before JAX is imported
-
-    import jax
-
-    devices = assign_devices(recipe)
-    return recipe.plan_on(jax.device_count(), jax.process_count()), devices
-
-
 def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:
     """The devices that train and those that sample, of all that JAX finds; see cluster.assign_devices."""
-    environment.prepare()
+    environment.prepare()  # before JAX is imported
 
     import jax
 
