@@ -1,9 +1,9 @@
 """What a run needs, checked once: `check` refuses what cannot run, and gives what it found to all that follows.
 
-    ready = check(recipe)                                   # a CourseError names what is wrong, and the fix
+    ready = check(recipe, run=run_dir)                      # a CourseError names what is wrong, and the fix
     session = training.build_session(ready, run_dir, checkpoint)
 
-The command does so before a run directory is made, a notebook through `pipeline.build_session`.  What can be said at
+The command does so before a run directory is made, a notebook in a cell of its own.  What can be said at
 once is said first, then what needs JAX and its devices, then what may need a download, and last what reads all prompts.
 """
 
@@ -19,6 +19,7 @@ from grpo_train.engines import model_files
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.runs import tracking
+from grpo_train.runs.run_directory import base_of
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,14 @@ class Ready:
 
 
 def check(
-    recipe: Recipe, problems: Sequence[Problem] | None = None, *, run: Path | None = None, base: Path | None = None
+    recipe: Recipe, problems: Sequence[Problem] | None = None, *, run: Path | None = None, makes_base: bool = True
 ) -> Ready:
     """Refuse what this machine or version cannot do, before anything is written or loaded.
 
     Args:
       problems: the training problems; None: the recipe's, of which a cold start takes its own.
-      run, base: the folders of the run and of the base that is to be converted, whose disks must have room.
+      run: its folder, whose disk must have room for what the run writes; None: that is not looked at.
+      makes_base: the run converts its base; False where it starts from one that is converted already.
 
     Raises CourseError where a package, a reward, a file, a device or room on a disk is missing, the model is another
     than the recipe says, a batch does not divide, or a prompt is too long.
@@ -60,14 +62,14 @@ def check(
     rewards = get_rewards(recipe.rewards, {problem.kind for problem in [*taught, *problems]})
     model_files.check_model(recipe.model)
     if run:
-        model_files.require_disk(recipe, base, run)
+        model_files.require_disk(recipe, base_of(run) if makes_base else None, run)
 
     # 2. With JAX, which takes seconds to import: enough devices, and a batch that divides.
     trainer_devices, sampler_devices = assign_devices(recipe)
 
     import jax
 
-    from grpo_train.engines import maxtext_model, prompt_lengths
+    from grpo_train.engines import tokens
 
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
 
@@ -75,10 +77,10 @@ def check(
     sizes = model_files.maxtext_sizes(recipe.model)
     model_files.require_heads(sizes.get("base_num_kv_heads"), recipe.hardware.trainer_tensor)
     model_files.model_directory(recipe.model)
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer = tokens.load_tokenizer(recipe.model)
 
     # 4. All prompts.
-    width, fitting = prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, list(problems))
+    width, fitting = tokens.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, list(problems))
     return Ready(
         recipe=recipe,
         plan=plan,

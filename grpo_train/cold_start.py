@@ -16,10 +16,10 @@ from tqdm.auto import tqdm
 from tunix.sft import peft_trainer
 
 from grpo_lib.common.errors import CourseError
-from grpo_train import checks, losses
+from grpo_train import losses
+from grpo_train.checks import Ready
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.optimizer import make_optimizer
-from grpo_train.recipes import Recipe
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import multihost
 
@@ -30,7 +30,7 @@ SAVED_EVERY = 16  # updates
 
 
 def fine_tune(
-    recipe: Recipe,
+    ready: Ready,
     pairs: Sequence[tuple[str, str]],
     checkpoint: str | Path,
     output: Path,
@@ -49,7 +49,7 @@ def fine_tune(
         return output / "0" / "items"
     if multihost.is_distributed():
         raise CourseError("training.cold_start: fine-tune in one process, then start all with --base and cold_start=0")
-    tokenizer: Any = maxtext_model.load_tokenizer(recipe.model)
+    recipe, tokenizer = ready.recipe, ready.tokenizer
     pad = tokenizer.pad_token_id
     partial = output.with_name(output.name + ".partial")
     tokenize = functools.partial(tokenizer, add_special_tokens=False, padding=True, return_tensors="np")
@@ -76,7 +76,7 @@ def fine_tune(
     with maxtext_model.quiet():
         actor = maxtext_model.load_actor(
             recipe.model, checkpoint, prompt_ids.shape[1] + completion_ids.shape[1], pad,
-            devices=checks.assign_devices(recipe)[0], tensor=recipe.hardware.trainer_tensor,
+            devices=ready.trainer_devices, tensor=recipe.hardware.trainer_tensor,
             loss=recipe.loss.implementation, lora=recipe.lora, seed=recipe.seed,
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1

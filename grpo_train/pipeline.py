@@ -1,6 +1,9 @@
 """End-to-end run: convert, evaluate, train, evaluate, export; the notebooks take the same steps one by one.
 
-    convert (-> cold start) -> build session -> check the first sync -> evaluate before -> train -> evaluate after
+    ready = checks.check(recipe, run=directory)      # refuses what cannot run
+    run(ready, directory)
+
+    convert (-> cold start) -> session -> check the first sync -> evaluate before -> train -> evaluate after
     -> export -> summary
 
 Every step keeps what is there already, so a run that was interrupted goes on where it stopped. In a multi-process run
@@ -10,31 +13,32 @@ all processes take every step together, and process 0 gets what a step returns.
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from grpo_lib import evaluation
-from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import read_json_if_exists, require_space, write_json_atomic
-from grpo_lib.problems import Problem, describe_filtering, load_problems
+from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_json_if_exists, write_json_atomic
+from grpo_lib.problems import describe_filtering, load_problems
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
-from grpo_train import checks, cold_start, training  # first: they prepare the environment before JAX is imported
+from grpo_train import cold_start, training  # first: they prepare the environment before JAX is imported
 
 # isort: split
 
 import jax
-from flax import nnx
 
+from grpo_train.checks import Ready
 from grpo_train.engines import conversion, maxtext_model
-from grpo_train.engines.model_files import ITEMSIZE, require_engine
+from grpo_train.engines.model_files import require_engine
 from grpo_train.engines.optimizer import nearest_moves
-from grpo_train.engines.prompt_lengths import render_with
+from grpo_train.engines.tokens import load_tokenizer, render_with
+from grpo_train.export import export_policy
 from grpo_train.recipes import Recipe, batch_plan
 from grpo_train.recipes.continuing import memory_remedies
-from grpo_train.runs import checkpoints, health_checks, multihost, tracking
+from grpo_train.runs import health_checks, multihost, tracking
 from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
 from grpo_train.runs.preemption import PreemptionHandler
@@ -76,45 +80,44 @@ def starting_checkpoint(recipe: Recipe, directory: Path) -> Path:
     return convert(recipe, directory)
 
 
-def start(recipe: Recipe, directory: Path, taught: Sequence[Problem], log: Callable[[str], None] = print) -> Path:
+def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> Path:
     """Make the MaxText checkpoint that GRPO starts from: the base, or with `training.cold_start` the base after it.
 
-    Then the base itself is evaluated, too, into evals/base.jsonl.  Args: the problems that the cold start trains on.
+    Then the base itself is evaluated, too, into evals/base.jsonl.
     """
+    recipe, taught = ready.recipe, ready.taught
     base = convert(recipe, directory)
     if not taught:
         return base
     started = directory / "checkpoints" / "start"
     if (started / "0" / "items").exists():
         return started / "0" / "items"
-    generate, render = standalone_generate(recipe)
+    generate, render = standalone_generate(recipe, ready.tokenizer)
     tested = evaluation.evaluate(
         generate, load_problems(recipe.problems, "test"), render=render, path=directory / "evals" / "base.jsonl",
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
     return cold_start.fine_tune(
-        recipe,
+        ready,
         [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in taught],
         base,
         started,
     )
 
 
-def build_session(
-    recipe: Recipe, directory: Path, log: Callable[[str], None] = print, ready: checks.Ready | None = None
-) -> training.Session:
+def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> training.Session:
     """A training session (training.build_session) on the run's converted base, or after a cold start.
 
     Args:
+      ready: what checks.check has found.
       log: called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
         checkpoint.
-      ready: what checks.check has found; None: it is called here.
     """
-    ready = ready or checks.check(recipe)
+    recipe = ready.recipe
     if rows := describe_filtering(recipe.problems):
         log(rows)
-    session = training.build_session(ready, directory, start(recipe, directory, ready.taught, log), log)
+    session = training.build_session(ready, directory, start(ready, directory, log), log)
     if recipe.model.trainer_dtype == "bfloat16" and recipe.training.rounding == "nearest":
         applied, moved = nearest_moves(session.actor.weights(), recipe.training.learning_rate)
         log(
@@ -236,94 +239,6 @@ def validation(session: training.Session) -> Callable[[], dict[str, float]]:
     return lambda: session.run_on_main(validate) or {}
 
 
-def export(session: training.Session) -> Path:
-    """The trained policy as a Hugging Face directory, in the run's `export/`."""
-    return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
-
-
-def export_step(
-    recipe: Recipe,
-    directory: Path,
-    step: int | None = None,
-    output: str | Path | None = None,
-    *,
-    overwrite: bool = False,
-    log: Callable[[str], None] = print,
-) -> tuple[Path, int]:
-    """A checkpoint of a run as a Hugging Face directory: the directory and the step.  On the CPU, in one process.
-
-    It is what `export` writes after that step.
-
-    Args:
-      step: None takes the newest checkpoint that can be read.
-      output: default: `export-STEP` in the run.
-      overwrite: replace an export that is there; any other folder is never replaced.
-      log: called with a sentence about each newer checkpoint that cannot be read.
-
-    Raises CourseError when there is no such checkpoint, it cannot be read, or the folder exists.
-    """
-    folder = checkpoint_root(recipe.training, directory) / "actor"
-    iterations = recipe.grpo.iterations
-    saved = [update // iterations for update in checkpoints.updates(folder)]
-    if not saved:
-        raise CourseError(
-            f"{folder} has no checkpoint yet; there is one after every {recipe.training.checkpoint_every} steps "
-            "(training.checkpoint_every) and after the last"
-        )
-    if step is not None and step not in saved:
-        raise CourseError(
-            f"{folder} has no checkpoint of step {step}; there are those of step {', '.join(map(str, saved))}"
-        )
-    model_directory = maxtext_model.model_directory(recipe.model)
-    for candidate in reversed(saved) if step is None else [step]:
-        target = Path(output or directory / f"export-{candidate}").expanduser().resolve()
-        _require_replaceable(target, model_directory, overwrite)
-        try:
-            with maxtext_model.quiet():
-                tree = checkpoints.read(folder / str(candidate * iterations) / "model_params")
-        except Exception as error:  # Orbax, TensorStore and JSON raise types of their own
-            log(f"the checkpoint of step {candidate} cannot be read ({type(error).__name__}: {first_line(error)})")
-            continue
-        weights = _whole_weights(recipe, directory, tree)
-        arrays = jax.tree.leaves(weights)
-        exported = sum(array.size for array in arrays) * ITEMSIZE[recipe.model.dtype]
-        space = sum(array.nbytes for array in arrays) + exported
-        require_space([(target, space)], "give another --output, on a larger disk")
-        conversion.export_weights(functools.partial(conversion.save_tree, weights), recipe.model, target)
-        return target, candidate
-    raise CourseError(f"{folder}: no checkpoint can be read; give another --step, or continue the run with grpo train")
-
-
-def _require_replaceable(target: Path, model_directory: Path, overwrite: bool) -> None:
-    """Raise CourseError where an export would replace something else than an export, or was not asked to."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not overwrite:
-        raise CourseError(f"{target} exists; add --overwrite to replace it, or choose another --output")
-    is_export = (target / "config.json").is_file() and any(target.glob("*.safetensors"))
-    if not is_export or target == model_directory.resolve():
-        raise CourseError(f"{target} is not an export of a run, and is not replaced; choose another --output")
-
-
-def _whole_weights(recipe: Recipe, directory: Path, saved: Any) -> Any:
-    """The weights of a model from what Tunix saved of it; those of adapters are added to the base's."""
-    if not recipe.lora.rank:
-        return _without_random_state(saved["base"])
-    from grpo_train.engines import lora
-
-    start = directory / "checkpoints" / "start" if recipe.training.cold_start else base_of(directory)
-    actor = maxtext_model.load_actor(recipe.model, start / "0" / "items", max_length=64, lora=recipe.lora)
-    lora.put_adapters(actor.module, saved)
-    return nnx.to_pure_dict(actor.weights())["base"]
-
-
-def _without_random_state(tree: Any) -> Any:
-    """Arrays by name.  Orbax writes a variable of a model as {"value": array}."""
-    if set(tree) == {"value"}:
-        return tree["value"]
-    return {name: _without_random_state(part) for name, part in tree.items() if name != "rngs"}
-
-
 def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = None) -> dict[str, Any]:
     """summary.json from the evaluations and metrics.jsonl."""
     phases = ("base", "before", "after") if recipe.training.cold_start else ("before", "after")
@@ -342,24 +257,24 @@ def write_summary(recipe: Recipe, directory: Path, wall_seconds: float | None = 
 
 
 def run(
-    recipe: Recipe,
+    ready: Ready,
     directory: Path,
     on_step: Callable[[dict], None] = lambda _: None,
     log: Callable[[str], None] = lambda _: None,
     progress: bool = True,
     preemption: PreemptionHandler | None = None,
-    ready: checks.Ready | None = None,
 ) -> dict[str, Any] | None:
     """A run from the first step to summary.json and the export; what is done already is not done again.
 
     Args:
+      ready: what checks.check has found.
       on_step: called with each row of metrics.jsonl.
       log: called with a sentence about each stage, and with early warnings (health_checks).
       preemption: a SIGTERM ends the run after the step under way, with `Interrupted`.
-      ready: what checks.check has found; None: it is called here.
 
     Returns the content of summary.json; None in all processes but the first.
     """
+    recipe = ready.recipe
     clock = _Clock(directory, log)
     preemption = preemption or PreemptionHandler()
 
@@ -368,7 +283,7 @@ def run(
         preemption.requested |= stopping
         return stopping
 
-    # 1. Refuse and warn.
+    # 1. Refuse what the other processes of this run would not allow, and warn.
     require_shared_folders(recipe, directory)
     require_same_step(recipe, directory)
     if recipe.training.warmup_steps >= recipe.training.steps:
@@ -380,7 +295,7 @@ def run(
         log("converting the base model to MaxText")
 
     # 2. Convert, start cold if the recipe says so, and build a session on that: actor, sampler, learner.
-    session = build_session(recipe, directory, log, ready)
+    session = start_session(ready, directory, log)
     log(f"{training.describe_devices(session)}\n{batch_plan.table(session.plan, recipe.batch_given)}")
 
     # 3. Check the first sync: the sampler has the actor's weights, and both compute the same model.
@@ -416,7 +331,7 @@ def run(
         log(f"after: {_rates(after)}")
 
     # 7. Export and compare: export/, summary.json.
-    log(f"exported to {export(session)}")
+    log(f"exported to {export_policy(session)}")
     return write_summary(recipe, directory, clock.save()) if multihost.is_main_process() else None
 
 
@@ -497,15 +412,17 @@ def _rates(run: evaluation.EvalRun) -> str:
     )
 
 
-def standalone_generate(recipe: Recipe) -> tuple[Callable, Callable[..., str]]:
+def standalone_generate(recipe: Recipe, tokenizer: Any = None) -> tuple[Callable, Callable[..., str]]:
     """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
+
+    Args: the recipe's tokenizer; None: it is loaded here.
 
     `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
     """
     require_engine(recipe.rollout.engine)
     maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     directory = maxtext_model.model_directory(recipe.model)
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 

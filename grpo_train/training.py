@@ -49,7 +49,7 @@ from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.optimizer import learning_rates
-from grpo_train.engines.prompt_lengths import prompt_lengths, render_with
+from grpo_train.engines.tokens import prompt_lengths, render_with
 from grpo_train.recipes import PromptsRecipe, Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe

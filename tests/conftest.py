@@ -133,9 +133,9 @@ def tiny_recipe(root: Path):
 @pytest.fixture(scope="session")
 def tokenizer(tiny_recipe):
     """The tiny model's tokenizer."""
-    from grpo_train.engines import maxtext_model
+    from grpo_train.engines.tokens import load_tokenizer
 
-    return maxtext_model.load_tokenizer(tiny_recipe.model)
+    return load_tokenizer(tiny_recipe.model)
 
 
 @pytest.fixture(scope="session")

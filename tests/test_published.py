@@ -485,7 +485,7 @@ def whole_run(converted_base, tmp_path_factory) -> SimpleNamespace:
     run_directory.open_run(directory, recipe)
     run_directory.link_base(directory, converted_base)
     rows: list[dict[str, Any]] = []
-    summary = pipeline.run(recipe, directory, rows.append, lines.append, progress=False)
+    summary = pipeline.run(checks.check(recipe), directory, rows.append, lines.append, progress=False)
     log = "\n".join(lines)
     return SimpleNamespace(recipe=recipe, directory=directory, rows=rows, summary=summary, log=log)
 

@@ -31,7 +31,7 @@ from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import load_problems
 from grpo_lib.prompts import template_completion
 from grpo_train.engines.optimizer import rounded
-from grpo_train.engines.prompt_lengths import render_with
+from grpo_train.engines.tokens import render_with
 from grpo_train.recipes import Recipe, load_recipe
 
 RECIPE = ROOT / "recipes/smollm2-135m-cpu.yaml"

@@ -60,8 +60,8 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
 
     from grpo_lib.common import environment
     from grpo_lib.problems import load_problems, training_batches
-    from grpo_train import training
-    from grpo_train.engines import conversion, maxtext_model, prompt_lengths
+    from grpo_train.engines import conversion, maxtext_model
+    from grpo_train.engines.tokens import fit_prompts, load_tokenizer, render_with
     from grpo_train.recipes import load_recipe
 
     settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}", "training.schedule=constant"]
@@ -69,11 +69,11 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     if recipe.training.cold_start:
         settings += ["training.cold_start=0", "rewards=[coin]"]
         recipe = load_recipe(recipe_path, [*overrides, *settings])
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
     problems = load_problems(recipe.problems, "train")
     batches = training_batches(
         problems,
-        lambda question: training.render_with(recipe.prompts, tokenizer, question),
+        lambda question: render_with(recipe.prompts, tokenizer, question),
         batch_size=recipe.plan.prompts_per_step,
         seed=recipe.seed,
     )
@@ -85,7 +85,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         model=str(directory),
         checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
-        max_prompt_length=prompt_lengths.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)[0],
+        max_prompt_length=fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)[0],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
         answers=[[str(answer) for answer in batch["answer"]] for batch in first],
     )

@@ -38,9 +38,9 @@ def export(
         raise CourseError(f"--output {output} is a bucket; export into a folder, and copy that")
     directory, recipe = load_run(find_run(run_directory, runs))
 
-    from grpo_train import pipeline
+    from grpo_train.export import export_step
 
-    folder, exported = pipeline.export_step(
+    folder, exported = export_step(
         recipe, directory, step, output, overwrite=overwrite, log=lambda text: print(text, file=sys.stderr)
     )
     finish({"export": str(folder), "step": exported}, as_json, f"step {exported}, exported to {folder}")

@@ -86,8 +86,7 @@ def train(
         if number:  # it computes with process 0, which does all file I/O and logging
             from grpo_train import checks, pipeline
 
-            ready = checks.check(resolved)
-            pipeline.run(resolved, directory, progress=False, preemption=preemption, ready=ready)
+            pipeline.run(checks.check(resolved), directory, progress=False, preemption=preemption)
         else:
             _train(resolved, directory, overwrite, base, as_json, preemption)
 
@@ -105,8 +104,7 @@ def _train(
         require_folder(recipe.training.checkpoints, "training.checkpoints")
     if base:
         check_base(base)
-    made_base = None if base else directory / "checkpoints" / "base"
-    ready = checks.check(recipe, run=directory, base=made_base)
+    ready = checks.check(recipe, run=directory, makes_base=not base)
 
     from grpo_lib.common.files import read_json_if_exists
     from grpo_train import pipeline, report
@@ -134,9 +132,7 @@ def _train(
         directory = open_run(directory, recipe, overwrite=overwrite, log=log)
         if base:
             link_base(directory, base)
-        summary = pipeline.run(
-            recipe, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption, ready=ready
-        )
+        summary = pipeline.run(ready, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
 
 

@@ -15,16 +15,12 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import read_json
 from grpo_train.engines import compat
-from grpo_train.engines.model_files import OWN_CODE, maxtext_sizes, model_directory, require_heads
+from grpo_train.engines.model_files import maxtext_sizes, model_directory, require_heads, unreadable
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
 from grpo_train.runs import multihost
 from grpo_train.runs.run_directory import location
-
-# Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
-PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
@@ -61,56 +57,6 @@ def multiply_as_exactly_as_stored(dtype: str) -> None:
     multiply in bfloat16."""
     if dtype == "float32" and jax.default_backend() == "tpu":
         jax.config.update("jax_default_matmul_precision", "highest")
-
-
-def load_tokenizer(model: ModelRecipe):
-    """The model's own tokenizer, padding on the left, as generation needs it.
-
-    The padding token is one of its own that no text holds: Tunix hides padding from the trainer, so one that also ends
-    a turn or a text would be hidden there while the sampler has seen it.  (Qwen's chat models pad with <|endoftext|>,
-    which their generation_config.json names as a second end token.)  Raises CourseError when the tokenizer has none, or
-    its files are damaged, or it has code of its own.
-    """
-    from transformers import AutoTokenizer
-
-    directory = model_directory(model, weights=False)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left", trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises no type of its own
-        raise _unreadable(model, "tokenizer", error) from error
-    if tokenizer.eos_token_id is None:
-        raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
-    written = {tokenizer.eos_token_id, *_end_tokens(directory)}
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in written:
-        vocabulary = tokenizer.get_vocab()
-        free = [token for token in PADDING_TOKENS if token in vocabulary and vocabulary[token] not in written]
-        if not free:
-            raise CourseError(
-                f"the tokenizer of model.path={model.path} has no padding token of its own; "
-                "give it a pad_token that is not its end token"
-            )
-        tokenizer.pad_token = free[0]
-    return tokenizer
-
-
-def _unreadable(model: ModelRecipe, part: str, error: Exception) -> CourseError:
-    """What to do about a model's config or tokenizer that Transformers does not load."""
-    if "trust_remote_code" in str(error):
-        return CourseError(f"the {part} of model.path={model.path}: {OWN_CODE}")
-    return CourseError(
-        f"the {part} of model.path={model.path} cannot be read ({first_line(error)}); copy or download the model again"
-    )
-
-
-def _end_tokens(directory: Path) -> list[int]:
-    """Ids at which the model's own generation_config.json ends a text; none without such a file."""
-    file = directory / "generation_config.json"
-    if not file.is_file():
-        return []
-    ends = read_json(file, "copy or download the model again").get("eos_token_id")
-    if ends is None:
-        return []
-    return ends if isinstance(ends, list) else [ends]
 
 
 def maxtext_overrides(model: ModelRecipe, *, sizes: dict[str, Any], tokenizer_path: str | Path) -> dict[str, Any]:
@@ -307,6 +253,6 @@ def register_architecture(model: ModelRecipe) -> None:
     try:
         config = AutoConfig.from_pretrained(model_directory(model, weights=False), trust_remote_code=False)
     except Exception as error:  # of a damaged file
-        raise _unreadable(model, "config.json", error) from error
+        raise unreadable(model, "config.json", error) from error
     HF_MODEL_CONFIGS[model.maxtext_name] = config
     compat.complete_converter_tables(model.maxtext_name, config)

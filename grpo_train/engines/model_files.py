@@ -206,6 +206,15 @@ def _download(name: str, weights: bool) -> Path:
         ) from None
 
 
+def unreadable(model: ModelRecipe, part: str, error: Exception) -> CourseError:
+    """What to do about a model's config or tokenizer that Transformers does not load."""
+    if "trust_remote_code" in str(error):
+        return CourseError(f"the {part} of model.path={model.path}: {OWN_CODE}")
+    return CourseError(
+        f"the {part} of model.path={model.path} cannot be read ({first_line(error)}); copy or download the model again"
+    )
+
+
 def require_architecture(model: ModelRecipe) -> None:
     """Refuse a `model.maxtext_name` that MaxText does not have, before it says so in many lines."""
     maxtext: Any = importlib.util.find_spec("maxtext")  # not imported, which takes seconds

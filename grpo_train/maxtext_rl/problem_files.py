@@ -6,8 +6,7 @@ from grpo_lib import prompts
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
 from grpo_lib.problems import load_problems
-from grpo_train.engines.maxtext_model import load_tokenizer
-from grpo_train.engines.prompt_lengths import fit_prompts, prompt_lengths
+from grpo_train.engines.tokens import fit_prompts, load_tokenizer, prompt_lengths
 from grpo_train.recipes.schema import ModelRecipe, ProblemsRecipe, PromptsRecipe, RolloutRecipe, TaskRecipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"

@@ -33,9 +33,9 @@ def process_data(dataset_name: str, model_tokenizer: Any, template_config: dict[
 
 @functools.cache
 def _tokenizer(path: str, maxtext_name: str):
-    from grpo_train.engines import maxtext_model
+    from grpo_train.engines.tokens import load_tokenizer
 
-    return maxtext_model.load_tokenizer(ModelRecipe(path=path, maxtext_name=maxtext_name))
+    return load_tokenizer(ModelRecipe(path=path, maxtext_name=maxtext_name))
 
 
 def _for_upstream(function: RewardFunction) -> RewardFunction:

@@ -20,7 +20,8 @@ import numpy as np
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
-from grpo_train.engines import maxtext_model, model_files
+from grpo_train.engines import model_files
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import Recipe, dump_recipe
 from grpo_train.runs import machine, multihost, tracking
 from grpo_train.runs.run_directory import is_address, location
@@ -186,7 +187,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(recipe: Recipe) -> str:
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
     config = _config(model_files.model_directory(recipe.model, weights=False))
     if len(tokenizer) > config["vocab_size"]:
         raise CourseError(

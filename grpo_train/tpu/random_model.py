@@ -17,7 +17,8 @@ import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import maxtext_model, model_files
+from grpo_train.engines import model_files
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import ModelRecipe
 
 # The beginning of MaxText's name -> config.json's model_type, architecture, and keys that only this family has.
@@ -103,7 +104,7 @@ def full_config(model: ModelRecipe) -> dict[str, Any]:
         "model_type": family(model),
     }
     config = defaults | published_config(model)
-    config["pad_token_id"] = maxtext_model.load_tokenizer(model).pad_token_id
+    config["pad_token_id"] = load_tokenizer(model).pad_token_id
     config["head_dim"] = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
     return config
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import ModelRecipe, load_recipe
 from grpo_train.tpu import random_model
 
@@ -234,7 +235,7 @@ def check(model, rollout_config, monkeypatch):
     """The check of the first sync, after `change`: of the tables by which Tunix's sampler gets its weights."""
     from grpo_train.engines.tunix_sampler import TunixSampler
 
-    tokenizer = maxtext_model.load_tokenizer(model.recipe)
+    tokenizer = load_tokenizer(model.recipe)
     # Not compiled: a program of these shapes may have been made from the tables as they are.
     monkeypatch.setattr(weight_sync, "_translated", weight_sync._translated.__wrapped__)
 

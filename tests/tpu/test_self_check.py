@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl
-from grpo_train.engines import maxtext_model, model_files
+from grpo_train.engines import model_files
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import machine
 from grpo_train.tpu import machine_checks, self_check
@@ -180,7 +181,7 @@ def test_a_missing_head_and_a_weight_that_is_nan_are_named(root, tmp_path):
 
 def test_the_tokenizer_of_another_model_is_named(root, tmp_path):
     recipe = changed_model(root, tmp_path)
-    tokenizer = maxtext_model.load_tokenizer(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
     tokenizer.add_tokens([f"word{number}" for number in range(100)])
     tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(CourseError, match="349 tokens, and the model's embedding 256: it is another model's"):

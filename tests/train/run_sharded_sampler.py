@@ -12,6 +12,7 @@ from flax import nnx
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.engines import maxtext_model, weight_sync
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.engines.tunix_sampler import TunixSampler
 from grpo_train.recipes import ModelRecipe
 from grpo_train.runs import multihost
@@ -33,7 +34,7 @@ def bytes_on_a_device() -> int:
 
 def main(path: str, name: str, base: str) -> None:
     model = ModelRecipe(path=path, maxtext_name=name, dtype="float32")
-    tokenizer = maxtext_model.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     actor = maxtext_model.load_actor(model, base, max_length=44, devices=jax.devices())
     parameters = nnx.state(actor.module, nnx.Param)
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(parameters))

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_lib.common.errors import CourseError
 from grpo_train import checks, pipeline
-from grpo_train.engines import cluster, maxtext_model, model_files, prompt_lengths
+from grpo_train.engines import cluster, model_files, tokens
 from grpo_train.recipes import Recipe, load_recipe
 from grpo_train.runs import run_directory, tracking
 
@@ -20,8 +20,8 @@ ONCE = (
     (model_files, "require_heads"),
     (tracking, "require"),
     (cluster, "assign_devices"),
-    (maxtext_model, "load_tokenizer"),
-    (prompt_lengths, "fit_prompts"),
+    (tokens, "load_tokenizer"),
+    (tokens, "fit_prompts"),
     (Recipe, "plan_on"),
 )
 SMALL = [
@@ -59,9 +59,8 @@ def test_a_session_of_a_notebook_is_checked_in_the_same_way(tiny_recipe, calls, 
     recipe = load_recipe("recipes/tiny-cpu.yaml", SMALL)
     directory = run_directory.open_run(tmp_path / "run", recipe)
     run_directory.link_base(directory, converted_base)
-    pipeline.build_session(recipe, directory)
-    # Of the disks only the command can say what is to be written.
-    assert calls == {name: 1 for _, name in ONCE if name != "require_disk"}
+    pipeline.start_session(checks.check(recipe, run=directory), directory)
+    assert calls == {name: 1 for _, name in ONCE}
 
 
 def test_what_was_found_is_handed_on(tiny_recipe) -> None:

@@ -7,10 +7,12 @@ from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lib.problems import Problem, load_problems, take_different
-from grpo_train import cold_start, pipeline
+from grpo_lib.problems import Problem, take_different
+from grpo_train import checks, cold_start, pipeline
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import checkpoints
+
+OVERRIDES = ["problems.train=200", "problems.test=20", "training.cold_start=64"]
 
 
 @given(st.lists(st.sampled_from("abcdef")), st.integers(0, 8))
@@ -23,8 +25,8 @@ def test_no_problem_is_both_taught_and_trained_on(questions, count):
 
 @pytest.mark.long
 def test_an_interrupted_cold_start_ends_with_the_same_weights(root, tmp_path, monkeypatch):
-    recipe = load_recipe(root / "recipes" / "lessons" / "tiny-hard.yaml", ["problems.train=200", "problems.test=20"])
-    taught, _ = take_different(load_problems(recipe.problems, "train"), 64)
+    recipe = load_recipe(root / "recipes" / "lessons" / "tiny-hard.yaml", OVERRIDES)
+    ready = checks.check(recipe)
     monkeypatch.setattr(cold_start, "SAVED_EVERY", 3)
 
     def breaks_off(batches, **_):
@@ -33,9 +35,9 @@ def test_an_interrupted_cold_start_ends_with_the_same_weights(root, tmp_path, mo
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(cold_start, "tqdm", breaks_off)
-        pipeline.start(recipe, tmp_path / "killed", taught)
+        pipeline.start(ready, tmp_path / "killed")
     assert not (tmp_path / "killed" / "checkpoints" / "start").exists()
-    resumed, whole = (pipeline.start(recipe, tmp_path / name, taught) for name in ("killed", "whole"))
+    resumed, whole = (pipeline.start(ready, tmp_path / name) for name in ("killed", "whole"))
     converted = pipeline.convert(recipe, tmp_path / "whole")
     ours, theirs, base = (
         jax.tree.leaves(checkpoints.read(epath.Path(folder))) for folder in (resumed, whole, converted)

@@ -20,6 +20,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train import pipeline
 from grpo_train.engines import conversion, maxtext_model, model_files, tunix_sampler
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import ModelRecipe, load_recipe
 from grpo_train.runs import run_directory
 
@@ -40,8 +41,8 @@ def test_there_and_back_is_bit_for_bit(tiny_recipe, tiny_actor, tmp_path):
     exported = conversion.export_to_hugging_face(tiny_actor, tiny_recipe.model, tmp_path / "export")
     assert conversion.differing_weights(maxtext_model.model_directory(tiny_recipe.model), exported) == []
     assert not (tmp_path / "export.partial").exists()
-    tokenizer = maxtext_model.load_tokenizer(model_in(exported))
-    assert tokenizer.chat_template == maxtext_model.load_tokenizer(tiny_recipe.model).chat_template
+    tokenizer = load_tokenizer(model_in(exported))
+    assert tokenizer.chat_template == load_tokenizer(tiny_recipe.model).chat_template
 
 
 def test_differing_weights_names_what_differs(tiny_recipe, model_copy):
@@ -81,14 +82,14 @@ def set_in_config(folder, **settings):
 def test_a_padding_token_that_the_model_writes_is_replaced(model_copy):
     """Tunix hides every padding token from the trainer, and the sampler has read it."""
     model = model_in(model_copy)
-    tokenizer = maxtext_model.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     (model_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     with pytest.raises(CourseError, match="padding token"):
-        maxtext_model.load_tokenizer(model)
+        load_tokenizer(model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_pad|>"]})
     tokenizer.save_pretrained(model_copy)
-    assert maxtext_model.load_tokenizer(model).pad_token == "<|fim_pad|>"
+    assert load_tokenizer(model).pad_token == "<|fim_pad|>"
 
 
 def test_norm_and_rotary_constants_are_those_of_config_json(model_copy):
@@ -150,7 +151,7 @@ def test_a_host_that_does_not_convert_downloads_no_weights(model_copy, monkeypat
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     hub = model_in("Somebody/Model")
-    maxtext_model.load_tokenizer(hub)
+    load_tokenizer(hub)
     maxtext_model.maxtext_arguments(hub)
     maxtext_model.register_architecture(hub)
     assert asked
@@ -424,6 +425,6 @@ def test_a_known_model_is_loaded_without_its_own_code(with_code, tiny_recipe):
     folder, ran = with_code
     sizes = model_files.maxtext_sizes(model_in(folder))
     assert sizes == model_files.maxtext_sizes(tiny_recipe.model)
-    assert len(maxtext_model.load_tokenizer(model_in(folder))) == len(maxtext_model.load_tokenizer(tiny_recipe.model))
+    assert len(load_tokenizer(model_in(folder))) == len(load_tokenizer(tiny_recipe.model))
     maxtext_model.register_architecture(model_in(folder))
     assert not ran.exists()

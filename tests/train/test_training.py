@@ -18,10 +18,10 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
-from grpo_train import checks, pipeline, training
-from grpo_train.engines import prompt_lengths
+from grpo_train import checks, export, pipeline, training
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
+from grpo_train.engines.tokens import fit_prompts, prompt_lengths
 from grpo_train.recipes import batch_plan, load_recipe
 from grpo_train.runs import checkpoints, run_directory, tracking
 from grpo_train.runs.metric_glossary import METRICS, glossary, metric
@@ -168,7 +168,7 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
     shutil.copytree(whole_run[0].directory, tmp_path, dirs_exist_ok=True)
     run_directory.link_base(tmp_path, converted_base)
     said = []
-    pipeline.run(recipe, tmp_path, log=said.append, progress=False)
+    pipeline.run(checks.check(recipe), tmp_path, log=said.append, progress=False)
     text = "\n".join(said)
     assert batch_plan.table(recipe.plan, recipe.batch_given) in text
     assert "converting" not in text
@@ -181,12 +181,12 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
 
 def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
     session = whole_run[0]
-    exported = pipeline.export(session)
-    folder, step = pipeline.export_step(recipe, session.directory, output=tmp_path / "newest")
+    exported = export.export_policy(session)
+    folder, step = export.export_step(recipe, session.directory, output=tmp_path / "newest")
     assert step == 4
     assert files(folder) == files(exported)
     with pytest.raises(CourseError, match="--overwrite"):
-        pipeline.export_step(recipe, session.directory, output=folder)
+        export.export_step(recipe, session.directory, output=folder)
 
     copy = Path(shutil.copytree(session.directory, tmp_path / "copy"))
     newest = copy / "checkpoints" / "actor" / "4" / "model_params"
@@ -194,7 +194,7 @@ def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[:300])
     said = []
-    folder, step = pipeline.export_step(recipe, copy, output=folder, overwrite=True, log=said.append)
+    folder, step = export.export_step(recipe, copy, output=folder, overwrite=True, log=said.append)
     assert step == 2
     assert "step 4 cannot be read" in said[0]
     assert newest.exists()  # nothing is moved
@@ -264,10 +264,10 @@ def change(recipe, **sections):
 
 def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     problems = load_problems(recipe.problems, "train")
-    lengths = prompt_lengths.prompt_lengths(recipe.prompts, tokenizer, problems)
+    lengths = prompt_lengths(recipe.prompts, tokenizer, problems)
     middle = sorted(lengths)[100]
     skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
-    width, fitting = prompt_lengths.fit_prompts(skip.rollout, skip.prompts, tokenizer, problems)
+    width, fitting = fit_prompts(skip.rollout, skip.prompts, tokenizer, problems)
     assert width == middle
     assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
     assert 100 < len(fitting) < len(problems)
@@ -277,7 +277,7 @@ def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     ):
         short = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": overlong})
         with pytest.raises(CourseError, match=message):
-            prompt_lengths.fit_prompts(short.rollout, short.prompts, tokenizer, problems)
+            fit_prompts(short.rollout, short.prompts, tokenizer, problems)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -312,7 +312,7 @@ def test_what_cannot_run_is_refused_before_anything_is_loaded(recipe, monkeypatc
 
     monkeypatch.setattr(importlib.util, "find_spec", find_all_but_two)
     with pytest.raises(CourseError, match=key):
-        pipeline.build_session(change(recipe, **sections), tmp_path)
+        pipeline.start_session(checks.check(change(recipe, **sections)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,7 +29,7 @@ def run(job: dict) -> dict:
     """
     from grpo_lib.common import environment
     from grpo_lib.common.errors import CourseError
-    from grpo_train import pipeline, training
+    from grpo_train import checks, pipeline, training
     from grpo_train.engines import compat
     from grpo_train.recipes import load_recipe
     from grpo_train.runs.preemption import Interrupted, PreemptionHandler
@@ -37,7 +37,7 @@ def run(job: dict) -> dict:
     if job.get("stock_mapping"):
         compat.untied_lm_head_mapping = lambda mapping, model_name: mapping
     recipe = load_recipe(environment.repo_root() / "recipes" / "tiny-cpu.yaml", job["overrides"])
-    session = pipeline.build_session(recipe, Path(job["directory"]))
+    session = pipeline.start_session(checks.check(recipe), Path(job["directory"]))
     meshes = {"trainer": session.actor.mesh, "sampler": session.sampler.mesh}
     result: dict = {
         "started_at": session.step,

@@ -1,0 +1,110 @@
+"""The trained policy, or that of any checkpoint of a run, as a Hugging Face directory that others read."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import require_space
+from grpo_train.training import Session  # first: it prepares the environment before JAX is imported
+
+# isort: split
+
+import jax
+from flax import nnx
+
+from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines.model_files import ITEMSIZE
+from grpo_train.recipes import Recipe
+from grpo_train.runs import checkpoints
+from grpo_train.runs.checkpoints import checkpoint_root
+from grpo_train.runs.run_directory import base_of
+
+
+def export_policy(session: Session) -> Path:
+    """The trained policy as a Hugging Face directory, in the run's `export/`."""
+    return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+
+
+def export_step(
+    recipe: Recipe,
+    directory: Path,
+    step: int | None = None,
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    log: Callable[[str], None] = print,
+) -> tuple[Path, int]:
+    """A checkpoint of a run as a Hugging Face directory: the directory and the step.  On the CPU, in one process.
+
+    It is what `export_policy` writes after that step.
+
+    Args:
+      step: None takes the newest checkpoint that can be read.
+      output: default: `export-STEP` in the run.
+      overwrite: replace an export that is there; any other folder is never replaced.
+      log: called with a sentence about each newer checkpoint that cannot be read.
+
+    Raises CourseError when there is no such checkpoint, it cannot be read, or the folder exists.
+    """
+    folder = checkpoint_root(recipe.training, directory) / "actor"
+    iterations = recipe.grpo.iterations
+    saved = [update // iterations for update in checkpoints.updates(folder)]
+    if not saved:
+        raise CourseError(
+            f"{folder} has no checkpoint yet; there is one after every {recipe.training.checkpoint_every} steps "
+            "(training.checkpoint_every) and after the last"
+        )
+    if step is not None and step not in saved:
+        raise CourseError(
+            f"{folder} has no checkpoint of step {step}; there are those of step {', '.join(map(str, saved))}"
+        )
+    model_directory = maxtext_model.model_directory(recipe.model)
+    for candidate in reversed(saved) if step is None else [step]:
+        target = Path(output or directory / f"export-{candidate}").expanduser().resolve()
+        _require_replaceable(target, model_directory, overwrite)
+        try:
+            with maxtext_model.quiet():
+                tree = checkpoints.read(folder / str(candidate * iterations) / "model_params")
+        except Exception as error:  # Orbax, TensorStore and JSON raise types of their own
+            log(f"the checkpoint of step {candidate} cannot be read ({type(error).__name__}: {first_line(error)})")
+            continue
+        weights = _whole_weights(recipe, directory, tree)
+        arrays = jax.tree.leaves(weights)
+        exported = sum(array.size for array in arrays) * ITEMSIZE[recipe.model.dtype]
+        space = sum(array.nbytes for array in arrays) + exported
+        require_space([(target, space)], "give another --output, on a larger disk")
+        conversion.export_weights(functools.partial(conversion.save_tree, weights), recipe.model, target)
+        return target, candidate
+    raise CourseError(f"{folder}: no checkpoint can be read; give another --step, or continue the run with grpo train")
+
+
+def _require_replaceable(target: Path, model_directory: Path, overwrite: bool) -> None:
+    """Raise CourseError where an export would replace something else than an export, or was not asked to."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not overwrite:
+        raise CourseError(f"{target} exists; add --overwrite to replace it, or choose another --output")
+    is_export = (target / "config.json").is_file() and any(target.glob("*.safetensors"))
+    if not is_export or target == model_directory.resolve():
+        raise CourseError(f"{target} is not an export of a run, and is not replaced; choose another --output")
+
+
+def _whole_weights(recipe: Recipe, directory: Path, saved: Any) -> Any:
+    """The weights of a model from what Tunix saved of it; those of adapters are added to the base's."""
+    if not recipe.lora.rank:
+        return _without_random_state(saved["base"])
+    from grpo_train.engines import lora
+
+    start = directory / "checkpoints" / "start" if recipe.training.cold_start else base_of(directory)
+    actor = maxtext_model.load_actor(recipe.model, start / "0" / "items", max_length=64, lora=recipe.lora)
+    lora.put_adapters(actor.module, saved)
+    return nnx.to_pure_dict(actor.weights())["base"]
+
+
+def _without_random_state(tree: Any) -> Any:
+    """Arrays by name.  Orbax writes a variable of a model as {"value": array}."""
+    if set(tree) == {"value"}:
+        return tree["value"]
+    return {name: _without_random_state(part) for name, part in tree.items() if name != "rngs"}
