@@ -535,7 +535,7 @@ class Recipe(_Section):
     prompts: PromptsRecipe = PromptsRecipe()
     rollout: RolloutRecipe = RolloutRecipe()
     rewards: Annotated[list[str], Field(min_length=1)] = Field(
-        default=["match_format_exactly", "match_format_approximately", "check_answer", "check_numbers"],
+        default=["correct_answer", "tidy_format"],
         description="reward functions of grpo_lib.rewards; their values are added",
     )
     grpo: GRPORecipe = GRPORecipe()
