@@ -39,11 +39,12 @@ IN_THE_FILES = {
     "problems.seed",
     "prompts.system",
     "prompts.user",
+    "prompts.chat_template",
     "rollout.overlong_prompts",
 }
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
-    "prompts.thinking": "true",
+    "prompts.thinking": "true", "prompts.completion_prefix": "<reasoning>", "training.schedule_steps": 5000,
     "training.layout": "packed", "model.weight_dtype": "bfloat16", "training.rounding": "stochastic",
     "training.optimizer": "lion", "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
@@ -63,6 +64,7 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "training.schedule_steps": ["training.schedule=cosine"],
     "grpo.target_kl": ["grpo.beta=0.1"],
     "training.optimizer_dtype": ["model.dtype=bfloat16"],
     "training.prompts_per_step_per_device": [
