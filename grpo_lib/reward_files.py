@@ -119,9 +119,9 @@ def _require_arguments(function: Callable[..., Any], setting: str, name: str) ->
     """Raise CourseError where the function does not take the arguments of a reward function."""
     try:
         inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # TypeError, or what an object of the user's raises when it is asked
         raise CourseError(
-            f"rewards: {setting} does not take the arguments of a reward function ({first_line(error)}); write "
+            f"rewards: {setting} does not take the arguments of a reward function ({describe(error)}); write "
             f"{EXAMPLE.replace('NAME', name)}"
         ) from None
 

@@ -24,8 +24,9 @@ def write_problems(
     about the problems that were left out).
 
     The files are train.parquet and test.parquet with the columns question and answer, and template.json with the
-    system message, whether a chat template is around it, and the end of each prompt.  Upstream stops when the rows of train.parquet are used up, so they are repeated until there are
-    `rows`.  It drops prompts that are too long, and with them whole batches, so they are left out here.
+    system message, whether a chat template is around it, and the end of each prompt.  Upstream stops when the rows of
+    train.parquet are used up, so they are repeated until there are `rows`.  It drops prompts that are too long, and
+    with them whole batches, so they are left out here.
 
     Raises CourseError when a training prompt is too long and the recipe makes that an error, or nothing is left.
     """
