@@ -138,8 +138,10 @@ def plain_settings(recipe: Recipe) -> Any:
     changed = {
         "grpo": recipe.grpo.model_dump(exclude_defaults=True),
         "lora": recipe.lora.model_dump(exclude_defaults=True),
-        "training": recipe.training.model_dump(include={"schedule", "optimizer"}, exclude_defaults=True),
-        "prompts": recipe.prompts.model_dump(include={"user", "thinking"}, exclude_defaults=True),
+        "training": recipe.training.model_dump(
+            include={"schedule", "schedule_steps", "optimizer"}, exclude_defaults=True
+        ),
+        "prompts": recipe.prompts.model_dump(exclude={"system"}, exclude_defaults=True),
         "rollout": recipe.rollout.model_dump(include={"top_k", "top_p"}, exclude_defaults=True),
     }
     missing = [f"{section}.{key}" for section, keys in changed.items() for key in keys if key not in names]
