@@ -164,7 +164,7 @@ def has_llama_heads(config: Any) -> bool:
 
     The two values of a head that turn together are then neighbours; in all other models they are half a head apart.
     """
-    return config.model_name.startswith("llama3.1-")
+    return config.model_name.startswith("llama3.1")
 
 
 def maxtext_settings(config: Any) -> dict[str, Any]:
