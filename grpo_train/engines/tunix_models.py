@@ -192,7 +192,8 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling:
     for name, value in given.items():
         if not isinstance(value, int | float) or not value > 0:
             raise CourseError(
-                f"config.json: {name} of rope_scaling is {value!r}, no positive number; copy or download the model again"
+                f"config.json: {name} of rope_scaling is {value!r}, no positive number; copy or download the model "
+                "again"
             )
     scaling = RopeScaling(**given)
     if scaling.low_freq_factor >= scaling.high_freq_factor:

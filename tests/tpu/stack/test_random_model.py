@@ -66,8 +66,8 @@ def test_parity_finds_another_llama(llama, tmp_path, name, change):
     assert mean_gap(maxtext_model.load_actor(other, checkpoint, LENGTH), path) > 1e-4
 
 
-# Llama 3.1's own numbers, and others, by which all frequencies of a head of 64 but the fastest change; positions as long
-# as the tests', and as long as the model's.
+# Llama 3.1's own numbers, and others, by which most frequencies of a head of 64 change; positions of a short text, and
+# of a long one.
 SCALINGS = [
     (model_files.LLAMA31_SCALING, 0),
     (model_files.LLAMA31_SCALING, 100_000),
