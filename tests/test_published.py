@@ -410,6 +410,9 @@ def test_the_two_recipes_differ_in_the_loss_alone() -> None:
 def test_slices_and_tasks_have_recipes() -> None:
     assert load_recipe(LLAMA).hardware.accelerator == "v6e-8"
     assert load_recipe(f"{LLAMA}@v5p-8").hardware.accelerator == "v5p-8"
+    several_hosts = load_recipe(f"{LLAMA}@v5p-64")
+    assert (several_hosts.hardware.accelerator, several_hosts.hardware.process_count()) == ("v5p-64", 8)
+    assert tunix_models.require_family(several_hosts.model.maxtext_name).model is tunix_models.Llama
     tasks = load_recipe(RECIPES / "lessons" / "qwen3-1.7b-tasks.yaml").tasks
     assert [task.source for task in tasks] == ["gsm8k", "math", "code"]
 

@@ -273,8 +273,7 @@ class RolloutRecipe(_Section):
 
     engine: Literal["tunix", "vllm"] = Field(
         default="tunix",
-        description="tunix: Qwen2.5, Qwen3, and Llama without scaled rotary embeddings, any machine, several hosts; "
-        "vllm: one TPU host",
+        description="tunix: Qwen2.5, Qwen3, Llama 3 and 3.1, any machine, several hosts; vllm: one TPU host",
     )
     vllm: VllmRecipe = VllmRecipe()
     max_mean_gap: PositiveFloat | None = Field(
