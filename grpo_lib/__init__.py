@@ -2,6 +2,7 @@
 
 prompts             what the model is sent
 answers             grade a completion: strictly (the number in the tags) or leniently (the last number anywhere)
+reward_files        a reward function from a file of the user's
 rewards             reward functions; notebook 02
 problems            GSM8K, generated word problems, competition mathematics: loading, splits, batches
 plain_grpo          GRPO in one file of plain JAX: sample, reward, advantages, loss, update; notebook 04

@@ -5,7 +5,7 @@ Nothing is skipped: a missing completion comes back as a Generation with an erro
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,33 @@ class SavedCompletions:
     most: int  # the largest number of completions of one problem
     greedy: bool  # whether the first of several is a greedy one, as in a file of `evaluate(…, sampled=…)`
     prompts: dict[tuple[str, int], str]  # what the model was sent, if the file has it
+    prefixes: dict[tuple[str, int], str]  # ends of the prompts that count as the beginnings of completions, if any
 
     def sent(self, prompt: str, task: tuple[str, int]) -> str:
         return self.prompts.get(task, prompt)
+
+    def completion_prefix(self, task: tuple[str, int]) -> str:
+        return self.prefixes.get(task, "")
 
     def __call__(self, prompts: list[str], *, tasks: list[tuple[str, int]]) -> list[Generation]:
         missing = Generation("", None, False, error=f"{self.path.name} has no completion of this problem and sample")
         return [self.found.get(task, missing) for task in tasks]
 
 
-def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> SavedCompletions:
+def saved_completions(
+    path: str | os.PathLike, problems: Sequence[Problem], prefix_of: Callable[[Problem], str] = lambda _: ""
+) -> SavedCompletions:
     """Completions from a JSON-lines file, in any order.
 
     A row has its text as `completion` or `response`, and is matched to its problem by `id`, `question`, or `prompt` (if
     that is the bare question). Several rows of one problem are its samples, in their order or by their `sample` number,
     from 0. `prompt`, `tokens` (a count), and `truncated` or a `finish_reason` of "length" are kept if they are there,
     so files that `evaluate` wrote can be read as well. Rows of other problems are ignored.
+
+    Args:
+      prefix_of: the end of a problem's prompt that counts as the beginning of its completion. A row that `evaluate`
+        wrote names its own as `completion_prefix`, and its text begins with it; of any other row the text is what the
+        model wrote after it.
 
     Raises:
       CourseError: no such file, no row matches a problem, a row without an id has the question of two problems, a row
@@ -54,6 +65,7 @@ def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> S
     named = _by_name(problems)
     found: dict[tuple[str, int], Generation] = {}
     prompts: dict[tuple[str, int], str] = {}
+    prefixes: dict[tuple[str, int], str] = {}
     counts: Counter[str] = Counter()
     greedy = set()
     for number, row in enumerate(rows, start=1):
@@ -64,6 +76,7 @@ def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> S
         if (problem.id, sample) in found:
             raise CourseError(f"{path}: row {number} is sample {sample} of problem {problem.id} again; remove one")
         found[problem.id, sample] = _saved(row, number)
+        prefixes[problem.id, sample] = _own_prefix(row) or prefix_of(problem)
         if isinstance(row.get("prompt"), str):
             prompts[problem.id, sample] = row["prompt"]
         counts[problem.id] += 1
@@ -76,7 +89,7 @@ def saved_completions(path: str | os.PathLike, problems: Sequence[Problem]) -> S
     most = max(counts.values())
     if not all(0 <= sample < most for _, sample in found):
         raise CourseError(f"{path}: no problem has more than {most} rows, so sample must run from 0 to {most - 1}")
-    return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts)
+    return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts, prefixes)
 
 
 def _by_name(problems: Sequence[Problem]) -> dict[tuple[str, str], list[Problem]]:
@@ -108,10 +121,17 @@ def _owner(row: dict[str, Any], named: dict[tuple[str, str], list[Problem]], pla
     return problem
 
 
+def _own_prefix(row: dict[str, Any]) -> str:
+    """The prefix that a row names, if its text begins with it."""
+    prefix, text = row.get("completion_prefix"), row.get("completion", row.get("response"))
+    return prefix if isinstance(prefix, str) and isinstance(text, str) and text.startswith(prefix) else ""
+
+
 def _saved(row: dict[str, Any], number: int) -> Generation:
     text = row.get("completion", row.get("response"))
     if not isinstance(text, str):
         return Generation("", None, False, error=f"row {number} has no text as completion or response")
+    text = text.removeprefix(_own_prefix(row))
     tokens = row.get("tokens")
     truncated = row.get("truncated") is True or row.get("finish_reason") == "length"
     failure = row.get("error") if not text and isinstance(row.get("error"), str) else None

@@ -34,6 +34,7 @@ class Task:
     sent: str  # what the model is sent
     sample: int
     greedy: bool
+    completion_prefix: str  # the end of the prompt that counts as the beginning of the completion
 
     @property
     def key(self) -> tuple[str, int]:
@@ -68,13 +69,19 @@ class EvalCache:
             )
         for task in self.tasks:
             record, problem = records[task.key], task.problem
-            fields = {"gold": problem.answer, "question": problem.question, "prompt": task.sent, "greedy": task.greedy}
+            fields = {
+                "gold": problem.answer,
+                "question": problem.question,
+                "prompt": task.sent,
+                "completion_prefix": task.completion_prefix,
+                "greedy": task.greedy,
+            }
             for name, value in (("model", self.model), ("settings", self.settings)):
                 if None not in (value, record.get(name)):  # an evaluation that does not name them accepts the file's
                     fields[name] = value
             for name, value in fields.items():
-                if record[name] != value:
-                    old, new = reprlib.repr(record[name]), reprlib.repr(value)
+                if record.get(name, "") != value:
+                    old, new = reprlib.repr(record.get(name, "")), reprlib.repr(value)
                     raise CourseError(f"{self.path}: {name} of problem {problem.id} is {old}, not {new}; {advice}")
         self.partial.unlink(missing_ok=True)  # a process may have been killed between the two lines of `finish`
         return EvalRun([records[key] for key in wanted])

@@ -66,7 +66,9 @@ def evaluate(
         only if it samples, and are recorded as sampled; a single one is recorded as greedy.
       render: turns a question into the prompt (`Problem.prompt`); without it the question itself is sent. A
         `generate` that sends more than its prompts has a method `sent(prompt, task)`, which returns what the record
-        keeps as the prompt.
+        keeps as the prompt.  A `render` whose prompts end with the beginning of the completion has a method
+        `completion_prefix` (`Problem.completion_prefix`), and so may a `generate`, by task: that text is put in front
+        of each completion before it is graded.
       path: file for the records. If it exists it is loaded and nothing is generated. Until it is complete, finished
         batches are kept in `<path>.partial`.
       label: shown on the progress bar.
@@ -136,8 +138,11 @@ def _require_problems(problems: Sequence[Problem], batch_size: int, samples: int
 
 def _task(problem: Problem, sample: int, greedy: bool, generate: Generate, render: Callable[..., str] | None) -> Task:
     prompt = problem.prompt(render) if render else problem.question
-    sent = generate.sent(prompt, (problem.id, sample)) if hasattr(generate, "sent") else prompt
-    return Task(problem, prompt, sent, sample, greedy)
+    key = (problem.id, sample)
+    sent = generate.sent(prompt, key) if hasattr(generate, "sent") else prompt
+    own = getattr(generate, "completion_prefix", None)
+    prefix = own(key) if own else problem.completion_prefix(render)
+    return Task(problem, prompt, sent, sample, greedy, prefix)
 
 
 def _plan(tasks: list[Task], batch_size: int) -> list[list[Task]]:
@@ -172,7 +177,7 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
     elif not isinstance(output, Generation):
         output = Generation("", None, False, f"generate returned {type(output).__name__} instead of a completion")
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
-    text = output.text.encode("utf-8", errors="replace").decode()
+    text = task.completion_prefix + output.text.encode("utf-8", errors="replace").decode()
     grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)
     record = {
         "id": task.problem.id,
@@ -189,6 +194,8 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
     }
     if task.problem.task:
         record["task"] = task.problem.task
+    if task.completion_prefix:  # the completion begins with it, and the model wrote the rest
+        record["completion_prefix"] = task.completion_prefix
     record |= {name: grades[name] for name in VERDICTS}
     record["truncated"] = bool(output.truncated)
     record["tokens"] = None if output.tokens is None else int(output.tokens)  # None: generate did not count

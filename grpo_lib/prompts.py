@@ -3,6 +3,7 @@
 The tags are ordinary text, not special tokens: a decoder that skips special tokens would delete them.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from grpo_lib.common.errors import CourseError, first_line
@@ -41,9 +42,10 @@ DAPO_PREFIX = (
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+QUESTION = "{question}"  # in a user prompt: where the question stands
 USER_PROMPTS = {
-    "question": "{question}",
-    "dapo": DAPO_PREFIX + "{question}" + DAPO_SUFFIX,
+    "question": QUESTION,
+    "dapo": DAPO_PREFIX + QUESTION + DAPO_SUFFIX,
     "boxed": "{question}\n\nReason step by step, and put the final answer in \\boxed{}.",
 }
 
@@ -52,13 +54,16 @@ class PromptSettings(Protocol):
     """What a recipe's section `prompts` says."""
 
     system: str  # "default", or a text of its own; empty: no system message
-    user: str  # a name in USER_PROMPTS
+    user: str  # a name in USER_PROMPTS, or a text with {question} in it
     thinking: bool  # for templates such as Qwen3's: may the model think, in <think> tags, before it answers?
+    chat_template: bool  # whether the tokenizer's chat template is around the messages; else they are sent as bare text
+    completion_prefix: str  # the end of the prompt, which counts as the beginning of each completion
 
 
 def user_prompt(setting: str, question: str) -> str:
-    """The user message of a recipe's `prompts.user`, a name in USER_PROMPTS, for a question."""
-    return USER_PROMPTS[setting].replace("{question}", question)
+    """The user message of a recipe's `prompts.user` for a question: a name in USER_PROMPTS, or a text of its own with
+    {question} where the question stands."""
+    return USER_PROMPTS.get(setting, setting).replace(QUESTION, question)
 
 
 def system_prompt(setting: str) -> str:
@@ -72,8 +77,24 @@ def messages(question: str, system: str = "") -> list[dict[str, str]]:
     return [*turns, {"role": "user", "content": question}]
 
 
+def bare_text(question: str, system: str = "") -> str:
+    """The messages without a chat around them: the system message, an empty line, the user message."""
+    return f"{system}\n\n{question}" if system else question
+
+
+def with_prefix(prefixes: Iterable[str] | None, texts: Sequence[str]) -> list[str]:
+    """Completions as they are graded: what the model wrote, with the end of its prompt in front.
+
+    Args:
+      prefixes: the `completion_prefix` of each; None: nothing is in front.
+    """
+    if prefixes is None:
+        return list(texts)
+    return [f"{prefix}{text}" for prefix, text in zip(prefixes, texts, strict=True)]
+
+
 def render(tokenizer: Any, question: str, system: str = "", thinking: bool = False) -> str:
-    """The exact text the model is sent: the tokenizer's own chat template, up to where the answer begins.
+    """The messages in the tokenizer's own chat template, up to where the answer begins.
 
     `thinking` is for templates that know `enable_thinking`, as Qwen3's does; there it is on unless it is switched off.
 
@@ -84,7 +105,7 @@ def render(tokenizer: Any, question: str, system: str = "", thinking: bool = Fal
     if not getattr(tokenizer, "chat_template", None):
         raise CourseError(
             f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
-            "or add chat_template.jinja next to its tokenizer.json"
+            "add chat_template.jinja next to its tokenizer.json, or set prompts.chat_template=false"
         )
     try:
         return tokenizer.apply_chat_template(

@@ -1,7 +1,9 @@
 """Results of an evaluation: one record per problem and sample, its verdicts, and the statistics over them.
 
-Records keep the completion, and verdicts are never taken from a file: a file's completions are graded again when it is
-read, so before and after are compared by the same grader, however old their files are.
+Records keep the completion as it is graded.  Where the prompt ends with its beginning (`prompts.completion_prefix`),
+that is in front, and in a field `completion_prefix`; what the model wrote is the rest.  Verdicts are never taken from a
+file: its completions are graded again when it is read, so before and after are compared by the same grader, however old
+their files are.
 """
 
 import os

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lib import answers
+from grpo_lib import answers, reward_files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
 
@@ -204,14 +204,22 @@ def overlong_penalty(lengths: Iterable[int], limit: int, buffer: int, penalty: f
 
 
 def get_rewards(names: Iterable[str], kinds: Iterable[str] = ("tagged",)) -> list[RewardFunction]:
-    """The reward functions of these names, in their order.
+    """The reward functions of these names, in their order; a name is one of REWARDS, or FILE.py:FUNCTION.
 
-    Raises CourseError for a name that is not in REWARDS, or a function that cannot score problems of these `kinds`.
+    Raises CourseError for a name that is not in REWARDS, a file that `reward_files.load` refuses, two functions that
+    metrics could not tell apart, or a function that cannot score problems of these `kinds`.
     """
-    names = list(names)
-    if unknown := [str(name) for name in names if name not in REWARDS]:
-        raise CourseError(f"rewards: unknown {', '.join(unknown)}; known are {', '.join(REWARDS)}")
-    functions: list[Any] = [REWARDS[name] for name in names]
+    names = [str(name) for name in names]
+    if unknown := [name for name in names if name not in REWARDS and not reward_files.is_file(name)]:
+        raise CourseError(
+            f"rewards: unknown {', '.join(unknown)}; known are {', '.join(REWARDS)}, and a file of yours as "
+            "FILE.py:FUNCTION"
+        )
+    functions: list[Any] = [REWARDS.get(name) or _from_file(name) for name in names]
+    called = [function.__name__ for function in functions]
+    for name, own in zip(names, called, strict=True):
+        if name not in REWARDS and called.count(own) > 1:
+            raise CourseError(f"rewards: {name}: another function is called {own}, too; give it a name of its own")
     for function, kind in itertools.product(functions, kinds):
         if kind not in function.kinds:
             able = [name for name, other in REWARDS.items() if kind in other.kinds]  # pyright: ignore[reportFunctionMemberAccess]
@@ -220,6 +228,18 @@ def get_rewards(names: Iterable[str], kinds: Iterable[str] = ("tagged",)) -> lis
                 f"{kind}; use {', '.join(able)}"
             )
     return functions
+
+
+def _from_file(setting: str) -> RewardFunction:
+    """A function of the user's, with the attributes of those above where it lacks them."""
+    function: Any = reward_files.load(setting)
+
+    def explain_value(completion: Completion, gold: str, kind: str = "tagged") -> Part:
+        value = function(prompts=[""], completions=[_text(completion)], answer=[gold], kind=[kind])[0]
+        return Part(function.__name__, value, f"the value of {setting}")
+
+    vars(function).update({"explain": explain_value, "kinds": answers.KINDS} | vars(function))
+    return function
 
 
 def explain(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lib import reward_files
 from grpo_lib.common import environment
 from grpo_lib.problems import Problem, load_problems, take_different
 from grpo_lib.rewards import RewardFunction, get_rewards
@@ -60,6 +61,7 @@ def check(
             load_problems(recipe.problems, split)
         taught, problems = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
     rewards = get_rewards(recipe.rewards, {problem.kind for problem in [*taught, *problems]})
+    _try_files(recipe, rewards, problems)
     model_files.check_model(recipe.model)
     if run:
         model_files.require_disk(recipe, base_of(run) if makes_base else None, run)
@@ -93,6 +95,22 @@ def check(
         too_long=len(problems) - len(fitting),
         taught=taught,
     )
+
+
+def _try_files(recipe: Recipe, rewards: Sequence[RewardFunction], problems: Sequence[Problem]) -> None:
+    """Call the reward functions that come from files once, so that one that fails does so before a model is loaded."""
+    tried = problems[:2]
+    columns = {
+        "prompts": [problem.question for problem in tried],
+        "completions": [problem.solution for problem in tried],
+        "answer": [problem.answer for problem in tried],
+        "kind": [problem.kind for problem in tried],
+    }
+    if recipe.tasks:
+        columns["task"] = [problem.task for problem in tried]
+    for name, function in zip(recipe.rewards, rewards, strict=True):
+        if reward_files.is_file(name):
+            function(**columns)
 
 
 def assign_devices(recipe: Recipe) -> tuple[list[Any], list[Any]]:

@@ -11,7 +11,6 @@ all processes take every step together, and process 0 gets what a step returns.
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
-from grpo_lib.problems import describe_filtering, load_problems
+from grpo_lib.problems import Problem, describe_filtering, load_problems
 from grpo_lib.prompts import cut_while_thinking, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
@@ -34,7 +33,7 @@ from grpo_train.checks import Ready
 from grpo_train.engines import conversion, maxtext_model
 from grpo_train.engines.model_files import require_engine
 from grpo_train.engines.optimizer import nearest_moves
-from grpo_train.engines.tokens import load_tokenizer, render_with
+from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.export import export_policy
 from grpo_train.recipes import Recipe, batch_plan
 from grpo_train.recipes.continuing import memory_remedies
@@ -100,10 +99,16 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
     return cold_start.fine_tune(
         ready,
-        [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in taught],
+        [_taught_pair(problem, render) for problem in taught],
         base,
         started,
     )
+
+
+def _taught_pair(problem: Problem, render: Callable[..., str]) -> tuple[str, str]:
+    """A prompt and what is to be written after it: the worked solution in tags, without what the prompt ends with."""
+    whole = template_completion(problem.solution, problem.answer)
+    return problem.prompt(render), whole.removeprefix(problem.completion_prefix(render).rstrip())
 
 
 def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> training.Session:
@@ -212,7 +217,9 @@ def _saved_log(directory: Path, which: str) -> dict[str, Any]:
 
 def _reward_and_seconds(recipe: Recipe, directory: Path, which: str, run: evaluation.EvalRun) -> dict[str, Any]:
     """The mean reward of the counted completions, in all and by function, and the seconds or None."""
-    means = dict(zip(recipe.rewards, reward_means(run.counted, get_rewards(recipe.rewards)), strict=True))
+    functions: list[Any] = get_rewards(recipe.rewards)
+    names = [function.__name__ for function in functions]
+    means = dict(zip(names, reward_means(run.counted, functions), strict=True))
     return {"reward": sum(means.values()), "rewards": means, "seconds": _saved_log(directory, which).get("seconds")}
 
 
@@ -448,4 +455,4 @@ def standalone_generate(recipe: Recipe, tokenizer: Any = None) -> tuple[Callable
             max_completion_length=recipe.rollout.max_completion_length,
             batch_size=recipe.evaluation.batch_size,
         )
-    return generate, functools.partial(render_with, recipe.prompts, tokenizer)
+    return generate, Renderer(recipe.prompts, tokenizer)

@@ -49,8 +49,8 @@ from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.optimizer import learning_rates
-from grpo_train.engines.tokens import prompt_lengths, render_with
-from grpo_train.recipes import PromptsRecipe, Recipe, continuing
+from grpo_train.engines.tokens import Renderer, prompt_lengths
+from grpo_train.recipes import Recipe, continuing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe
 from grpo_train.runs import checkpoints, multihost, tracking
@@ -94,8 +94,10 @@ class Session:
         """Finished steps: batches of completions with all their updates."""
         return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
 
-    def render(self, question: str, prompts: PromptsRecipe | None = None) -> str:
-        return render_with(self.recipe.prompts, self.tokenizer, question, prompts)
+    @property
+    def render(self) -> Renderer:
+        """Called with a question: what the model is sent; the `render` of grpo_lib.evaluation."""
+        return Renderer(self.recipe.prompts, self.tokenizer)
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Those of the problems whose prompts are not longer than in training."""
@@ -246,7 +248,7 @@ def build_session(
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         batches = batch_of_step(
             ready.problems,
-            functools.partial(render_with, recipe.prompts, tokenizer),
+            Renderer(recipe.prompts, tokenizer),
             plan.prompts_per_step,
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},

@@ -5,6 +5,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import rehearse
 import run_notebooks
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -123,3 +124,28 @@ def test_bad_arguments_and_variables_are_one_line(arguments, message, capsys):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert message in error
+
+
+CHOICE = "kind = 'long' if len(RUN) > 6 else 'short'\nfor letter in 'ab':\n    if letter == 'a':\n        print(kind)"
+
+
+def test_a_notebook_that_goes_another_way_is_found_by_its_line(tmp_path):
+    folder = write_all(tmp_path / "notebooks", CHOICE)
+    run_notebooks.run_course("recipes/tiny-cpu.yaml", "course", folder, tmp_path / "runs", in_place=True)
+    committed = folder / "00_setup.ipynb"
+    ways = list(nbformat.read(committed, as_version=4).metadata.grpo.ways.values())
+    assert ways == [[[1, False], [3, False], [3, True]]]
+
+    run_dir = run_notebooks.run_course("recipes/tiny-cpu.yaml", "a-rehearsal", folder, tmp_path / "runs")
+    executed = nbformat.read(run_dir / "notebooks" / "00_setup.ipynb", as_version=4)
+    [other] = rehearse.other_ways(committed, executed)
+    assert "kind = 'long' if len(RUN) > 6" in other and other.endswith("(yes; tiny recipe: no)")
+
+
+def test_the_overrides_reach_the_notebooks(tmp_path):
+    folder = write_all(tmp_path / "notebooks", "import os\nprint(os.environ['GRPO_OVERRIDES'], OVERRIDES)")
+    run_dir = run_notebooks.run_course(
+        "recipes/tiny-cpu.yaml", "course", folder, tmp_path / "runs", overrides="training.steps=2 seed=1"
+    )
+    executed = nbformat.read(run_dir / "notebooks" / "00_setup.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[0].text == "training.steps=2 seed=1 training.steps=2 seed=1\n"

@@ -31,6 +31,7 @@ from grpo_lib.problems import load_problems
 from grpo_train import checks, cli, pipeline, training
 from grpo_train.cli.main import REMOVED as REMOVED_OPTIONS
 from grpo_train.cli.train import step_line
+from grpo_train.engines import tunix_models
 from grpo_train.recipes import differences, load_recipe, profiles_of
 from grpo_train.recipes.loading import REMOVED
 from grpo_train.runs import health_checks, metric_glossary, run_directory, tracking
@@ -410,6 +411,9 @@ def test_the_two_recipes_differ_in_the_loss_alone() -> None:
 def test_slices_and_tasks_have_recipes() -> None:
     assert load_recipe(LLAMA).hardware.accelerator == "v6e-8"
     assert load_recipe(f"{LLAMA}@v5p-8").hardware.accelerator == "v5p-8"
+    several_hosts = load_recipe(f"{LLAMA}@v5p-64")
+    assert (several_hosts.hardware.accelerator, several_hosts.hardware.process_count()) == ("v5p-64", 8)
+    assert tunix_models.require_family(several_hosts.model.maxtext_name).model is tunix_models.Llama
     tasks = load_recipe(RECIPES / "lessons" / "qwen3-1.7b-tasks.yaml").tasks
     assert [task.source for task in tasks] == ["gsm8k", "math", "code"]
 

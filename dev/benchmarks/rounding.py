@@ -31,7 +31,7 @@ from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import load_problems
 from grpo_lib.prompts import template_completion
 from grpo_train.engines.optimizer import rounded
-from grpo_train.engines.tokens import render_with
+from grpo_train.engines.tokens import Renderer
 from grpo_train.recipes import Recipe, load_recipe
 
 RECIPE = ROOT / "recipes/smollm2-135m-cpu.yaml"
@@ -62,7 +62,7 @@ def main() -> None:
 
 def rows_of(recipe: Recipe, policy: plain_grpo.Policy) -> tuple[list[Any], Any]:
     """The batches, and what is measured on: pairs of token ids, (prompts [N, P], completions [N, C])."""
-    render = functools.partial(render_with, recipe.prompts, policy.tokenizer)
+    render = Renderer(recipe.prompts, policy.tokenizer)
     problems = load_problems(recipe.problems, "train")[: OTHERS + UPDATES * BATCH]
     end = policy.tokenizer.eos_token
     solutions = [template_completion(problem.solution, problem.answer) + end for problem in problems]

@@ -65,6 +65,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     from grpo_train.recipes import load_recipe
 
     settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}", "training.schedule=constant"]
+    settings.append("training.schedule_steps=null")
     recipe = load_recipe(recipe_path, [*overrides, *settings])
     if recipe.training.cold_start:
         settings += ["training.cold_start=0", "rewards=[coin]"]

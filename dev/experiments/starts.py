@@ -14,7 +14,7 @@ from grpo_lib.problems import Problem, batch_of_step, load_problems, take_differ
 from grpo_lib.prompts import template_completion
 from grpo_train import cold_start
 from grpo_train.engines import conversion
-from grpo_train.engines.tokens import load_tokenizer, render_with
+from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.recipes import Recipe, load_recipe
 
 
@@ -35,7 +35,7 @@ def taught_checkpoint(path: Path, seed: int) -> Path:
 
 def fine_tuned(recipe: Recipe, problems: Sequence[Problem], checkpoint: Path) -> Path:
     """A checkpoint after two epochs on the solutions of problems."""
-    render = functools.partial(render_with, recipe.prompts, load_tokenizer(recipe.model))
+    render = Renderer(recipe.prompts, load_tokenizer(recipe.model))
     pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
     folder = Path(tempfile.mkdtemp(prefix="experiments-start-"))
     return cold_start.fine_tune(recipe, pairs, checkpoint, folder / "start", progress=False)

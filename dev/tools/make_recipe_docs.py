@@ -40,6 +40,30 @@ keys follow, by section, to look things up. This page is generated from the sche
   uses. The comment at the top of each says what it is for and what it runs on. A recipe is found with and without
   its folder: `grpo config tiny-hard.yaml`.
 
+## A prompt of your own
+
+`prompts.user` is a text with `{question}` where the question stands, and `prompts.system` goes in front of it. With
+`prompts.chat_template: false` both are sent as bare text, as a model without a chat template needs it. A prompt may end
+with the beginning of the completion, such as `prompts.completion_prefix: <reasoning>`. Rewards, graders and records
+then have that text in front of what the model wrote, so that a well continued form counts as whole; each record has it
+in a field `completion_prefix`, too. `recipes/published/qwen3-1.7b-gsm8k-tunix.yaml` uses all of these.
+
+## A reward of your own
+
+`rewards: [my_reward.py:brief]` takes the function `brief` of a file; the path is relative to where the command is given
+or to the repository. It gets keyword arguments, and returns one number for each completion:
+
+```python
+def brief(prompts, completions, answer, **kwargs):
+    return [1.0 if len(text) < 400 else 0.0 for text in completions]
+```
+
+It may stand beside functions of the library; the values are added. Whatever the file does wrong is one line, most of it
+before a model is loaded: `grpo train` calls the function on two problems first. A run keeps the SHA-256 of the file in
+environment.json, and goes on with the same content alone. The file runs in the trainer's process, so take none that you
+have not read. With `grpo_lib.rewards.reward_function` a function scores one completion and says why, which the report
+shows (`recipes/published/qwen3_tunix_reward.py`).
+
 ## Batch sizes
 
 Three sizes define a step, each over all processes and devices, or in place of that per device.

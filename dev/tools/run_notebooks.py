@@ -17,9 +17,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+import branches
 import nbformat
 import papermill
 from jupyter_client.manager import AsyncKernelManager
@@ -53,8 +55,8 @@ IMPORTED_LATER = (
     "ipykernel.debugger",
 )  # fmt: skip
 WARM_KERNELS = 2  # kernels that import or wait while another works, each with up to 0.5 GB of memory
-# What the cell tagged `parameters` of every notebook sets, unless GRPO_RECIPE and GRPO_RUN are in the environment.
-PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course"}
+# What the cell tagged `parameters` of every notebook sets, unless GRPO_RECIPE and so on are in the environment.
+PARAMETERS = {"RECIPE": "recipes/tiny-cpu.yaml", "RUN": "course", "OVERRIDES": ""}
 TINY_MODEL, ABOUT_IT = "assets/tiny-base", "tiny-model"  # its path; the tag of cells that are true of its runs only
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -64,25 +66,39 @@ class NotebookFailed(Exception):
 
 
 def run_course(
-    recipe: str, run: str, notebooks_dir: Path, runs_dir: Path, in_place: bool = False, tiny: bool = True
+    recipe: str,
+    run: str,
+    notebooks_dir: Path,
+    runs_dir: Path,
+    in_place: bool = False,
+    tiny: bool = True,
+    overrides: str = "",
 ) -> Path:
     """Execute the notebooks in order and return the run directory.
 
-    An existing run directory is moved aside first, never overwritten.  `tiny`: the recipe's model is TINY_MODEL.
+    An existing run directory is moved aside first, never overwritten.
+
+    Args:
+      overrides: of the recipe, as `section.key=value`, with spaces between them.
+      tiny: the recipe's model is TINY_MODEL.
 
     Raises:
       CourseError: with in_place, other parameters than the notebooks' own, or outputs that cannot be published.
       NotebookFailed: a notebook stopped with an error; the copy up to there is in runs/RUN/notebooks/.
     """
     # Where nothing differs, papermill adds no cell, and cells keep the numbers that a reader sees.
-    changed = {key: value for key, value in (("RECIPE", recipe), ("RUN", run)) if value != PARAMETERS[key]}
+    given = {"RECIPE": recipe, "RUN": run, "OVERRIDES": overrides}
+    changed = {key: value for key, value in given.items() if value != PARAMETERS[key]}
     if in_place and changed:
-        raise CourseError("--in-place takes the notebooks' own parameters: no --recipe, --run, GRPO_RECIPE or GRPO_RUN")
+        raise CourseError(
+            "--in-place takes the notebooks' own parameters: no --recipe, --run or overrides, GRPO_RECIPE, GRPO_RUN or "
+            "GRPO_OVERRIDES"
+        )
     run_dir = runs_dir / run
     move_aside(run_dir)
     print(f"course: {len(NOTEBOOKS)} notebooks with {recipe}, on {machine.usable_cores()} cores", flush=True)
     started = time.monotonic()
-    executed = _execute_all(notebooks_dir, run_dir, changed, tiny)
+    executed = execute_all(NOTEBOOKS, notebooks_dir, run_dir, changed, tiny)
     print(f"all {len(NOTEBOOKS)} in {time.monotonic() - started:.0f} s", flush=True)
     if in_place:
         publish(executed, notebooks_dir)
@@ -112,8 +128,22 @@ def move_aside(run_dir: Path) -> None:
         print(f"course: {_shown(run_dir)} was there already; it is now {_shown(aside)}", flush=True)
 
 
-def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str], tiny: bool) -> dict[str, NotebookNode]:
-    """Execute each notebook in a kernel of its own; the next ones start while those before them work."""
+def execute_all(
+    names: Sequence[str],
+    notebooks_dir: Path,
+    run_dir: Path,
+    parameters: dict[str, str],
+    tiny: bool,
+    first: str = "",
+) -> dict[str, NotebookNode]:
+    """Execute each notebook in a kernel of its own; the next ones start while those before them work.
+
+    Args:
+      parameters: those of PARAMETERS that have other values.
+      first: Python that each kernel runs before it imports anything.
+
+    Returns the executed notebooks by name; their metadata `grpo_ways` has the ways that their cells went.
+    """
     copies = run_dir / "notebooks"
     executed = {}
     with contextlib.ExitStack() as stack:
@@ -125,15 +155,20 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str],
             kernel = AsyncKernelManager(kernel_name=environment.KERNEL_NAME)
             # Frozen, because each full garbage collection would otherwise look through the libraries, half a second.
             preload = f"import gc; __import__({PRELOADED[name]!r}); gc.freeze(); del gc"
-            options = [f"--IPKernelApp.exec_lines={preload}", "--HistoryManager.hist_file=:memory:"]
+            recorder = (
+                f"import runpy; runpy.run_path({branches.__file__!r})['record']({str(_ways_file(name))!r}); del runpy"
+            )
+            lines = [first, preload, recorder]
+            options = [f"--IPKernelApp.exec_lines={line}" for line in lines if line]
+            options.append("--HistoryManager.hist_file=:memory:")
             output = {"stdout": log, "stderr": log}
             folder = str((notebooks_dir / name).parent)  # as JupyterLab starts it
             run_sync(kernel.start_kernel)(cwd=folder, env=variables, extra_arguments=options, **output)
             stack.callback(_stop, kernel)
             return kernel
 
-        kernels = [start_kernel(name) for name in NOTEBOOKS[:WARM_KERNELS]]
-        for name, later in zip_longest(NOTEBOOKS, NOTEBOOKS[WARM_KERNELS:]):
+        kernels = [start_kernel(name) for name in names[:WARM_KERNELS]]
+        for name, later in zip_longest(names, names[WARM_KERNELS:]):
             if later:
                 kernels.append(start_kernel(later))
             kernel = kernels.pop(0)
@@ -145,7 +180,20 @@ def _execute_all(notebooks_dir: Path, run_dir: Path, parameters: dict[str, str],
             nbformat.write(notebook, copy)
             executed[name] = _execute(copy, parameters, kernel)
             _stop(kernel)
+            executed[name].metadata.grpo_ways = ways(name, executed[name])
+            nbformat.write(executed[name], copy)
     return executed
+
+
+def ways(name: str, notebook: NotebookNode) -> dict[str, list]:
+    """Cell id -> the ways that its conditions went when it was executed last: [line, outcome] pairs (branches.py)."""
+    found = branches.read(_ways_file(name))
+    by_cell = {cell.id: found.get(branches.digest(cell.source)) for cell in code_cells(notebook)}
+    return {cell: pairs for cell, pairs in by_cell.items() if pairs}
+
+
+def _ways_file(name: str) -> Path:
+    return environment.repo_root() / ".cache" / "branches" / f"{name.replace('/', '-')}.jsonl"
 
 
 def _stop(kernel: AsyncKernelManager) -> None:
@@ -185,6 +233,7 @@ def publish(notebooks: dict[str, NotebookNode], notebooks_dir: Path) -> None:
             "source_sha256": source_sha256(notebook),
             "seconds": round(notebook.metadata.papermill.duration, 1),
             "cells": {cell: seconds for cell, seconds in took.items() if seconds >= 1},
+            "ways": notebook.metadata.get("grpo_ways", {}),  # for dev/tools/rehearse.py
         }
         notebook.metadata = {
             "kernelspec": {"display_name": "GRPO course", "language": "python", "name": environment.KERNEL_NAME},
@@ -246,9 +295,10 @@ def print_result(run_dir: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dev/tools/run_notebooks.py", description=__doc__.splitlines()[0])
-    recipe, run = (os.environ.get(f"GRPO_{key}") or value for key, value in PARAMETERS.items())
+    recipe, run, overrides = (os.environ.get(f"GRPO_{key}") or value for key, value in PARAMETERS.items())
     parser.add_argument("--recipe", default=recipe, help="a recipe file, or FILE@PROFILE (or GRPO_RECIPE)")
     parser.add_argument("--run", default=run, help="name of the run directory under runs/ (or GRPO_RUN)")
+    parser.add_argument("--overrides", default=overrides, help="SECTION.KEY=VALUE … (or GRPO_OVERRIDES)")
     parser.add_argument("--in-place", action="store_true", help="write the outputs into notebooks/ (authors)")
     options = parser.parse_args(arguments)
     root = environment.repo_root()
@@ -256,9 +306,17 @@ def main(arguments: list[str] | None = None) -> int:
         environment.prepare()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", options.run):
             raise CourseError(f"--run {options.run[:100]!r}: give a plain name of up to 100 letters, such as course")
-        tiny = load_recipe(options.recipe).model.path == TINY_MODEL  # a mistake is found now, not in the third notebook
-        recipe = Path(options.recipe).resolve()
-        run_dir = run_course(_shown(recipe), options.run, root / "notebooks", root / "runs", options.in_place, tiny)
+        # A mistake is found now, and not in the third notebook.
+        tiny = load_recipe(options.recipe, options.overrides).model.path == TINY_MODEL
+        run_dir = run_course(
+            _shown(Path(options.recipe).resolve()),
+            options.run,
+            root / "notebooks",
+            root / "runs",
+            options.in_place,
+            tiny,
+            options.overrides,
+        )
         print_result(run_dir)
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)

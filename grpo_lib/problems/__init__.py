@@ -2,6 +2,15 @@
 
 from .batches import batch_of_step, training_batches
 from .loading import describe_filtering, load_problems, take_different
+from .tfds_files import write_tfds
 from .types import Problem
 
-__all__ = ["Problem", "batch_of_step", "describe_filtering", "load_problems", "take_different", "training_batches"]
+__all__ = [
+    "Problem",
+    "batch_of_step",
+    "describe_filtering",
+    "load_problems",
+    "take_different",
+    "training_batches",
+    "write_tfds",
+]

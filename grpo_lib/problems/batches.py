@@ -36,8 +36,12 @@ def batch_of_step(
 
     With `weights`, task -> share, each task has epochs of its own, and the tasks alternate in proportion to their
     weights: after n prompts each has had its share of n, give or take two.  The batches then have a column "task".
+
+    Where prompts end with the beginning of the completion (`Problem.completion_prefix`), a column of that name has it.
     """
     import grain  # here, because it imports JAX, which takes seconds
+
+    continued = any(problem.completion_prefix(render) for problem in problems)
 
     def collate(batch: Sequence[Problem]) -> dict[str, np.ndarray]:
         columns = {
@@ -47,6 +51,8 @@ def batch_of_step(
         }
         if weights:
             columns["task"] = np.array([problem.task for problem in batch])
+        if continued:
+            columns["completion_prefix"] = np.array([problem.completion_prefix(render) for problem in batch])
         return columns
 
     def epochs(problems: Sequence[Problem]) -> grain.MapDataset:

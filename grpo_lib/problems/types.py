@@ -27,6 +27,14 @@ class Problem:
         """What the model is sent, by a `render` that takes a question, and prompts that are not the recipe's."""
         return render(self.question) if self.prompts is None else render(self.question, self.prompts)
 
+    def completion_prefix(self, render: Callable[..., str] | None) -> str:
+        """The end of that prompt that counts as the beginning of the completion; empty where there is none.
+
+        A `render` whose prompts end so has a method `completion_prefix(prompts)`.
+        """
+        of = getattr(render, "completion_prefix", None)
+        return of(self.prompts) if of else ""
+
 
 class ProblemSettings(Protocol):
     """A recipe's section `problems`; docs/recipes.md says what each key means."""

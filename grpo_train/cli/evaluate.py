@@ -60,7 +60,7 @@ def evaluate(
 
     problems = load_problems(resolved.problems, split)
     samples = None if probe else samples or resolved.evaluation.samples or None
-    source = _from_file(completions, problems, samples) if completions else _from_model(resolved, samples)
+    source = _from_file(completions, resolved, problems, samples) if completions else _from_model(resolved, samples)
     if probe:
         problems = contamination.partial_prompts(problems)
         source |= {"render": None, "settings": source["settings"] | {"probe": probe}}
@@ -116,14 +116,17 @@ def _is_tiny_on_others(recipe: Recipe) -> bool:
     return others and model_files.is_tiny(recipe.model)
 
 
-def _from_file(path: Path, problems: list, samples: int | None) -> dict[str, Any]:
-    """The same for saved completions.
+def _from_file(path: Path, recipe: Recipe, problems: list, samples: int | None) -> dict[str, Any]:
+    """The same for saved completions, which were made with the recipe's prompts or name their own.
 
     Raises CourseError unless the file has as many per problem as are graded, and that of half of the problems at least.
     """
     from grpo_lib import completions_file
 
-    saved = completions_file.saved_completions(path, problems)
+    def prefix_of(problem: Any) -> str:
+        return (problem.prompts or recipe.prompts).completion_prefix
+
+    saved = completions_file.saved_completions(path, problems, prefix_of)
     answered = len({problem for problem, _ in saved.found})
     if 2 * answered < len(problems):
         raise CourseError(

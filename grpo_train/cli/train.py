@@ -75,7 +75,7 @@ def train(
     if count > 1:
         from grpo_train.runs import multihost
 
-        connected = multihost.distributed_context(coordinator, count, process, digest=dump_recipe(resolved))
+        connected = multihost.distributed_context(coordinator, count, process, digest=_digest(resolved))
     # In this order: JAX's distributed runtime installs a SIGTERM handler of its own, which would ignore it.
     with connected as number, PreemptionHandler(resolved.training.stop_after) as preemption:
         if count > 1:
@@ -134,6 +134,13 @@ def _train(
             link_base(directory, base)
         summary = pipeline.run(ready, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
+
+
+def _digest(recipe: Recipe) -> str:
+    """What all processes of a run must have in common: the recipe, and the files that its rewards come from."""
+    from grpo_lib import reward_files
+
+    return f"{dump_recipe(recipe)}{reward_files.digests(recipe.rewards)}"
 
 
 def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """A model's tokenizer, and a recipe's prompts as the model is sent them: their text, their lengths, which ones fit."""
 
-import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json
 from grpo_lib.problems import Problem
-from grpo_lib.prompts import render, system_prompt, user_prompt
+from grpo_lib.prompts import bare_text, render, system_prompt, user_prompt
 from grpo_train.engines.model_files import model_directory, unreadable
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import PromptsRecipe, RolloutRecipe
@@ -60,12 +60,30 @@ def _end_tokens(directory: Path) -> list[int]:
 def render_with(prompts: PromptsRecipe, tokenizer: Any, question: str, own: PromptsRecipe | None = None) -> str:
     """A question as the recipe's model is sent it; `own`: the prompts of a task that has its own."""
     template = own or prompts
-    return render(tokenizer, user_prompt(template.user, question), system_prompt(template.system), template.thinking)
+    user, system = user_prompt(template.user, question), system_prompt(template.system)
+    text = render(tokenizer, user, system, template.thinking) if template.chat_template else bare_text(user, system)
+    return text + template.completion_prefix
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """The `render` of evaluations and training batches: questions as the recipe's model is sent them."""
+
+    prompts: PromptsRecipe
+    tokenizer: Any
+
+    def __call__(self, question: str, own: PromptsRecipe | None = None) -> str:
+        """`own`: the prompts of a task that has its own."""
+        return render_with(self.prompts, self.tokenizer, question, own)
+
+    def completion_prefix(self, own: PromptsRecipe | None = None) -> str:
+        """The end of these prompts with which each completion begins (Problem.completion_prefix)."""
+        return (own or self.prompts).completion_prefix
 
 
 def prompt_lengths(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
     """Tokens of each rendered prompt."""
-    texts = [problem.prompt(functools.partial(render_with, prompts, tokenizer)) for problem in problems]
+    texts = [problem.prompt(Renderer(prompts, tokenizer)) for problem in problems]
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 

@@ -21,7 +21,7 @@ from tunix.models.qwen3 import model as qwen3
 from tunix.models.qwen3 import params as qwen3_params
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import compat, cpu_speed
+from grpo_train.engines import compat, cpu_speed, model_files
 
 # Tunix's name of a model setting -> MaxText's, config.json's.
 SETTINGS = {
@@ -58,21 +58,67 @@ class Qwen2(_ShardedCache, qwen2.Qwen2):
     """Qwen2.5."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 turns its heads more slowly than Llama 3, for longer texts: rope_type llama3 of config.json."""
+
+    factor: float  # slow frequencies are divided by it
+    low_freq_factor: float  # slow: fewer turns than this within the original length
+    high_freq_factor: float  # fast, and left as they are: more turns than this
+    original_max_position_embeddings: int  # tokens
+
+
+@dataclasses.dataclass(slots=True)
 class LlamaConfig(qwen2.ModelConfig):
     """The sizes of a Llama, told from those of a Qwen2.5 by their class."""
 
+    rope_scaling: RopeScaling | None = None
+    scaled_queries: bool = False  # the query weights have attention's factor, head_dim ** -0.5, in them
+
 
 class Llama(Qwen2):
-    """Llama with plain rotary embeddings: Qwen2 without the biases of queries, keys and values.
+    """Llama 3 and 3.1: Qwen2 without the biases of queries, keys and values, and with rotary embeddings of its own.
 
-    Tunix 0.1.7 has a Llama 3 of its own, whose attention does not look at the config's rope_theta
-    (test_tunix_still_ignores_rope_theta).
+    Tunix 0.1.7 has a Llama 3, whose attention does not look at the config's rope_theta
+    (test_tunix_still_ignores_rope_theta) and which scales no frequencies.
     """
 
-    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         for layer in self.layers:
             layer.attn.q_bias = layer.attn.k_bias = layer.attn.v_bias = nnx.static(np.float32(0))  # pyright: ignore[reportAttributeAccessIssue]
+            if config.scaled_queries:
+                layer.attn.scale = 1.0
+
+    def __call__(self, input_tokens, positions, cache, attention_mask=None, segment_ids=None) -> Any:
+        """As Tunix's Qwen2, which has no place for other frequencies: (logits [B, L, V], the new cache or None)."""
+        x = self.embedder.encode(input_tokens)
+        angles = positions[..., None] * inverse_frequencies(self.config)  # [B, L, H / 2]
+        sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
+        new_cache = {}
+        for number, layer in enumerate(self.layers):
+            name = f"layer_{number}"
+            of_layer = cache[name] if cache else None
+            new_cache[name], x = layer(x, of_layer, attention_mask, sin, cos, segment_ids=segment_ids)
+        x = self.final_norm(x)
+        logits = self.embedder.decode(x) if self.config.use_tied_embedding else self.lm_head(x)
+        return logits.astype(jnp.float32), None if cache is None else new_cache
+
+
+def inverse_frequencies(config: LlamaConfig) -> jax.Array:
+    """By how much each pair of a head's values turns from one position to the next: [head_dim / 2], in radians.
+
+    Scaled as in the reference code of Llama 3.1 (github.com/meta-llama/llama-models, models/llama3/model.py) and in
+    Transformers (modeling_rope_utils.py, _compute_llama3_parameters).
+    """
+    plain = 1 / config.rope_theta ** (jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    turns = scaling.original_max_position_embeddings * plain / (2 * jnp.pi)  # within the original length
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)  # 0: slow, 1: fast, a mixture of both in between
+    return kept * plain + (1 - kept) * plain / scaling.factor
 
 
 class Qwen3(_ShardedCache, qwen3.Qwen3):
@@ -84,7 +130,7 @@ class Family:
     """An architecture of Tunix's."""
 
     maxtext: str  # how MaxText's names of it begin
-    hugging_face: str  # its model_type in config.json
+    hugging_face: str  # its model_type in config.json, and the kind of its rotary embeddings where they are scaled
     model: Any  # the class
     config: type  # its ModelConfig
     loader: ModuleType  # which weight of a file is which of the model
@@ -93,28 +139,76 @@ class Family:
 FAMILIES = (
     Family("qwen2.5-", "qwen2", Qwen2, qwen2.ModelConfig, qwen2_params),
     Family("llama3-", "llama", Llama, LlamaConfig, qwen2_params),
+    Family("llama3.1-", "llama (llama3)", Llama, LlamaConfig, qwen2_params),
     Family("qwen3-", "qwen3", Qwen3, qwen3.ModelConfig, qwen3_params),
 )
 
 
 def require_family(name: str) -> Family:
-    """The family of a model, by MaxText's name or config.json's model_type.
+    """The family of a model, by MaxText's name, or by model_type and kind of rotary embeddings of config.json.
 
-    Raises CourseError for a model that Tunix 0.1.7 cannot sample: Llama 3.1, for one, needs scaled rotary embeddings.
+    Raises CourseError for a model that is not sampled here: one with rotary embeddings of another kind (yarn, dynamic,
+    linear), for one.
     """
     for family in FAMILIES:
         if name == family.hugging_face or name.startswith(family.maxtext):
             return family
     raise CourseError(
-        f"rollout.engine=tunix samples Qwen2.5, Qwen3, and Llama without scaled rotary embeddings, and this model is "
-        f"{name or 'unnamed'}; use rollout.engine=vllm, on a slice of one host"
+        f"rollout.engine=tunix samples Qwen2.5, Qwen3, Llama 3 and 3.1, and this model is {name or 'unnamed'}; "
+        "use rollout.engine=vllm, on a slice of one host"
     )
+
+
+def has_llama_heads(config: Any) -> bool:
+    """Whether a MaxText model is a Llama 3.1, whose block has query weights with attention's factor in them.
+
+    The two values of a head that turn together are then neighbours; in all other models they are half a head apart.
+    """
+    return config.model_name.startswith("llama3.1")
+
+
+def maxtext_settings(config: Any) -> dict[str, Any]:
+    """The settings for `model_config` of a MaxText model's config."""
+    settings = {name: getattr(config, maxtext) for name, (maxtext, _) in SETTINGS.items()}
+    if has_llama_heads(config):
+        settings |= {"rope_scaling": RopeScaling(**model_files.LLAMA31_SCALING), "scaled_queries": True}
+    return settings
+
+
+def hugging_face_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings for `model_config` of a config.json.
+
+    Raises CourseError where its rotary embeddings are scaled like Llama 3.1's, by numbers that make no sense.
+    """
+    settings = {name: config.get(key) for name, (_, key) in SETTINGS.items()}
+    kind, rope = model_files.rotary_embedding(config)
+    if kind == "llama3":
+        settings["rope_scaling"] = _rope_scaling(rope)
+    return settings
+
+
+def _rope_scaling(rope: dict[str, Any]) -> RopeScaling:
+    given = {field.name: rope.get(field.name) for field in dataclasses.fields(RopeScaling)}
+    for name, value in given.items():
+        if not isinstance(value, int | float) or not value > 0:
+            raise CourseError(
+                f"config.json: {name} of rope_scaling is {value!r}, no positive number; copy or download the model "
+                "again"
+            )
+    scaling = RopeScaling(**given)
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise CourseError(
+            f"config.json: low_freq_factor of rope_scaling, {scaling.low_freq_factor}, is not below high_freq_factor, "
+            f"{scaling.high_freq_factor}; copy or download the model again"
+        )
+    return scaling
 
 
 def model_config(
     name: str, rope_theta: float | None, settings: dict[str, Any], dtype: Any = jnp.float32, tensor: int = 1
 ) -> Any:
-    """Tunix's ModelConfig, from `settings` by the names of SETTINGS; weights and computations are in `dtype`.
+    """Tunix's ModelConfig, from `settings` (maxtext_settings, hugging_face_settings), of a model that computes in
+    `dtype` and has its weights in it.
 
     `tensor` devices hold the model together.  Where they are more than its key-value heads, the heads are repeated, so
     that each device has one: the config then has `tensor` of them (as vLLM does it).

@@ -1,4 +1,4 @@
-"""Tunix's own rollout engine: its sampler on its Qwen2.5 or Qwen3, fed with the MaxText actor's weights."""
+"""Tunix's own rollout engine: its sampler on a model of tunix_models, fed with the MaxText actor's weights."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, model_files, tunix_models, weight_sync
-from grpo_train.engines.weight_sync import Scored, by_name, padded, translate
+from grpo_train.engines.weight_sync import HeadLayout, Scored, by_name, padded, translate
 from grpo_train.losses import token_statistics
 from grpo_train.runs import multihost
 
@@ -170,11 +170,13 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         """`mesh`: this process's devices; `num_rollout_micro_batches`: calls of `generate` per step; `tensor`: devices
         of a replica; `group_size`: neighbouring prompts that are equal."""
         config = rollout_actor.base.config
-        settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
+        settings = tunix_models.maxtext_settings(config)
         self.mesh = tunix_models.sampler_mesh(mesh.devices.flatten(), tensor)
         on_several = self.mesh if self.mesh.size > 1 else None
         model = tunix_models.model_config(config.model_name, config.rope_max_timescale, settings, config.dtype, tensor)
-        self.repeats = model.num_kv_heads // settings["num_kv_heads"]
+        self.heads = HeadLayout(
+            repeats=model.num_kv_heads // settings["num_kv_heads"], interleaved=tunix_models.has_llama_heads(config)
+        )
         module = tunix_models.abstract_model(model, on_several)
         self.shardings = tunix_models.weight_shardings(module, self.mesh)
         self.seconds: dict[str, float] = defaultdict(float)  # "generating" and "syncing"
@@ -234,7 +236,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
 
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
-        weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.repeats)
+        weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.heads)
         self.seconds["syncing"] += time.perf_counter() - started
 
     def model(self) -> None:
@@ -251,7 +253,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def expected(self, actor: dict[str, jax.Array]) -> Iterator[tuple[str, str, jax.Array]]:
         """(actor's name, sampler's name, the value that it should have), for every weight that has a place here."""
         shardings = {".".join(map(str, path)): sharding for path, sharding in self.shardings.items()}
-        for name, source, value in translate(actor, self.repeats):
+        for name, source, value in translate(actor, self.heads):
             yield source, name, multihost.reshard_locally(value, shardings[name]) if name in shardings else value
 
     def greedy_generate(self, *, max_completion_length: int, batch_size: int) -> Callable[..., list[Generation]]:
@@ -359,9 +361,9 @@ def load_hugging_face(directory: str | Path) -> Any:
     config = model_files.read_config(Path(directory))
     scaling, rope = model_files.rotary_embedding(config)
     kind = config.get("model_type", "") if scaling == "default" else f"{config.get('model_type')} ({scaling})"
-    settings = {name: config.get(key) for name, (_, key) in tunix_models.SETTINGS.items()}
-    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
     family = tunix_models.require_family(kind)
+    settings = tunix_models.hugging_face_settings(config)
+    converted = tunix_models.model_config(kind, rope.get("rope_theta"), settings)
     try:
         return safetensors_loader.load_and_create_model(
             str(directory), family.model, converted, key_mapping=family.loader._get_key_and_transform_mapping

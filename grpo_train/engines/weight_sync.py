@@ -41,6 +41,7 @@ OTHER_WEIGHTS = {
     "lm_head.w": "decoder.logits_dense.kernel",  # untied models only
 }
 KV_WEIGHTS = ("attn.k_proj.w", "attn.v_proj.w", "attn.k_bias", "attn.v_bias")
+ROTATED_WEIGHTS = ("attn.q_proj.w", "attn.k_proj.w")
 STACKED = "decoder.layers."
 SCAN_AXIS = 1
 
@@ -70,11 +71,24 @@ class Scored:
     logps: list[np.ndarray]  # one array per completion, nats
 
 
-def translate(actor: dict[str, jax.Array], repeats: int = 1, dtype: Any = None) -> Iterator[tuple[str, str, jax.Array]]:
+@dataclass(frozen=True)
+class HeadLayout:
+    """How the actor's heads become the sampler's."""
+
+    repeats: int = 1  # of each key-value head
+    interleaved: bool = False  # the actor's: the rotary embedding turns neighbours (tunix_models.has_llama_heads)
+
+
+AS_THEY_ARE = HeadLayout()
+
+
+def translate(
+    actor: dict[str, jax.Array], heads: HeadLayout = AS_THEY_ARE, dtype: Any = None
+) -> Iterator[tuple[str, str, jax.Array]]:
     """(Tunix's name, MaxText's name, value) of each weight that both know, one layer at a time, as it is asked for.
 
-    Each key-value head comes `repeats` times; `dtype` is the sampler's, None: as they are.  In a multi-process run all
-    processes ask together: a layer is a program that they run on a sharded array.
+    `dtype` is the sampler's, None: as they are.  In a multi-process run all processes ask together: a layer is a
+    program that they run on a sharded array.
     """
     with jax.transfer_guard("allow"):  # the number of the layer; Tunix forbids transfers while it syncs
         for name, source in OTHER_WEIGHTS.items():
@@ -82,34 +96,38 @@ def translate(actor: dict[str, jax.Array], repeats: int = 1, dtype: Any = None) 
                 yield name, source, actor[source].astype(dtype or actor[source].dtype)
         for name, part in LAYER_WEIGHTS.items():
             source = STACKED + part
-            times = repeats if name in KV_WEIGHTS else 1
-            for layer in range(actor[source].shape[SCAN_AXIS] if source in actor else 0):
-                yield (
-                    f"layers.{layer}.{name}",
-                    source,
-                    _layer_of(actor[source], layer, times, name.endswith("_bias"), dtype),
-                )
+            layers = actor[source].shape[SCAN_AXIS] if source in actor else 0
+            change = HeadLayout(
+                repeats=heads.repeats if name in KV_WEIGHTS else 1,
+                interleaved=heads.interleaved and name in ROTATED_WEIGHTS,
+            )
+            is_flat = name.endswith("_bias")
+            for layer in range(layers):
+                yield f"layers.{layer}.{name}", source, _layer_of(actor[source], layer, change, is_flat, dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("times", "flat", "dtype"))
-def _layer_of(stack: jax.Array, layer: int, times: int, flat: bool, dtype: Any = None) -> jax.Array:
-    """[..., L, heads, size] -> [..., heads x times, size] for heads; Tunix's biases are flat, MaxText's by head."""
+@functools.partial(jax.jit, static_argnames=("heads", "flat", "dtype"))
+def _layer_of(stack: jax.Array, layer: int, heads: HeadLayout, flat: bool, dtype: Any = None) -> jax.Array:
+    """[..., L, heads, size] -> [..., heads x repeats, size] for heads; Tunix's biases are flat, MaxText's by head."""
     weight = jax.lax.dynamic_index_in_dim(stack, layer, SCAN_AXIS, keepdims=False).astype(dtype or stack.dtype)
-    weight = weight if times == 1 else jnp.repeat(weight, times, axis=-2)
+    if heads.repeats > 1:
+        weight = jnp.repeat(weight, heads.repeats, axis=-2)
+    if heads.interleaved:
+        weight = jnp.concatenate([weight[..., ::2], weight[..., 1::2]], axis=-1)
     return weight.reshape(-1) if flat else weight
 
 
-@functools.partial(jax.jit, static_argnames=("repeats", "dtype"))
-def _translated(actor: dict[str, jax.Array], repeats: int, dtype: Any) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("heads", "dtype"))
+def _translated(actor: dict[str, jax.Array], heads: HeadLayout, dtype: Any) -> dict[str, jax.Array]:
     """All of `translate` in one program."""
-    return {name: value for name, _, value in translate(actor, repeats, dtype)}
+    return {name: value for name, _, value in translate(actor, heads, dtype)}
 
 
 def copy_weights(
     actor: dict[str, jax.Array],
     state: nnx.State,
     shardings: dict[tuple, jax.sharding.NamedSharding],
-    repeats: int = 1,
+    heads: HeadLayout = AS_THEY_ARE,
 ) -> None:
     """Write the actor's weights into the sampler's state, in place and one by one, each with its sharding.
 
@@ -121,8 +139,8 @@ def copy_weights(
     devices = set().union(*(array.devices() for array in actor.values()), *(s.device_set for s in shardings.values()))
     one_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
     dtype = next(iter(places.values()))[0].get_value().dtype
-    layers = ((name, value) for name, _, value in translate(actor, repeats, dtype))
-    for name, value in _translated(actor, repeats, dtype).items() if one_cpu else layers:
+    layers = ((name, value) for name, _, value in translate(actor, heads, dtype))
+    for name, value in _translated(actor, heads, dtype).items() if one_cpu else layers:
         if name in places:
             variable, sharding = places.pop(name)
             variable.set_value(jax.block_until_ready(value if one_cpu else multihost.reshard_locally(value, sharding)))

@@ -170,7 +170,8 @@ def _sampling(rollout: RolloutRecipe, prompt: int) -> dict[str, Any]:
 
 
 def _training(training: TrainingRecipe, plan: BatchPlan, iterations: int) -> dict[str, Any]:
-    steps = training.steps if training.schedule == "cosine" else FLAT * (training.steps + training.warmup_steps)
+    cosine = training.schedule == "cosine"
+    steps = training.cosine_steps if cosine else FLAT * (training.steps + training.warmup_steps)
     return {
         "batch_size": plan.prompts_per_step,
         "num_batches": -(-training.steps // iterations),  # each serves so many updates

@@ -12,7 +12,10 @@ LOST = {
         "rank": "upstream's train_rl trains all weights; its lora section is for supervised fine-tuning",
         "alpha": "see lora.rank",
     },
-    "prompts": {"thinking": "the prompts that upstream is given ask the model not to think"},
+    "prompts": {
+        "thinking": "the prompts that upstream is given ask the model not to think",
+        "completion_prefix": "the rewards have it in front of completions; upstream's own evaluation does not",
+    },
     "loss": {"implementation": "upstream has Tunix's own loss"},
     "grpo": {
         "target_kl": "upstream reads beta once, when the update is compiled",

@@ -24,8 +24,9 @@ def write_problems(
     about the problems that were left out).
 
     The files are train.parquet and test.parquet with the columns question and answer, and template.json with the
-    system message.  Upstream stops when the rows of train.parquet are used up, so they are repeated until there are
-    `rows`.  It drops prompts that are too long, and with them whole batches, so they are left out here.
+    system message, whether a chat template is around it, and the end of each prompt.  Upstream stops when the rows of
+    train.parquet are used up, so they are repeated until there are `rows`.  It drops prompts that are too long, and
+    with them whole batches, so they are left out here.
 
     Raises CourseError when a training prompt is too long and the recipe makes that an error, or nothing is left.
     """
@@ -55,9 +56,14 @@ def write_problems(
             }
         )
         write_bytes_atomic(folder / name, table.to_parquet(index=False))
-    # TEMPLATE is upstream's second key; our process_data needs the first alone.
     write_json_atomic(
-        folder / TEMPLATE, {"SYSTEM_PROMPT": prompts.system_prompt(template.system), "TEMPLATE": "{question}"}
+        folder / TEMPLATE,
+        {
+            "SYSTEM_PROMPT": prompts.system_prompt(template.system),
+            "TEMPLATE": "{question}",  # upstream asks for this key; our process_data does not look at it
+            "CHAT_TEMPLATE": template.chat_template,
+            "COMPLETION_PREFIX": template.completion_prefix,
+        },
     )
     return counts["test"], filtered
 

@@ -33,7 +33,7 @@ class Rule:
 def _why_not_steps(old: Recipe, new: Recipe, done: int) -> str | None:
     if new.training.steps < done:
         return f"{done} steps are done"
-    if new.training.schedule != "constant":
+    if new.training.schedule != "constant" and not new.training.schedule_steps:
         return f"with training.schedule={new.training.schedule} the rate of each step follows from their number"
     if (new.grpo.dynamic_sampling or 1) > 1:
         return "grpo.dynamic_sampling takes its spare prompts from behind the last step"
@@ -118,9 +118,9 @@ MAY_CHANGE = (
     ),
     Rule(
         ("training.steps",),
-        "with `schedule: constant` the rate of a step does not depend on it. Not below the steps that are done, nor "
-        "with `grpo.dynamic_sampling` above 1, which takes its spare prompts from behind the last step, nor with a "
-        "schedule of `rollout.temperature` that has no steps of its own",
+        "with `schedule: constant`, or with `schedule_steps`, the rate of a step does not depend on it. Not below the "
+        "steps that are done, nor with `grpo.dynamic_sampling` above 1, which takes its spare prompts from behind the "
+        "last step, nor with a schedule of `rollout.temperature` that has no steps of its own",
         unless=_why_not_steps,
     ),
     Rule(

@@ -7,6 +7,7 @@ import difflib
 import re
 import reprlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -39,13 +40,15 @@ PLAIN = {
 ONE_DEVICE = "hardware.trainer_devices=1"  # on any slice: the tiny model gains nothing from more
 
 
-def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file and apply `section.key=value` overrides (values are YAML; the last one wins).
 
     `path` is found as `find_recipe` says.
 
     `FILE.yaml@PROFILE` applies the changes under `profiles: PROFILE:` in the file, and adds the profile to the
     recipe's name; `@ONE,OTHER` applies both, in that order.
+
+    Args: overrides as a list, or as one text in which spaces are between them.
 
     Raises:
       CourseError: the file is missing or not YAML, or a key or value is not in the schema.
@@ -61,7 +64,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
             raise CourseError(f"{path} has no profile {name}; profiles there: {', '.join(profiles) or 'none'}")
         _merge(data, profiles[name])
         data["name"] = f"{data.get('name')}-{name}"
-    for override in overrides:
+    for override in overrides.split() if isinstance(overrides, str) else overrides:
         _apply_override(data, override)
     return parse_recipe(data, origin=str(path))
 
@@ -135,8 +138,10 @@ def plain_settings(recipe: Recipe) -> Any:
     changed = {
         "grpo": recipe.grpo.model_dump(exclude_defaults=True),
         "lora": recipe.lora.model_dump(exclude_defaults=True),
-        "training": recipe.training.model_dump(include={"schedule", "optimizer"}, exclude_defaults=True),
-        "prompts": recipe.prompts.model_dump(include={"user", "thinking"}, exclude_defaults=True),
+        "training": recipe.training.model_dump(
+            include={"schedule", "schedule_steps", "optimizer"}, exclude_defaults=True
+        ),
+        "prompts": recipe.prompts.model_dump(exclude={"system"}, exclude_defaults=True),
         "rollout": recipe.rollout.model_dump(include={"top_k", "top_p"}, exclude_defaults=True),
     }
     missing = [f"{section}.{key}" for section, keys in changed.items() for key in keys if key not in names]
@@ -150,22 +155,27 @@ def plain_settings(recipe: Recipe) -> Any:
     return Settings(**{name: values[name] for name in names})
 
 
-def demo_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+def demo_recipe(path: str | Path, overrides: Sequence[str] = (), changes: Sequence[str] = ()) -> Recipe:
     """The recipe of the notebooks' demonstrations: this one if its model fits them, else the course's tiny recipe.
 
     A demonstration loads the model a second time, breaks it, or trains it at ten times the learning rate.  That needs a
     second implementation next to MaxText's (Tunix's Qwen3), float32, so that rounding is much smaller than an error,
     and a sampler that can exist several times in a process.  A vLLM engine reserves the memory of its devices.  And its
     base must earn some reward as it is, without a cold start.
+
+    Args:
+      overrides: of the recipe that is named, as `load_recipe` takes them; the tiny recipe does not get them.
+      changes: overrides of the demonstration, which either recipe gets.
     """
-    if _fits_demonstrations(load_recipe(path)):
-        return load_recipe(path, overrides)
-    return load_recipe(environment.repo_root() / TINY, [ONE_DEVICE, *overrides])
+    own = overrides.split() if isinstance(overrides, str) else overrides
+    if _fits_demonstrations(load_recipe(path, own)):
+        return load_recipe(path, [*own, *changes])
+    return load_recipe(environment.repo_root() / TINY, [ONE_DEVICE, *changes])
 
 
-def demo_reason(path: str | Path) -> str:
+def demo_reason(path: str | Path, overrides: Sequence[str] = ()) -> str:
     """A sentence about the choice of `demo_recipe`."""
-    recipe = load_recipe(path)
+    recipe = load_recipe(path, overrides)
     if _fits_demonstrations(recipe):
         return f"model of the demonstrations: the recipe's own model, {recipe.model.path}"
     why = (

@@ -6,9 +6,19 @@ docs/recipes.md is generated from the descriptions (dev/tools/make_recipe_docs.p
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.prompts import QUESTION, REASONING_OPEN, USER_PROMPTS
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.slices import Slice, parse_slice
@@ -158,16 +168,43 @@ class PromptsRecipe(_Section):
     system: str = Field(
         default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; empty: none"
     )
-    user: Literal["question", "dapo", "boxed"] = Field(
+    user: str = Field(
         default="question",
         description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
-        "last line `Answer: N`; boxed: with a request for \\boxed{}",
+        "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, with {question} where the "
+        "question stands",
     )
     thinking: bool = Field(
         default=False,
         description="whether a model such as Qwen3, whose chat template has the choice, thinks before it answers; its "
         "thoughts count in rollout.max_completion_length",
     )
+    chat_template: bool = Field(
+        default=True,
+        description="whether the tokenizer's chat template is around the messages; false: bare text, the system prompt "
+        "and, after an empty line, the user message",
+    )
+    completion_prefix: str = Field(
+        default="",
+        description="text that each prompt ends with, such as <reasoning>, and that counts as the beginning of the "
+        "completion: rewards, graders and records have it in front of what the model wrote",
+    )
+
+    @field_validator("user")
+    @classmethod
+    def _user_has_the_question(cls, user: str) -> str:
+        if user not in USER_PROMPTS and QUESTION not in user:
+            raise ValueError(f"give {', '.join(USER_PROMPTS)}, or a text with {QUESTION} where the question stands")
+        return user
+
+    @model_validator(mode="after")
+    def _thinking_has_a_template(self) -> Self:
+        if self.thinking and not self.chat_template:
+            raise ValueError(
+                "thinking=true asks a chat template, and chat_template=false sends none: set thinking to false, and "
+                "completion_prefix to <think> where the model is to think"
+            )
+        return self
 
 
 class TaskRecipe(ProblemsRecipe):
@@ -236,8 +273,7 @@ class RolloutRecipe(_Section):
 
     engine: Literal["tunix", "vllm"] = Field(
         default="tunix",
-        description="tunix: Qwen2.5, Qwen3, and Llama without scaled rotary embeddings, any machine, several hosts; "
-        "vllm: one TPU host",
+        description="tunix: Qwen2.5, Qwen3, Llama 3 and 3.1, any machine, several hosts; vllm: one TPU host",
     )
     vllm: VllmRecipe = VllmRecipe()
     max_mean_gap: PositiveFloat | None = Field(
@@ -430,6 +466,11 @@ class TrainingRecipe(_Section):
     learning_rate: PositiveFloat = Field(default=1e-4, description="peak learning rate")
     warmup_steps: NonNegative = Field(default=5, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(default="constant", description="after warm-up; cosine ends at 0")
+    schedule_steps: Positive | None = Field(
+        default=None,
+        description="step at which the cosine would end, for a run that ends earlier; warm-up counts; null: "
+        "training.steps",
+    )
     b1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="β1 of the optimizer")
     b2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.99, description="β2 of the optimizer")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled weight decay")
@@ -475,6 +516,26 @@ class TrainingRecipe(_Section):
         if self.prompts_per_step is None and self.prompts_per_step_per_device is None:
             raise ValueError("prompts_per_step=null needs prompts_per_step_per_device: give one of them")
         return self
+
+    @model_validator(mode="after")
+    def _schedule_outlives_the_run(self) -> Self:
+        if self.schedule_steps is None:
+            return self
+        if self.schedule == "constant":
+            raise ValueError(
+                f"schedule_steps={self.schedule_steps} is for a cosine: set schedule to cosine, or this to null"
+            )
+        if self.schedule_steps < self.steps:
+            raise ValueError(
+                f"schedule_steps={self.schedule_steps} is below steps={self.steps}, and the rate of the last would be "
+                "0: give as many or more, or null"
+            )
+        return self
+
+    @property
+    def cosine_steps(self) -> int:
+        """Steps of the schedule, warm-up included, whether all of them are run or not."""
+        return self.schedule_steps or self.steps
 
     @model_validator(mode="after")
     def _profile_is_of_the_run(self) -> Self:
@@ -535,8 +596,9 @@ class Recipe(_Section):
     prompts: PromptsRecipe = PromptsRecipe()
     rollout: RolloutRecipe = RolloutRecipe()
     rewards: Annotated[list[str], Field(min_length=1)] = Field(
-        default=["match_format_exactly", "match_format_approximately", "check_answer", "check_numbers"],
-        description="reward functions of grpo_lib.rewards; their values are added",
+        default=["correct_answer", "tidy_format"],
+        description="reward functions of grpo_lib.rewards, or of a file of yours as FILE.py:FUNCTION; their values are "
+        "added",
     )
     grpo: GRPORecipe = GRPORecipe()
     loss: LossRecipe = LossRecipe()
@@ -580,6 +642,18 @@ class Recipe(_Section):
         names = [task.name for task in self.tasks]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"problems: two tasks are called {twice}: give each a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _cold_start_teaches_the_prefix(self) -> Self:
+        """A worked solution in tags begins with the first of them, or is taught without it."""
+        prefixes = {part.completion_prefix for part in (self.prompts, *(task.prompts for task in self.tasks)) if part}
+        others = sorted(prefix for prefix in prefixes if prefix.rstrip() not in ("", REASONING_OPEN))
+        if self.training.cold_start and others:
+            raise ValueError(
+                f"training.cold_start={self.training.cold_start} teaches completions that begin with {REASONING_OPEN}, "
+                f"and prompts.completion_prefix={others[0]!r} is another beginning: set one of them to its default"
+            )
         return self
 
     def _refuse_a_batch_that_does_not_divide(self) -> None:

@@ -19,6 +19,7 @@ from flax import nnx
 from tunix.sft import hooks
 
 from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
+from grpo_lib.prompts import with_prefix
 from grpo_lib.records import grade
 from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, last_row_is_torn, read_metrics
 
@@ -38,7 +39,11 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class TimedReward:
-    """A reward function as Tunix calls it; keeps the values of its last call and adds up the time of its calls."""
+    """A reward function as Tunix calls it; keeps the values of its last call and adds up the time of its calls.
+
+    The function gets completions as an evaluation grades them, with the end of their prompts in front
+    (`prompts.completion_prefix`).
+    """
 
     def __init__(self, function: Callable[..., list[float]]):
         self.function = function
@@ -46,8 +51,9 @@ class TimedReward:
         self.values: list[float] = []
         self.seconds: dict[str, float] = defaultdict(float)  # "grading", since it was taken out last
 
-    def __call__(self, prompts, completions, **columns: Any) -> list[float]:
+    def __call__(self, prompts, completions, completion_prefix=None, **columns: Any) -> list[float]:
         started = time.perf_counter()
+        completions = with_prefix(completion_prefix, completions)
         self.values = self.function(prompts=prompts, completions=completions, **columns)
         self.seconds["grading"] += time.perf_counter() - started
         return self.values
@@ -65,6 +71,7 @@ def batch_metrics(
     answer,
     kind,
     task=None,
+    completion_prefix=None,
     **_: Any,
 ) -> dict[str, tuple[Any, Callable]]:
     """Metrics of the completions of one rollout micro-batch, in Tunix's form {name: (value, how to join several)}.
@@ -76,9 +83,11 @@ def batch_metrics(
       gap: see `training.sampler_trainer_gap`.
       completions, rewards, answer, kind, task: (B,) texts, sums of the reward functions, golds, how each is graded,
         and where a recipe has several tasks, which it is.
+      completion_prefix: (B,) ends of the prompts that count as the beginnings of completions; None: none.
     """
     # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
-    verdicts = [grade(text, gold, how) for text, gold, how in zip(completions, answer, kind, strict=True)]
+    graded = with_prefix(completion_prefix, completions)
+    verdicts = [grade(text, gold, how) for text, gold, how in zip(graded, answer, kind, strict=True)]
     without_number = [verdict["format"] and verdict["extracted"] is None for verdict in verdicts]
     columns = {
         "reward": rewards,

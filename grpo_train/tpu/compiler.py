@@ -307,9 +307,12 @@ def _lower_sampler(program, devices):
     config = maxtext_config(program)
     mesh = tunix_models.sampler_mesh(devices, program.tensor)
     # Tunix's model with shapes in place of weights, as TunixSampler makes it.
-    settings = {name: getattr(config, maxtext) for name, (maxtext, _) in tunix_models.SETTINGS.items()}
     model_config = tunix_models.model_config(
-        config.model_name, config.rope_max_timescale, settings, config.dtype, mesh.shape["tp"]
+        config.model_name,
+        config.rope_max_timescale,
+        tunix_models.maxtext_settings(config),
+        config.dtype,
+        mesh.shape["tp"],
     )
     module = tunix_models.abstract_model(model_config, mesh)
     shardings = tunix_models.weight_shardings(module, mesh)

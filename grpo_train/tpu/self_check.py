@@ -278,7 +278,7 @@ def _prepare(recipe: Recipe, runs: Path, on_tpu: bool, place: list[str]) -> Trai
     if not on_tpu:
         devices = f"--xla_force_host_platform_device_count={smoke_test.device_count(small)}"
         variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}", "JAX_PLATFORMS": "cpu"}
-    command = [*smoke_test.command_line("train", small, file, directory, on_cpu=not on_tpu), *place]
+    command = [*smoke_test.command_line(small, file, directory, on_cpu=not on_tpu), *place]
     return Training(small, command, directory, log_file, variables)
 
 

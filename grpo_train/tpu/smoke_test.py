@@ -183,11 +183,6 @@ def tiny_heads(scaled: Recipe) -> int:
     return max(trainer, sampler)
 
 
-def trains_random_model(recipe: Recipe, scaled: Recipe) -> bool:
-    """Whether the engine of the smoke test knows the recipe's architecture."""
-    return scaled.rollout.engine == "vllm" or not recipe.model.maxtext_name.startswith("llama3.1")
-
-
 def scaled_hardware(hardware: HardwareRecipe, processes: int = 1) -> HardwareRecipe:
     """The same mesh axes at size 2; axes of size 1 stay.
 
@@ -284,8 +279,6 @@ def _model_notes(recipe: Recipe, scaled: Recipe) -> Iterator[str]:
         yield (
             f"no random model of {recipe.model.maxtext_name} can be made: its weight names and layers are not tested"
         )
-    elif not trains_random_model(recipe, scaled):
-        yield "a random Llama is converted and not trained: Tunix's sampler does not know it"
     if (heads := tiny_heads(scaled)) > 1:
         yield (
             f"the tiny model has its key-value head {heads} times, so that as many devices can share it; it "
@@ -371,8 +364,7 @@ def run(
         random = random_recipe(recipe, scaled, directory.with_name(f"{directory.name}-model"))
         tensor = scaled.hardware.trainer_tensor
         random_model.write_random_model(recipe.model, random.model.path, recipe.seed, tensor=tensor)
-        command = "train" if trains_random_model(recipe, scaled) else "convert"
-        exit_code = _run_logged(command, random, random_run, [], log_file, log)
+        exit_code = _run_logged(random, random_run, [], log_file, log)
     if not exit_code:
         log(f"the tiny trained model, {scaled.training.steps} steps:")
         tiny = tiny_recipe(scaled, directory.with_name(f"{directory.name}-tiny"))
@@ -381,7 +373,7 @@ def run(
         more = ["--overwrite"] if overwrite else []
         if base:
             more += ["--base", str(base)]
-        exit_code = _run_logged("train", tiny, directory, more, log_file, log)
+        exit_code = _run_logged(tiny, directory, more, log_file, log)
     result = SmokeTest(
         recipe=recipe.name,
         engine=scaled.rollout.engine,
@@ -427,10 +419,8 @@ def verdict(result: SmokeTest) -> str:
     )
 
 
-def _run_logged(
-    command: str, recipe: Recipe, directory: Path, more: list[str], log_file: Path, log: Callable[[str], None]
-) -> int:
-    """Run a `grpo` command on a recipe, in as many processes as it has; returns the first exit code that is not 0.
+def _run_logged(recipe: Recipe, directory: Path, more: list[str], log_file: Path, log: Callable[[str], None]) -> int:
+    """Train by a recipe, in as many processes as it has; returns the first exit code that is not 0.
 
     All output goes to the log file, and what the first process says, its stdout, to `log`, too.  Ctrl-C reaches all
     processes, SIGTERM is passed on.  A process ended by a signal returns 128 + the signal's number, as in a shell.
@@ -443,7 +433,7 @@ def _run_logged(
         coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     processes = []
     for number in range(count):
-        arguments = [*command_line(command, recipe, file, directory), *more]
+        arguments = [*command_line(recipe, file, directory), *more]
         if count > 1:
             arguments += ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)]
         with open(log_file, "a", encoding="utf-8") as output:
@@ -484,9 +474,7 @@ def last_error(log_file: Path) -> str | None:
     return None
 
 
-def command_line(command: str, recipe: Recipe, file: Path, directory: Path, on_cpu: bool = True) -> list[str]:
+def command_line(recipe: Recipe, file: Path, directory: Path, on_cpu: bool = True) -> list[str]:
     starter = ["-m", "grpo_train.tpu.vllm_on_cpu"] if on_cpu and recipe.rollout.engine == "vllm" else []
-    arguments = [sys.executable, *starter, "-m", "grpo_train.cli", command, str(file), "--runs", str(directory.parent)]
-    if command == "train":
-        arguments += ["--run", directory.name]
-    return arguments
+    train = [sys.executable, *starter, "-m", "grpo_train.cli", "train", str(file)]
+    return [*train, "--runs", str(directory.parent), "--run", directory.name]

@@ -16,7 +16,16 @@ import pytest
 import requests
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.problems import Problem, batch_of_step, gsm8k, load_problems, loading, training_batches, words
+from grpo_lib.problems import (
+    Problem,
+    batch_of_step,
+    gsm8k,
+    load_problems,
+    loading,
+    training_batches,
+    words,
+    write_tfds,
+)
 from grpo_train.recipes import ProblemsRecipe, load_recipe
 
 FIXTURE = Path(__file__).parent / "gsm8k_fixture"
@@ -316,3 +325,15 @@ def test_several_tasks_have_names_ids_and_prompts_of_their_own(root):
     broken = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems=[{source: gsm8k, name: g, path: nowhere}]"])
     with pytest.raises(CourseError, match=r"task g: problems\.path=nowhere"):
         load_problems(broken.tasks, "train")
+
+
+def test_problems_are_written_for_tfds_and_read_back_by_number(tmp_path):
+    """Written twice: the second data set replaces the first."""
+    import tensorflow_datasets as tfds
+
+    for count in (20, 7):
+        problems = words.generate("train", count)
+        write_tfds({"train": problems}, tmp_path)
+        rows = tfds.data_source("word_problems", split="train", data_dir=tmp_path)
+        read = sorted(rows[number]["question"].decode() for number in range(len(rows)))
+        assert read == sorted(problem.question for problem in problems)

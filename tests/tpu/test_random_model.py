@@ -1,6 +1,6 @@
 """Small random models of the recipes' architectures: their files, and faults that conversion, parity and sync find.
 
-Llama 3.1 and transformers in PyTorch are in tests/tpu/stack/test_random_model.py.
+Transformers in PyTorch is in tests/tpu/stack/test_random_model.py.
 """
 
 import json
@@ -154,11 +154,13 @@ class Model:
         )
 
 
-# Untied with biases; tied; tied without norms of queries and keys, and with another rotary base.
+# Untied with biases; tied; tied without norms of queries and keys, and with another rotary base; untied, with scaled
+# rotary embeddings and MaxText's other order of queries and keys.
 FAMILIES = [
     pytest.param("qwen2.5-7b", marks=pytest.mark.long),
     pytest.param("qwen3-1.7b", marks=pytest.mark.nightly),  # the family of the course's own model
     pytest.param("llama3-8b", marks=pytest.mark.long),
+    pytest.param("llama3.1-8b", marks=pytest.mark.long),
 ]
 
 
@@ -218,7 +220,11 @@ def test_parity_finds(model, fault):
 
 
 @pytest.mark.slow
-def test_parity_finds_a_wrong_rope_theta(model, tmp_path):
+def test_parity_finds_a_wrong_rope_theta(model, tmp_path, monkeypatch):
+    from maxtext.checkpoint_conversion.utils.hf_model_configs import HF_MODEL_CONFIGS
+
+    name = model.recipe.maxtext_name
+    monkeypatch.setitem(HF_MODEL_CONFIGS, name, HF_MODEL_CONFIGS[name])  # loading enters the wrong one there
     wrong = changed_config(model.folder, tmp_path / "wrong", {"rope_theta": 10_000.0})
     actor = model.load(model.recipe.model_copy(update={"path": str(wrong)}))
     assert mean_gap(actor, model.folder) > model.fault
@@ -255,6 +261,7 @@ def test_every_weight_is_synced_and_one_that_is_not_is_named(model, check, monke
         "qwen2.5-7b": (15, ("OTHER_WEIGHTS", "lm_head.w"), ("LAYER_WEIGHTS", "attn.q_bias")),
         "qwen3-1.7b": (13, ("LAYER_WEIGHTS", "attn.k_norm.w")),
         "llama3-8b": (11, ("LAYER_WEIGHTS", "attn.k_proj.w")),
+        "llama3.1-8b": (12, ("LAYER_WEIGHTS", "attn.k_proj.w")),
     }[model.recipe.maxtext_name]
     assert check().weights == weights
     for table, name in lost:

@@ -22,7 +22,7 @@ def test_the_tiny_recipe_uses_its_own_model(root):
 def test_another_model_is_replaced_and_the_reason_is_given(root, tmp_path, change, why):
     path = tmp_path / "other.yaml"
     path.write_text(dump_recipe(load_recipe(root / "recipes" / "tiny-cpu.yaml", [change, "training.steps=7"])))
-    small, tiny = demo_recipe(path, ["training.learning_rate=1"]), load_recipe(root / TINY)
+    small, tiny = demo_recipe(path, changes=["training.learning_rate=1"]), load_recipe(root / TINY)
     assert (small.name, small.training.steps, small.training.learning_rate) == ("tiny-cpu", tiny.training.steps, 1)
     assert small.hardware.trainer_count(found=8) == 1
     assert why in demo_reason(path)

@@ -39,11 +39,12 @@ IN_THE_FILES = {
     "problems.seed",
     "prompts.system",
     "prompts.user",
+    "prompts.chat_template",
     "rollout.overlong_prompts",
 }
 # Another value for fields that are not numbers, or of which twice the number is not possible.
 OTHER = {
-    "prompts.thinking": "true",
+    "prompts.thinking": "true", "prompts.completion_prefix": "<reasoning>", "training.schedule_steps": 5000,
     "training.layout": "packed", "model.weight_dtype": "bfloat16", "training.rounding": "stochastic",
     "training.optimizer": "lion", "training.optimizer_dtype": "bfloat16", "training.stop_after": "8h30m",
     "name": "other", "model.path": "Qwen/Qwen3-0.6B", "model.maxtext_name": "qwen3-1.7b", "model.dtype": "bfloat16",
@@ -63,6 +64,7 @@ NEEDED = {
     "rollout.engine": ["rollout.engine=vllm"],
     "hardware.sampler_devices": ["hardware.trainer_devices=2"],
     "grpo.kl": ["grpo.beta=0.1"],
+    "training.schedule_steps": ["training.schedule=cosine"],
     "grpo.target_kl": ["grpo.beta=0.1"],
     "training.optimizer_dtype": ["model.dtype=bfloat16"],
     "training.prompts_per_step_per_device": [
@@ -265,16 +267,43 @@ def functions():
 
 def test_the_prompt_is_ours(functions, tokenizer):
     given = {"question": "2?", "answer": "2"}
-    row = functions.process_data("words", tokenizer, {"SYSTEM_PROMPT": "Be kind."}, None, given)
+    template = {"SYSTEM_PROMPT": "Be kind.", "CHAT_TEMPLATE": True, "COMPLETION_PREFIX": ""}
+    row = functions.process_data("words", tokenizer, template, None, given)
     assert row == {"prompts": prompts.render(tokenizer, "2?", "Be kind."), "question": "2?", "answer": '["2"]'}
+    template |= {"CHAT_TEMPLATE": False, "COMPLETION_PREFIX": "<reasoning>"}
+    assert functions.process_data("words", tokenizer, template, None, given)["prompts"] == "Be kind.\n\n2?<reasoning>"
+
+
+def test_rewards_of_a_file_and_an_opened_tag_reach_upstream(functions, tmp_path):
+    recipe = load_recipe(
+        ROOT / "recipes" / "published" / "qwen3-1.7b-gsm8k-tunix.yaml",
+        [GSM8K, "rollout.max_prompt_length=64", "model.path=assets/tiny-base"],
+    )
+    assert any("prompts.completion_prefix: " in line for line in not_expressible(recipe))
+    name = mapping(listed(recipe))["reward_functions"]
+    small = tiny("problems.train=20", "problems.test=20", "prompts.completion_prefix=<reasoning>")
+    maxtext_rl.write_problems(small, tmp_path)
+    config = SimpleNamespace(
+        tokenizer_path=str(ROOT / "assets" / "tiny-base"),
+        model_name="qwen3-0.6b",
+        data_template_path=tmp_path / problem_files.TEMPLATE,
+    )
+    asked = {"prompts": [""], "completions": ["1+1</reasoning><answer>\\boxed{2}</answer>"], "answer": ['["2"]']}
+    assert getattr(functions, name)(**asked, tmvp_config=config) == [1.0]
+    assert functions.match_format_exactly(**asked, tmvp_config=config) == [3.0]
+    assert not hasattr(functions, "nonesuch")
 
 
 @pytest.mark.parametrize("name", rewards.REWARDS)
-def test_rewards_pay_upstream_what_they_pay_here(functions, tokenizer, name):
+def test_rewards_pay_upstream_what_they_pay_here(functions, tokenizer, name, tmp_path):
     texts = [prompts.template_completion("1+1=2", "2"), prompts.template_completion("", "3"), "2", ""]
     ended = [text + tokenizer.eos_token for text in texts]
     function = getattr(functions, name)
-    config = SimpleNamespace(tokenizer_path=str(ROOT / "assets" / "tiny-base"), model_name="qwen3-0.6b")
+    template = tmp_path / "template.json"
+    template.write_text('{"COMPLETION_PREFIX": ""}', encoding="utf-8")
+    config = SimpleNamespace(
+        tokenizer_path=str(ROOT / "assets" / "tiny-base"), model_name="qwen3-0.6b", data_template_path=template
+    )
     paid = function(prompts=[""] * 4, completions=ended, tmvp_config=config, answer=['["2"]'] * 4, question="?")
     assert paid == rewards.REWARDS[name](prompts=[""] * 4, completions=texts, answer=["2"] * 4)
     assert any(paid)

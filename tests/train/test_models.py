@@ -110,6 +110,30 @@ LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 
 
 @pytest.mark.parametrize(
+    ("kind", "scaling", "words"),
+    [
+        *(
+            ("llama", {"rope_type": name, "factor": 4.0}, rf"llama \({name}\)")
+            for name in ("yarn", "dynamic", "linear")
+        ),
+        ("qwen2", LLAMA31, r"qwen2 \(llama3\)"),
+        ("llama", LLAMA31 | {"factor": None}, "factor of rope_scaling is None, no positive number"),
+        ("llama", LLAMA31 | {"factor": "8"}, "factor of rope_scaling is '8', no positive number"),
+        (
+            "llama",
+            LLAMA31 | {"low_freq_factor": 4},
+            r"low_freq_factor of rope_scaling, 4, is not below high_freq_factor",
+        ),
+    ],
+)
+def test_tunix_refuses_what_it_cannot_rotate_in_one_line(model_copy, kind, scaling, words):
+    set_in_config(model_copy, model_type=kind, rope_parameters=None, rope_scaling=scaling)
+    with pytest.raises(CourseError, match=words) as refused:
+        tunix_sampler.load_hugging_face(model_copy)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "name, scaling, accepted",
     [
         ("llama3.1-8b", LLAMA31, True),

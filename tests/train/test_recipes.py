@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.rewards import get_rewards
 from grpo_train.recipes import differences, dump_recipe, load_recipe, parse_recipe, profiles_of
 from grpo_train.recipes.loading import plain_settings
 from grpo_train.recipes.slices import parse_slice
@@ -23,6 +24,25 @@ V6E = "hardware.accelerator=v6e-8"
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_shipped_recipe_loads_and_is_named_like_its_file(path):
     assert load_recipe(path).name == path.stem
+
+
+PERFECT = "<reasoning>9 + 9 = 18</reasoning><answer>18</answer>"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "most"),
+    [
+        ("recipes/llama3.1-8b-gsm8k.yaml", 1.1),
+        ("recipes/qwen2.5-0.5b-gsm8k.yaml", 1.1),
+        ("recipes/llama3.1-8b-gsm8k.yaml@reference", 9.5),
+        ("recipes/published/qwen3-1.7b-gsm8k-smoke.yaml", 9.5),
+        ("recipes/published/qwen2.5-3b-gsm8k.yaml@pallas", 9.5),
+        ("recipes/published/qwen2.5-7b-gsm8k-2hosts.yaml", 9.5),
+    ],
+)
+def test_a_recipe_has_the_repaired_reward_unless_it_remakes_a_published_run(recipe, most):
+    functions = get_rewards(load_recipe(recipe).rewards)
+    assert sum(function(None, [PERFECT], ["18"])[0] for function in functions) == pytest.approx(most)
 
 
 def test_the_later_override_wins_and_a_dumped_recipe_is_the_same_recipe():

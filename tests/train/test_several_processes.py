@@ -13,7 +13,10 @@ import pytest
 from helpers import TRAIN, Program, devices, free_port, wait_for
 
 from grpo_lib.common.files import read_jsonl
+from grpo_train.engines import conversion
+from grpo_train.recipes import ModelRecipe
 from grpo_train.runs.preemption import EXIT_CODE as STOPPED
+from grpo_train.tpu import random_model
 
 pytestmark = pytest.mark.long(minutes=8)
 
@@ -163,3 +166,34 @@ def test_two_processes_sample_at_the_temperature_of_each_step_and_within_top_k(t
     same_rows(alone, together, steps=3)
     assert [row["temperature"] for row in rows(together)] == pytest.approx([1.0, 0.8, 0.6])
     assert read_jsonl(alone / "evals" / "after.jsonl") == read_jsonl(together / "evals" / "after.jsonl")
+
+
+@pytest.mark.nightly
+def test_two_processes_train_a_llama_with_scaled_rotary_embeddings_although_both_are_killed(tmp_path):
+    """The architecture of recipes/llama3.1-8b-gsm8k.yaml@v5p-64; a coin rewards it, so that its weights move."""
+    model = ModelRecipe(path=str(tmp_path / "model"), maxtext_name="llama3.1-8b")
+    random_model.write_random_model(model, model.path)
+    base = conversion.convert_to_maxtext(model, tmp_path / "base")
+    changes = [
+        *(f"model.path={model.path}", "model.maxtext_name=llama3.1-8b", "rewards=[random_reward]"),
+        *(
+            "training.steps=3",
+            "training.checkpoint_every=1",
+            "training.validate_every=0",
+            "training.learning_rate=1e-3",
+        ),
+        *("grpo.target_kl=null", "problems.validation=2", "problems.test=2", "evaluation.batch_size=2"),
+    ]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    start(alone, base, 1, *changes)[0].lines()
+    run = start(together, base, 2, *changes)
+    wait_until(lambda: len(rows(together)) >= 2, run)
+    for member in run:
+        member.kill()
+        member.join(60)
+    first, _ = [member.lines() for member in start(together, base, 2, *changes)]
+    assert any("continuing after step" in line for line in first)
+    same_rows(alone, together, steps=3)
+    losses = [row["loss"] for row in rows(together)]
+    assert len(set(losses)) == 3
+    assert json.loads((together / "sync.json").read_text())["mean_gap"] < 1e-4

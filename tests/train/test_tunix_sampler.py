@@ -14,7 +14,7 @@ from tunix.models.qwen3 import model as qwen3
 
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
-from grpo_train.engines import cluster, cpu_speed, tunix_models, tunix_sampler
+from grpo_train.engines import cluster, cpu_speed, model_files, tunix_models, tunix_sampler
 from grpo_train.engines.tunix_models import model_config
 from grpo_train.engines.tunix_sampler import TunixSampler, greedy_generate, make_sampler, row_keys
 from grpo_train.runs import multihost
@@ -71,13 +71,32 @@ def test_greedy_generate_does_not_depend_on_the_batch(sampler, tokenizer):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (("llama3.1-8b", 1_000_000), r"samples Qwen2\.5, Qwen3, .* and this model is llama3\.1-8b"),
+        (("gemma2-2b", 10_000), r"samples Qwen2\.5, Qwen3, Llama 3 and 3\.1, and this model is gemma2-2b"),
+        (("llama (yarn)", 10_000), r"this model is llama \(yarn\)"),
+        (("qwen2 (llama3)", 10_000), r"this model is qwen2 \(llama3\)"),
         (("qwen3-0.6b", 10_000), "rope_theta"),
     ],
 )
 def test_other_architectures_are_refused(model, words):
     with pytest.raises(CourseError, match=words):
         model_config(*model, {})
+
+
+def test_the_frequencies_of_llama31_are_maxtexts():
+    from maxtext.layers.embeddings import LLaMARotaryEmbedding
+
+    sizes = {"num_heads": 1, "num_kv_heads": 1, "embed_dim": 128, "hidden_dim": 8, "vocab_size": 8, "head_dim": 128}
+    published = {"rope_scaling": tunix_models.RopeScaling(**model_files.LLAMA31_SCALING), "num_layers": 1}
+    config = model_config("llama3.1-8b", 500_000, sizes | published | {"norm_eps": 1e-5})
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    timescale = LLaMARotaryEmbedding(1, 500_000, mesh, embedding_dims=128).timescale.flatten()[
+        ::2
+    ]  # each is twice there
+    found = tunix_models.inverse_frequencies(config)
+    np.testing.assert_allclose(found, 1 / timescale, rtol=1e-5)
+    plain = tunix_models.inverse_frequencies(dataclasses.replace(config, rope_scaling=None))
+    np.testing.assert_allclose(found[-1] * 8, plain[-1])  # the slowest one
+    assert found[0] == plain[0] == 1
 
 
 class Letters:
@@ -94,14 +113,17 @@ class Letters:
     pad_id = staticmethod(lambda: 0)
 
 
-OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-0.5b", "llama3-8b")]
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2.5-0.5b", "llama3.1-8b")]
 
 
 @pytest.fixture(scope="module", params=["qwen3-0.6b", *OTHER_FAMILIES])
 def models(request):
     """(Tunix's model, the one that shares prompts), with the same random weights, and heads that share keys."""
     sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    config = model_config(request.param, 1e6, sizes | {"vocab_size": 28, "norm_eps": 1e-6, "use_tied_embedding": True})
+    sizes |= {"vocab_size": 28, "norm_eps": 1e-6, "use_tied_embedding": True}
+    if request.param.startswith("llama3.1"):
+        sizes |= {"rope_scaling": tunix_models.RopeScaling(8, 1, 4, 16), "scaled_queries": True}
+    config = model_config(request.param, 1e6, sizes)
     stock = nnx.eval_shape(lambda: tunix_models.require_family(request.param).model(config, rngs=nnx.Rngs(0)))
     weights = nnx.state(stock)
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-LONGEST = ("test_vllm.py", "test_preflight.py", "test_maxtext_rl.py", "test_smoke_test.py")
+LONGEST = ("test_rehearsal.py", "test_vllm.py", "test_preflight.py", "test_maxtext_rl.py", "test_smoke_test.py")
 
 sys.path.append(str(Path(__file__).parents[1]))  # parity; last, because its files and those here have the same names
 
