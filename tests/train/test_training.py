@@ -275,8 +275,6 @@ def test_a_run_goes_on_with_another_number_of_micro_batches(
     assert session.step == 2
     rows = training.train(session)
     assert checkpoints.has_gradient_sum(session.checkpoints) == (then != 1)
-    if first == "one, summed":
-        assert without_clocks(rows) == without_clocks(whole_run[2])
     assert [row["reward"] for row in rows] == [row["reward"] for row in whole_run[2]]
     wanted = moments(whole_run[0])
     for name, found in moments(session).items():
