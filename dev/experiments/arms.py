@@ -206,8 +206,8 @@ def store(session: training.Session, arm: str) -> None:
     recipe = session.recipe
     trainer = session.cluster.actor_trainer
     chain = compensated(optimizer.make_optimizer(recipe.training, 1, recipe.seed))
-    chain = optax.MultiSteps(optimizer.rounded(chain, "nearest", "float32", recipe.seed), 1)
-    trainer.optimizer = optimizer.sum_in(nnx.Optimizer(trainer.model, chain, wrt=nnx.Param), "float32")
+    chain = optimizer.rounded(chain, "nearest", "float32", recipe.seed)
+    trainer.optimizer = nnx.Optimizer(trainer.model, chain, wrt=nnx.Param)
 
 
 BEFORE = {

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from etils import epath
 from flax import nnx
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
@@ -16,11 +17,11 @@ from tunix.sft import metrics_logger
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
-from grpo_train.engines.optimizer import make_optimizer, sum_in
+from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, sum_in
 from grpo_train.losses import packing
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
-from grpo_train.runs import multihost
+from grpo_train.runs import checkpoints, multihost
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,10 @@ def make_cluster(
     if updates.adapts_beta:
         optimizer = optax.chain(optimizer, adaptive_beta.keep_factor())
     count = updates.training.steps * updates.iterations
+    saved_sum = checkpoints.has_gradient_sum(epath.Path(files.checkpoints) / "actor")  # Tunix adds the role
+    # Tunix restores while it makes the trainer: the state must be as it was saved.
+    begins_with_sum = plan.gradients_summed > 1 if saved_sum is None else saved_sum
+    micro_batch_size = plan.micro_batch_prompts * plan.micro_batches_in_loss
     training_config = rl.RLTrainingConfig(
         actor_optimizer=optimizer,
         # Tunix counts updates; a step here is a batch, with all its updates.
@@ -163,7 +168,8 @@ def make_cluster(
         eval_every_n_steps=count + 1,
         # Of all processes together: each sees the whole batch.
         mini_batch_size=plan.prompts_per_step,
-        train_micro_batch_size=plan.micro_batch_prompts * plan.micro_batches_in_loss,
+        # None: no sum of gradients beside the one gradient.
+        train_micro_batch_size=micro_batch_size if begins_with_sum else None,
         rollout_micro_batch_size=plan.rollout_micro_batch_size,
         compute_logps_micro_batch_size=plan.micro_batch_prompts,
         # Tunix's default is 2; several processes run one program at a time (see multihost).
@@ -189,7 +195,16 @@ def make_cluster(
         tokenizer=models.tokenizer,
         cluster_config=cluster_config,
     )
-    sum_in(cluster.actor_trainer.optimizer, updates.training.optimizer_dtype)
+    trainer = cluster.actor_trainer
+    if begins_with_sum and plan.gradients_summed == 1:
+        drop_sum(trainer.optimizer)
+    elif plan.gradients_summed > 1 and not begins_with_sum:
+        add_sum(trainer.optimizer, trainer.model, plan.gradients_summed)
+        for config in (training_config, trainer.config):
+            config.train_micro_batch_size = micro_batch_size
+            config.gradient_accumulation_steps = plan.gradients_summed
+        trainer._iter_steps = trainer.train_steps * plan.gradients_summed  # it counts micro-batches
+    sum_in(trainer.optimizer, updates.training.optimizer_dtype)
     return cluster
 
 

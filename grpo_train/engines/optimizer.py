@@ -129,6 +129,24 @@ def sum_in(optimizer: nnx.Optimizer, dtype: DType) -> nnx.Optimizer:
     return optimizer
 
 
+def add_sum(optimizer: nnx.Optimizer, model: nnx.Module, count: int) -> None:
+    """Let an optimizer add up the gradients of `count` micro-batches before each of its updates.
+
+    It goes on with the state that it has.
+    """
+    sums: Any = nnx.Optimizer(model, optax.MultiSteps(optax.identity(), count), wrt=optimizer.wrt).opt_state
+    optimizer.opt_state = nnx.data(sums._replace(inner_opt_state=optimizer.opt_state))
+    optimizer.tx = optax.MultiSteps(optimizer.tx, count)
+
+
+def drop_sum(optimizer: nnx.Optimizer) -> None:
+    """Take optax.MultiSteps from an optimizer, whose updates then are of one gradient; between two the sum is zero."""
+    sums: Any = optimizer.opt_state
+    of_steps: Any = optimizer.tx
+    optimizer.opt_state = nnx.data(sums.inner_opt_state)
+    optimizer.tx = of_steps.inner_opt
+
+
 @jax.jit
 def nearest_moves(weights: Any, rate: float) -> tuple[jax.Array, jax.Array]:
     """(`update_applied`, share of the weights that move) when all weights, in bfloat16, get a step of `rate`, as Adam's

@@ -80,6 +80,12 @@ class BatchPlan:
             else 1
         )
 
+    @property
+    def gradients_summed(self) -> int:
+        """Gradients that the optimizer adds up before an update; with 1 it keeps no sum, which is as large as the
+        weights."""
+        return self.accumulation_steps // self.micro_batches_in_loss
+
 
 @dataclass(frozen=True)
 class _Size:

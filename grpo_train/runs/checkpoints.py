@@ -118,20 +118,44 @@ def unreadable(folder: epath.Path) -> str | None:
     return None
 
 
+def has_gradient_sum(folder: epath.Path) -> bool | None:
+    """Whether the newest checkpoint in a folder has a sum of gradients (optax.MultiSteps); None if there is none.
+
+    Runs of several micro-batches save it, and so did all runs of grpo-hands-on before it was left out for one.
+    Raises what `read` does.
+    """
+    found = updates(folder)
+    if not found:
+        return None
+    item = folder / str(found[-1]) / "optimizer_state"
+    with _reader() as reader:
+        return "acc_grads" in _tree(reader, item)["opt_state"]
+
+
 def read(item: epath.Path) -> Any:
     """One item of a checkpoint as a tree of NumPy arrays, whatever devices it was saved from.
 
     Only this process reads it; Orbax does not wait for others.
     """
+    with _reader() as reader:
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _tree(reader, item))
+        return reader.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
+def _reader() -> ocp.Checkpointer:
+    """A reader for this process alone."""
     this = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process-{this}"
     )
-    with ocp.Checkpointer(
+    return ocp.Checkpointer(
         ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
-    ) as reader:
-        metadata = reader.metadata(item).item_metadata
-        if metadata is None:
-            raise FileNotFoundError(f"{item.name} has lost its metadata")
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
-        return reader.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    )
+
+
+def _tree(reader: ocp.Checkpointer, item: epath.Path) -> Any:
+    """Names, shapes and types of an item's arrays."""
+    metadata = reader.metadata(item).item_metadata
+    if metadata is None:
+        raise FileNotFoundError(f"{item.name} has lost its metadata")
+    return metadata.tree

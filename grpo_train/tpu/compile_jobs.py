@@ -89,6 +89,15 @@ class Program(SavedModel):
         return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
+class SingleUpdate(Program):
+    """The update of a step that is one micro-batch: no sum of gradients is kept for it.
+
+    A class of its own, so that the keys of the other programs, and saved results, do not change with its fields.
+    """
+
+    sums_gradients: Literal[False] = False
+
+
 class CutSampler(Program):
     """Prefill or decode of a recipe with top-k or top-p.
 

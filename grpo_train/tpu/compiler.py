@@ -35,7 +35,7 @@ from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import machine
-from grpo_train.tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program
+from grpo_train.tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program, SingleUpdate
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
@@ -230,8 +230,8 @@ def _lower_update(program, own_optimizer, mesh, model):
 
     if program.layout == "groups":
         packing.share_prompts(model)
-    # The accumulation's length is a constant in the program, and 1 accumulates too.
-    chain = optax.MultiSteps(own_optimizer, 2)
+    # How many gradients are added up is a constant in the program.
+    chain = own_optimizer if isinstance(program, SingleUpdate) else optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
 
     def optimizer_of(model):

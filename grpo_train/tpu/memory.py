@@ -108,7 +108,7 @@ def chips(
     update = compiled["update"]
     # Of the trainer's weights, as the sampler and the reference have them.
     frozen = update.parameter_shard * ITEMSIZE[model.dtype] // ITEMSIZE[model.trainer_dtype]
-    training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan.accumulation_steps, frozen)
+    training = _trainer(update, compiled.get("logps"), grpo, bool(lora.rank), plan, frozen)
     if rollout.engine == "tunix":
         sampling, kv_cache = _tunix_sampler(compiled, hardware, rollout, plan, sampler_tensor)
         # So libtpu 0.0.44 reported it; less on the way to one replica over all chips, where it never makes it whole.
@@ -180,17 +180,17 @@ def _line(name: str, size: float, origin: Origin, how: str, *phases: str) -> Mem
 
 
 def _trainer(
-    update: Compilation, logps: Compilation | None, grpo: GRPORecipe, adapters: bool, micro_batches: int, frozen: int
+    update: Compilation, logps: Compilation | None, grpo: GRPORecipe, adapters: bool, plan: BatchPlan, frozen: int
 ) -> list[MemoryItem]:
     """Lines of a chip that trains."""
-    weights = update.parameter_shard
+    weights, micro_batches = update.parameter_shard, plan.accumulation_steps
+    held = "the optimizer's moments"
+    if plan.gradients_summed > 1:
+        held += " and the accumulated gradients"
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
         _line(
-            "optimizer state, gradients",
-            update.optimizer_shard,
-            "compiler",
-            "the optimizer's moments and the accumulated gradients, an argument of the update",
+            "optimizer state, gradients", update.optimizer_shard, "compiler", f"{held}, an argument of the update"
         ),
     ]
     if grpo.beta and not adapters:  # else it is the actor without its adapters

@@ -30,6 +30,7 @@ from grpo_train.tpu.compile_jobs import (
     CutSampler,
     Program,
     SavedModel,
+    SingleUpdate,
     few_layers,
 )
 from grpo_train.tpu.hints import hints
@@ -168,8 +169,9 @@ def programs_of(recipe: Recipe, quick: bool = False) -> dict[str, Program]:
         rows = {"layout": recipe.plan.layout, "rows": shapes[-1]}
     reference = recipe.grpo.beta > 0
     old = recipe.grpo.iterations > 1
-    programs = {
-        "update": Program(
+    make_update = Program if recipe.plan.gradients_summed > 1 else SingleUpdate
+    programs: dict[str, Program] = {
+        "update": make_update(
             kind="update",
             reference=reference,
             old=old,

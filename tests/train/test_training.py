@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import optax
 import pytest
+from etils import epath
 from helpers import CLOCKS, without_clocks
 from jax.profiler import ProfileData
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,7 +21,8 @@ from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
 from grpo_train import checks, export, pipeline, training
-from grpo_train.engines import model_files
+from grpo_train.engines import cluster as clusters
+from grpo_train.engines import model_files, weight_sync
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
 from grpo_train.engines.tokens import fit_prompts, prompt_lengths
@@ -248,6 +251,44 @@ def test_a_torn_last_row_is_taken_again_from_the_checkpoint_before_it(whole_run,
     assert session.step == 2
     again = training.train(session)
     assert without_clocks(again) == without_clocks(whole_run[2]) == without_clocks(read_jsonl(metrics))
+
+
+def with_old_optimizer(monkeypatch):
+    """Build sessions as before the sum of gradients was left out: optax.MultiSteps also around a single one."""
+    monkeypatch.setattr(clusters.checkpoints, "has_gradient_sum", lambda folder: True)
+    monkeypatch.setattr(clusters, "drop_sum", lambda optimizer: None)
+
+
+def moments(session):
+    """Adam's first moment, by the names of weights."""
+    return weight_sync.by_name(optax.tree.get(session.cluster.actor_trainer.optimizer.opt_state, "mu"))
+
+
+@pytest.mark.parametrize(("first", "then"), [("one, summed", 1), (1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_micro_batches(
+    whole_run, build, recipe, tmp_path, monkeypatch, first, then
+):
+    """With a sum of gradients in the checkpoint and none in the optimizer, and the other way round."""
+
+    def start(count, steps):
+        parts = {} if count == 1 else {"layout": "padded", "micro_batch_size": 16 // count}
+        return build(tmp_path, change(recipe, training={"steps": steps, **parts}))
+
+    with monkeypatch.context() as patched:
+        if first == "one, summed":
+            with_old_optimizer(patched)
+        training.train(start(1 if first == "one, summed" else first, 2))
+    assert checkpoints.has_gradient_sum(epath.Path(tmp_path / "checkpoints" / "actor")) == (first != 1)
+
+    session = start(then, 4)
+    assert session.step == 2
+    rows = training.train(session)
+    assert checkpoints.has_gradient_sum(session.checkpoints) == (then != 1)
+    assert [row["reward"] for row in rows] == [row["reward"] for row in whole_run[2]]
+    wanted = moments(whole_run[0])
+    for name, found in moments(session).items():
+        # MaxText rounds the gradient of a tied embedding to bfloat16, of each micro-batch.
+        assert np.linalg.norm(found - wanted[name]) < 1e-2 * np.linalg.norm(wanted[name]), name
 
 
 def test_a_damaged_row_before_the_last_names_its_number(tmp_path):
