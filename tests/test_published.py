@@ -31,6 +31,7 @@ from grpo_lib.problems import load_problems
 from grpo_train import checks, cli, pipeline, training
 from grpo_train.cli.main import REMOVED as REMOVED_OPTIONS
 from grpo_train.cli.train import step_line
+from grpo_train.engines import tunix_models
 from grpo_train.recipes import differences, load_recipe, profiles_of
 from grpo_train.recipes.loading import REMOVED
 from grpo_train.runs import health_checks, metric_glossary, run_directory, tracking

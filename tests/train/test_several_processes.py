@@ -176,8 +176,9 @@ def test_two_processes_train_a_llama_with_scaled_rotary_embeddings_although_both
     base = conversion.convert_to_maxtext(model, tmp_path / "base")
     changes = [
         *(f"model.path={model.path}", "model.maxtext_name=llama3.1-8b", "rewards=[random_reward]"),
-        *("training.steps=3", "training.checkpoint_every=1", "training.validate_every=0", "training.learning_rate=1e-3"),
-        *("grpo.target_kl=null", "problems.validation=2", "problems.test=2", "evaluation.batch_size=2"),
+        *("training.steps=3", "training.checkpoint_every=1", "training.learning_rate=1e-3"),
+        *("training.validate_every=0", "problems.validation=2", "problems.test=2", "evaluation.batch_size=2"),
+        "grpo.target_kl=null",
     ]
     alone, together = tmp_path / "alone", tmp_path / "together"
     start(alone, base, 1, *changes)[0].lines()
