@@ -136,7 +136,8 @@ def add_sum(optimizer: nnx.Optimizer, model: nnx.Module, count: int) -> None:
     """
     sums: Any = nnx.Optimizer(model, optax.MultiSteps(optax.identity(), count), wrt=optimizer.wrt).opt_state
     optimizer.opt_state = nnx.data(sums._replace(inner_opt_state=optimizer.opt_state))
-    optimizer.tx = optax.MultiSteps(optimizer.tx, count)
+    chain: Any = optax.MultiSteps(optimizer.tx, count)
+    optimizer.tx = chain
 
 
 def drop_sum(optimizer: nnx.Optimizer) -> None:
