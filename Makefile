@@ -52,7 +52,7 @@ rehearse: setup-tpu ## rehearse the notebooks of a TPU VM on this machine, with 
 	@.venv-tpu/bin/python dev/tools/rehearse.py $(if $(AGAIN),--again)
 
 REHEARSED := $(addprefix recipes/,llama3.1-8b-gsm8k.yaml llama3.1-8b-gsm8k.yaml@lora qwen2.5-0.5b-gsm8k.yaml@vllm published/qwen3-1.7b-gsm8k-smoke.yaml)
-rehearse-all: setup-tpu ## rehearse the notebooks with the four recipes of docs/tpu-vm.md (an hour)
+rehearse-all: setup-tpu ## rehearse the notebooks with four recipes
 	@.venv-tpu/bin/python dev/tools/rehearse.py $(REHEARSED) $(if $(AGAIN),--again)
 
 test-tpu: setup-tpu ## run the tests of the TPU stack (vLLM, TPU compiler) on this machine's CPU

@@ -4,7 +4,8 @@ A kernel runs `record(file)` before the first cell (run_notebooks.py). IPython's
 `ast_transformers` entry wraps each condition, and after each cell a line is added to the file.  `make notebooks` keeps
 the ways of the tiny recipe in the notebooks' metadata; rehearse.py says where another recipe went another way.
 
-coverage.py was tried first: it counts lines, and most choices here are conditional expressions within a line.
+coverage.py was not taken: it knows lines and jumps between them, and most choices here are conditional expressions
+within a line.
 """
 
 import ast

@@ -26,6 +26,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_text_atomic
 from grpo_train.recipes import Recipe, dump_recipe, load_recipe
+from grpo_train.runs.run_directory import changed_keys, check_run
 from grpo_train.tpu import random_model, smoke_test
 
 # Those that docs/tpu-vm.md sends to the VM.
@@ -49,7 +50,10 @@ def rehearse(recipe: Recipe, names: Sequence[str] = NOTEBOOKS, again: bool = Fal
     write_text_atomic(file, dump_recipe(scaled))
     if again:
         run_notebooks.move_aside(run_dir)
-    left = [name for name in names if not is_done(run_dir, name)]
+    else:
+        check_run(run_dir, scaled)
+    # What was executed with other values of the recipe is not this rehearsal's.
+    left = [name for name in names if changed_keys(run_dir, scaled) or not is_done(run_dir, name)]
     count = smoke_test.device_count(scaled)
     print(f"rehearsal of {recipe.name}: {scaled.rollout.engine}, {count} virtual devices, runs/{run}", flush=True)
     for name in names:
@@ -73,7 +77,7 @@ def scale(recipe: Recipe, run_dir: Path) -> Recipe:
     """The recipe at the size of a smoke test, with a tiny model that its mesh can share, beside the run directory."""
     if recipe.rollout.engine == "vllm" and not smoke_test.vllm_can_run():
         raise CourseError("rollout.engine=vllm needs vllm-tpu: make setup-tpu, then .venv-tpu/bin/python")
-    if recipe.hardware.process_count() > 1 and recipe.rollout.engine == "vllm":
+    if recipe.hardware.process_count() > 1:
         raise CourseError("notebooks are for one host; take grpo smoke-test for several")
     scaled = smoke_test.scaled_recipe(
         recipe,

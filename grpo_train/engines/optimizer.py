@@ -24,8 +24,7 @@ def learning_rate_schedule(training: TrainingRecipe) -> optax.Schedule:
     """The learning rate of a step, counted from 0. The first step already moves: it does not start at zero.
 
     Linear warm-up, then constant, or half a cosine that would reach 0 at the step after the last, or later
-    (`schedule_steps`). A step is one batch
-    of completions; all its updates (`grpo.iterations`) have the step's rate.
+    (`schedule_steps`). A step is one batch of completions; all its updates (`grpo.iterations`) have the step's rate.
     """
     first = training.learning_rate / max(training.warmup_steps, 1)
     if training.schedule == "cosine" and training.cosine_steps > training.warmup_steps:  # else it ends in the warm-up
