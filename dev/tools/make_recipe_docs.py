@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_train.engines.model_files import disk_use
+from grpo_train.engines.model_files import IN_A_BUCKET, disk_use, vm_disk
 from grpo_train.recipes import TINY, Recipe, continuing, load_recipe, profiles_of, shipped_recipes
 from grpo_train.tpu.preflight import saved_results
 
@@ -94,11 +94,12 @@ What a run writes, in GB (10^9 bytes), for the recipes whose weights `grpo prefl
 `HF_HOME`; *base* is the converted model; *checkpoints* are those that are kept and one more, while it is written
 (`training.max_to_keep`, `training.checkpoint_every`); for the *export* the weights are saved once more. In a bucket
 (`training.checkpoints=gs://BUCKET/FOLDER`) the checkpoints take nothing here. `grpo train`, `grpo convert` and
-`grpo self-check` refuse a disk that has less free than what is still to be written. A Cloud TPU VM has 107 GB, and
-packages take some of it ([tpu-vm.md](tpu-vm.md)).
+`grpo self-check` refuse a disk that has less free than what is still to be written, notebooks 01 and 04, too. A Cloud
+TPU VM has 107 GB, of which packages take 16 ([tpu-vm.md](tpu-vm.md)): a recipe for one host that writes more than the
+other 91 needs a bucket, and `grpo config` says so.
 
-| recipe | weights, billions | downloaded | base | checkpoints | export | in all |
-|---|--:|--:|--:|--:|--:|--:|
+| recipe | weights, billions | downloaded | base | checkpoints | export | in all | needs a bucket |
+|---|--:|--:|--:|--:|--:|--:|---|
 """
 
 
@@ -152,6 +153,8 @@ def _disk_rows() -> str:
             if recipe.name in weights:
                 sizes = [size * weights[recipe.name] / 1e9 for size in disk_use(recipe).values()]
                 cells = [f"{weights[recipe.name] / 1e9:.2f}", *(f"{size:.1f}" for size in (*sizes, sum(sizes)))]
+                vm = vm_disk(recipe)
+                cells.append("yes" if vm and IN_A_BUCKET in vm else "no" if vm else "–")
                 rows.setdefault((file.stem, *cells), f"| {recipe.name} | {' | '.join(cells)} |")
     return "\n".join(rows.values()) + "\n"
 

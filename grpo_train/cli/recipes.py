@@ -53,6 +53,8 @@ def config(
     else:
         print(dump_recipe(resolved))
         print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
+        if line := model_files.vm_disk(resolved):
+            print(f"# disk: {line}")
         if resolved.model.sizes and not model_files.local_folder(resolved.model):
             print("# model.sizes: not compared with config.json, which is not here; grpo train refuses what differs")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import read_json, require_space
-from grpo_train.recipes import ModelRecipe, Recipe
+from grpo_lib.common.files import read_json, read_json_if_exists, require_space
+from grpo_train.recipes import ModelRecipe, Recipe, load_recipe, shipped_recipes
 from grpo_train.runs.run_directory import is_address, location
 
 # config.json key -> MaxText key, for the sizes that MaxText lets a config override.
@@ -34,6 +34,10 @@ OWN_CODE = (
 )
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
+
+# Bytes that a Cloud TPU VM has for runs: its boot disk has 100 GiB, and .venv-tpu with its cache takes 16 GB.
+VM_DISK = 91e9
+IN_A_BUCKET = "training.checkpoints=gs://BUCKET/FOLDER"
 
 # How MaxText 0.2.5 scales the rotary embedding of models whose name begins with llama3.1, and of no others: the numbers
 # are written into its LLaMARotaryEmbedding.
@@ -135,6 +139,7 @@ def disk_use(recipe: Recipe) -> dict[str, int]:
     """Bytes a weight of what a run writes: of the download, the base, checkpoints while one more is written, and the
     export, for which the weights are saved once more."""
     weight = ITEMSIZE[recipe.model.trainer_dtype]
+    # The sum of gradients is saved, too, and takes nothing: it is zero between two updates, and Orbax compresses.
     moments = 2 * ITEMSIZE[recipe.training.optimizer_dtype]
     kept = min(recipe.training.max_to_keep + 1, -(-recipe.training.steps // recipe.training.checkpoint_every))
     return {
@@ -143,6 +148,42 @@ def disk_use(recipe: Recipe) -> dict[str, int]:
         "checkpoints": 0 if recipe.lora.rank else kept * (weight + moments),  # those of adapters are small
         "export": weight + ITEMSIZE[recipe.model.dtype],
     }
+
+
+def weight_count(recipe: Recipe) -> int | None:
+    """Weights of the recipe's model: by its files, here or on the hub, else as `grpo preflight` has counted them.
+
+    None where neither is known: a recipe of one's own whose model has not been downloaded, without a network.
+    """
+    try:
+        return sum(weight_files(recipe.model).parameter_count.values())
+    except CourseError:
+        return counted_weights(recipe)
+
+
+def counted_weights(recipe: Recipe) -> int | None:
+    """Weights of the model of a shipped recipe, from a saved preflight; None for another model."""
+    folder = environment.repo_root() / "assets" / "preflight"
+    shipped = map(load_recipe, shipped_recipes())
+    names = [recipe.name, *(other.name for other in shipped if other.model.path == recipe.model.path)]
+    counts = (read_json_if_exists(folder / f"{name}.json").get("parameters") for name in names)
+    return next(filter(None, counts), None)
+
+
+def vm_disk(recipe: Recipe) -> str | None:
+    """A sentence about a run on the disk of the TPU VM that the recipe names, and the remedy where it is too small.
+
+    None for a recipe that names no slice of one host, or whose weights are not known.
+    """
+    weights, hardware = counted_weights(recipe), recipe.hardware
+    if not weights or not hardware.accelerator or hardware.process_count() > 1:
+        return None
+    use = disk_use(recipe)
+    if recipe.training.checkpoints is not None and is_address(recipe.training.checkpoints):
+        use.pop("checkpoints")
+    written = weights * sum(use.values())
+    line = f"a run writes {written / 1e9:.0f} GB, and the disk of a {hardware.accelerator} VM has {VM_DISK / 1e9:.0f}"
+    return line if written <= VM_DISK else f"{line}: set {IN_A_BUCKET}"
 
 
 def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = None) -> str | None:
@@ -161,9 +202,8 @@ def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = Non
         elsewhere = recipe.training.checkpoints
         places["checkpoints"] = f"{elsewhere}/{run.name}" if elsewhere else run / "checkpoints" / "actor"
         places["export"] = run / "export"
-    try:
-        weights = sum(weight_files(recipe.model).parameter_count.values())
-    except CourseError:
+    weights = weight_count(recipe)
+    if weights is None:
         return None
     needs = []
     for name, bytes_each in disk_use(recipe).items():
@@ -173,9 +213,7 @@ def require_disk(recipe: Recipe, base: str | Path | None, run: Path | None = Non
         folder = location(place)
         written = sum(file.lstat().st_size for file in folder.rglob("*"))
         needs.append((folder, max(0, weights * bytes_each - written)))
-    return require_space(
-        needs, "take a larger disk, training.checkpoints=gs://BUCKET/FOLDER, or a smaller training.max_to_keep"
-    )
+    return require_space(needs, f"set {IN_A_BUCKET}, take a larger disk, or a smaller training.max_to_keep")
 
 
 def _hub_folder(name: str) -> str:

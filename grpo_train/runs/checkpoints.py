@@ -148,9 +148,7 @@ def _reader() -> ocp.Checkpointer:
     alone = ocp.options.MultiprocessingOptions(
         primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process-{this}"
     )
-    return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
-    )
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def _tree(reader: ocp.Checkpointer, item: epath.Path) -> Any:

@@ -189,9 +189,7 @@ def _trainer(
         held += " and the accumulated gradients"
     lines = [
         _line("actor weights", weights, "compiler", "its shard of the weights, an argument of the update"),
-        _line(
-            "optimizer state, gradients", update.optimizer_shard, "compiler", f"{held}, an argument of the update"
-        ),
+        _line("optimizer state, gradients", update.optimizer_shard, "compiler", f"{held}, an argument of the update"),
     ]
     if grpo.beta and not adapters:  # else it is the actor without its adapters
         lines.append(_line("reference weights", frozen, "arithmetic", "in model.dtype; grpo.beta is above 0"))

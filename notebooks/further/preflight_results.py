@@ -66,7 +66,8 @@ def hardware_table(results: list[Result]) -> str:
         split = f"{result.trainer_devices} / {result.sampler_devices}"
         if result.colocated:
             split = f"{result.trainer_devices}, both"
-        memory = f"{chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | {chip.margin / GIB:.1f}"
+        left = f"{chip.margin / GIB:.1f}, tight" if result.is_tight else f"{chip.margin / GIB:.1f}"
+        memory = f"{chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | {left}"
         times = "- | -"
         if bound:  # two digits, and no exponent
             digits = ".2g" if bound.chip_hours < 99.5 else ".0f"

@@ -22,7 +22,7 @@ def cells_of_notebooks() -> dict[str, set[str]]:
     """The ids of the cells, by a notebook's stem and by its number."""
     cells = {}
     for path in (KIT.parent / "notebooks").rglob("*.ipynb"):
-        if "zh_TW" not in path.parts:
+        if not {"zh_TW", ".ipynb_checkpoints"}.intersection(path.parts):
             ids = {cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]}
             cells[path.stem] = ids
             cells[path.stem[:2]] = ids

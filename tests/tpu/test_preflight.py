@@ -277,3 +277,13 @@ def test_a_margin_smaller_than_the_weights_is_pointed_out():
     assert any(f"would be {2 - result.margin / GIB:.2f} GiB short" in note for note in result.notes)
     one_update = recipe(training={"prompts_per_step": 8, "micro_batch_size": 64})
     assert not any(" short" in note for note in preflight.examine(one_update, compiler).notes)
+
+
+def test_what_fits_by_less_than_a_twentieth_is_tight_and_says_what_to_change(root):
+    tight = preflight.saved_result(load_recipe(root / "recipes" / "qwen2.5-0.5b-gsm8k.yaml@vllm"))
+    roomy = preflight.saved_result(load_recipe(root / "recipes" / "llama3.1-8b-gsm8k.yaml"))
+    assert tight.fits and tight.is_tight and tight.hints
+    text = preflight.table(tight)
+    assert "TIGHT: 0.45 GiB left" in text and tight.hints[0] in text
+    assert roomy.fits and roomy.margin >= 0.05 * roomy.tightest.usable
+    assert "FITS:" in preflight.table(roomy)

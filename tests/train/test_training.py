@@ -22,7 +22,7 @@ from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
 from grpo_train import checks, export, pipeline, training
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import weight_sync
+from grpo_train.engines import model_files, weight_sync
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
 from grpo_train.engines.tokens import fit_prompts, prompt_lengths
@@ -181,6 +181,15 @@ def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothin
         found = EvalRun.load(tmp_path / "evals" / f"{phase}.jsonl").summary()
         [line] = [line for line in said if line.startswith(f"{phase}: {found['accuracy']:.1%} of 12 ")]
         assert f"within 10 % {found['partial_accuracy']:.1%}, format {found['format_accuracy']:.1%}" in line
+
+
+def test_a_checkpoint_takes_what_was_counted(whole_run, recipe):
+    session = whole_run[0]
+    weights = session.actor.parameter_count()
+    use = model_files.disk_use(change(recipe, training={"max_to_keep": 1, "checkpoint_every": 1, "steps": 1}))
+    newest = Path(session.checkpoints) / "4"
+    written = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    assert written == pytest.approx(weights * use["checkpoints"], rel=0.1)
 
 
 def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
