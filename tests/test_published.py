@@ -732,6 +732,14 @@ def test_the_task_asks_for_spot_first_and_then_on_demand() -> None:
     assert [choice["use_spot"] for choice in task["resources"]["any_of"]] == [True, False]
 
 
+def test_the_task_makes_its_bucket_where_the_chips_are_and_keeps_it() -> None:
+    task = yaml.safe_load((ROOT / "dev" / "tools" / "grpo.sky.yaml").read_text(encoding="utf-8"))
+    bucket = task["file_mounts"]["~/bucket"]
+    # `source` asks for a bucket that exists; `store: gcs` makes it in us-central1 (SkyPilot 0.14.1, GcsStore).
+    assert bucket == {"name": "${BUCKET}", "persistent": True, "mode": "MOUNT"}
+    assert "BUCKET" in task["envs"]
+
+
 @tries("tpu-environment", "eight-packages", "fast-download")
 def test_the_packages_are_in_the_lock() -> None:
     lock = (ROOT / "requirements" / "tpu.lock").read_text(encoding="utf-8")
