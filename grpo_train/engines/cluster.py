@@ -202,7 +202,8 @@ def make_cluster(
         drop_sum(trainer.optimizer)
     elif plan.gradients_summed > 1 and not begins_with_sum:
         add_sum(trainer.optimizer, trainer.model, plan.gradients_summed)
-        for config in (training_config, trainer.config):
+        configs: tuple[Any, ...] = (training_config, trainer.config)
+        for config in configs:
             config.train_micro_batch_size = micro_batch_size
             config.gradient_accumulation_steps = plan.gradients_summed
         trainer._iter_steps = trainer.train_steps * plan.gradients_summed  # it counts micro-batches

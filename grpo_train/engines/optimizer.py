@@ -152,15 +152,16 @@ def add_sum(optimizer: nnx.Optimizer, model: nnx.Module, count: int) -> None:
     """
     sums: Any = nnx.Optimizer(model, optax.MultiSteps(optax.identity(), count), wrt=optimizer.wrt).opt_state
     optimizer.opt_state = nnx.data(sums._replace(inner_opt_state=optimizer.opt_state))
-    optimizer.tx = optax.MultiSteps(optimizer.tx, count)
+    of_sums: Any = optax.MultiSteps(optimizer.tx, count)
+    optimizer.tx = of_sums
 
 
 def drop_sum(optimizer: nnx.Optimizer) -> None:
     """Take optax.MultiSteps from an optimizer, whose updates then are of one gradient; between two the sum is zero."""
     sums: Any = optimizer.opt_state
-    of_steps: Any = optimizer.tx
+    of_sums: Any = optimizer.tx
     optimizer.opt_state = nnx.data(sums.inner_opt_state)
-    optimizer.tx = of_steps.inner_opt
+    optimizer.tx = of_sums.inner_opt
 
 
 @jax.jit
