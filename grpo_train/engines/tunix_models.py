@@ -73,7 +73,9 @@ class LlamaConfig(qwen2.ModelConfig):
     """The sizes of a Llama, told from those of a Qwen2.5 by their class."""
 
     rope_scaling: RopeScaling | None = None
-    scaled_queries: bool = False  # the query weights have attention's factor, head_dim ** -0.5, in them
+    # The query weights have attention's factor, head_dim ** -0.5, in them, as MaxText's.  They are sampled with as they
+    # are: divided by it, a bfloat16 would be rounded once more.
+    scaled_queries: bool = False
 
 
 class Llama(Qwen2):

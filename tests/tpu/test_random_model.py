@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import conversion, maxtext_model, model_files, weight_sync
+from grpo_train.engines import conversion, maxtext_model, model_files, tunix_models, weight_sync
 from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import ModelRecipe, load_recipe
 from grpo_train.tpu import random_model
@@ -278,5 +278,14 @@ def test_a_sync_into_another_model_shows_as_a_gap(check, monkeypatch):
     gate = "mlp.gate_proj.kernel"
     up = "mlp.up_proj.kernel"
     monkeypatch.setattr(weight_sync, "LAYER_WEIGHTS", given | {gate: given[up], up: given[gate]})
+    with pytest.raises(CourseError, match="sampler and trainer disagree"):
+        check()
+
+
+@pytest.mark.slow
+def test_heads_of_llama31_in_the_order_of_the_others_show_as_a_gap(model, check, monkeypatch):
+    if model.recipe.maxtext_name != "llama3.1-8b":
+        pytest.skip("its heads are as the sampler's")
+    monkeypatch.setattr(tunix_models, "has_llama_heads", lambda _: False)
     with pytest.raises(CourseError, match="sampler and trainer disagree"):
         check()
