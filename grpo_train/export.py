@@ -23,8 +23,16 @@ from grpo_train.runs.run_directory import base_of
 
 
 def export_policy(session: Session) -> Path:
-    """The trained policy as a Hugging Face directory, in the run's `export/`."""
-    return conversion.export_to_hugging_face(session.actor, session.recipe.model, session.directory / "export")
+    """The trained policy as a Hugging Face directory, in the run's `export/`.
+
+    The checkpoint of the last step has its weights already, but of adapters, which are added to the base's.
+    """
+    recipe, target = session.recipe, session.directory / "export"
+    update = session.step * recipe.grpo.iterations
+    if recipe.lora.rank or update not in checkpoints.updates(session.checkpoints):
+        return conversion.export_to_hugging_face(session.actor, recipe.model, target)
+    saved = session.checkpoints / str(update) / "model_params"
+    return conversion.export_weights(_where(saved), recipe.model, target)
 
 
 def export_step(
@@ -65,17 +73,20 @@ def export_step(
         target = Path(output or directory / f"export-{candidate}").expanduser().resolve()
         _require_replaceable(target, model_directory, overwrite)
         try:
+            saved_weights = folder / str(candidate * iterations) / "model_params"
             with maxtext_model.quiet():
-                tree = checkpoints.read(folder / str(candidate * iterations) / "model_params")
+                tree = checkpoints.read(saved_weights)
         except Exception as error:  # Orbax, TensorStore and JSON raise types of their own
             log(f"the checkpoint of step {candidate} cannot be read ({type(error).__name__}: {first_line(error)})")
             continue
-        weights = _whole_weights(recipe, directory, tree)
-        arrays = jax.tree.leaves(weights)
-        exported = sum(array.size for array in arrays) * ITEMSIZE[recipe.model.dtype]
-        space = sum(array.nbytes for array in arrays) + exported
+        find, space = _where(saved_weights), 0
+        if recipe.lora.rank:
+            tree = _with_adapters(recipe, directory, tree)
+            find = functools.partial(conversion.save_tree, tree)
+            space = sum(array.nbytes for array in jax.tree.leaves(tree))
+        space += sum(array.size for array in jax.tree.leaves(tree)) * ITEMSIZE[recipe.model.dtype]
         require_space([(target, space)], "give another --output, on a larger disk")
-        conversion.export_weights(functools.partial(conversion.save_tree, weights), recipe.model, target)
+        conversion.export_weights(find, recipe.model, target)
         return target, candidate
     raise CourseError(f"{folder}: no checkpoint can be read; give another --step, or continue the run with grpo train")
 
@@ -91,20 +102,16 @@ def _require_replaceable(target: Path, model_directory: Path, overwrite: bool) -
         raise CourseError(f"{target} is not an export of a run, and is not replaced; choose another --output")
 
 
-def _whole_weights(recipe: Recipe, directory: Path, saved: Any) -> Any:
-    """The weights of a model from what Tunix saved of it; those of adapters are added to the base's."""
-    if not recipe.lora.rank:
-        return _without_random_state(saved["base"])
+def _where(saved: Any) -> Callable[[Path], Any]:
+    """For conversion.export_weights: these weights are saved already."""
+    return lambda folder: saved
+
+
+def _with_adapters(recipe: Recipe, directory: Path, saved: Any) -> Any:
+    """The weights of the base with the adapters that Tunix has saved."""
     from grpo_train.engines import lora
 
     start = directory / "checkpoints" / "start" if recipe.training.cold_start else base_of(directory)
     actor = maxtext_model.load_actor(recipe.model, start / "0" / "items", max_length=64, lora=recipe.lora)
     lora.put_adapters(actor.module, saved)
     return nnx.to_pure_dict(actor.weights())["base"]
-
-
-def _without_random_state(tree: Any) -> Any:
-    """Arrays by name.  Orbax writes a variable of a model as {"value": array}."""
-    if set(tree) == {"value"}:
-        return tree["value"]
-    return {name: _without_random_state(part) for name, part in tree.items() if name != "rngs"}

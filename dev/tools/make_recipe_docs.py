@@ -92,11 +92,11 @@ DISK = """\
 
 What a run writes, in GB (10^9 bytes), for the recipes whose weights `grpo preflight` has counted. *Downloaded* goes to
 `HF_HOME`; *base* is the converted model; *checkpoints* are those that are kept and one more, while it is written
-(`training.max_to_keep`, `training.checkpoint_every`); for the *export* the weights are saved once more. In a bucket
-(`training.checkpoints=gs://BUCKET/FOLDER`) the checkpoints take nothing here. `grpo train`, `grpo convert` and
-`grpo self-check` refuse a disk that has less free than what is still to be written, notebooks 01 and 04, too. A Cloud
-TPU VM has 107 GB, of which packages take 16 ([tpu-vm.md](tpu-vm.md)): a recipe for one host that writes more than the
-other 91 needs a bucket, and `grpo config` says so.
+(`training.max_to_keep`, `training.checkpoint_every`); for the *export* of adapters the whole weights are saved once
+more. In a bucket (`training.checkpoints=gs://BUCKET/FOLDER`) the checkpoints take nothing here. `grpo train`,
+`grpo convert` and `grpo self-check` refuse a disk that has less free than what is still to be written, notebooks 01 and
+04, too. A Cloud TPU VM has 107 GB, of which packages take 16 ([tpu-vm.md](tpu-vm.md)): a recipe for one host that
+writes more than the other 91 needs a bucket, and `grpo config` says so.
 
 | recipe | weights, billions | downloaded | base | checkpoints | export | in all | needs a bucket |
 |---|--:|--:|--:|--:|--:|--:|---|

@@ -6,6 +6,7 @@ CPU, a small model is converted in this process: a new one would import for ten 
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -75,14 +76,15 @@ def export_to_hugging_face(actor: Actor, model: ModelRecipe, output: str | Path)
 
     All processes together; see `export_weights`.
     """
-    return export_weights(lambda folder: save_weights(actor, folder), model, output)
+    return export_weights(functools.partial(save_weights, actor), model, output)
 
 
-def export_weights(save: Callable[[Path], None], model: ModelRecipe, output: str | Path) -> Path:
+def export_weights(find: Callable[[Path], Any], model: ModelRecipe, output: str | Path) -> Path:
     """Write weights as a Hugging Face directory with the tokenizer of the recipe's model; returns the directory.
 
-    MaxText's converter reads a checkpoint, so all processes write one first, by `save(folder)`, and process 0 converts
-    it.  An existing directory is replaced only when the new one is complete.
+    MaxText's converter reads a checkpoint.  All processes ask `find(folder)` where it is, which may write it to that
+    folder, and process 0 converts it.  MaxText 0.2.5 reads a run's own, too: `model_params` of actors without adapters.
+    An existing directory is replaced only when the new one is complete.
     """
     output = Path(output).resolve()
     partial = output.with_name(output.name + ".partial")
@@ -90,8 +92,8 @@ def export_weights(save: Callable[[Path], None], model: ModelRecipe, output: str
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     multihost.barrier("the folder of the export")
-    weights, result, log = partial / "weights" / "0" / "items", partial / "result", partial / "conversion.log"
-    save(weights)
+    result, log = partial / "result", partial / "conversion.log"
+    weights = find(partial / "weights" / "0" / "items")
     if multihost.is_main_process():
         export_checkpoint(model, weights, result, log)
         shutil.rmtree(output, ignore_errors=True)
@@ -101,20 +103,24 @@ def export_weights(save: Callable[[Path], None], model: ModelRecipe, output: str
     return output
 
 
-def save_weights(actor: Actor, folder: Path) -> None:
-    """Write the actor's weights as a MaxText checkpoint, `folder` being its `0/items`; all processes together."""
-    save_tree(nnx.to_pure_dict(actor.weights())["base"], folder)
+def save_weights(actor: Actor, folder: Path) -> Path:
+    """Write the actor's weights as a MaxText checkpoint, `folder` being its `0/items`; all processes together.
+
+    Returns the folder.
+    """
+    return save_tree(nnx.to_pure_dict(actor.weights())["base"], folder)
 
 
-def save_tree(weights: Any, folder: Path) -> None:
+def save_tree(weights: Any, folder: Path) -> Path:
     """The same for a tree of a model's weights by MaxText's names."""
     import orbax.checkpoint as ocp
 
     with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(folder, {"params": {"params": weights}}, force=True)
+    return folder
 
 
-def export_checkpoint(model: ModelRecipe, weights: Path, output: Path, log: Path) -> None:
+def export_checkpoint(model: ModelRecipe, weights: Any, output: Path, log: Path) -> None:
     """Write a MaxText checkpoint (`0/items`) as a Hugging Face directory with the tokenizer of the recipe's model."""
     _run_converter(_to_hugging_face, log, model, weights, output, "*.safetensors")
 
@@ -139,19 +145,25 @@ def differing_weights(one: str | Path, other: str | Path) -> list[str]:
     return sorted(differing)
 
 
-def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Path, output: Any, made: str) -> None:
+def _run_converter(convert: Callable, log: Path, model: ModelRecipe, source: Any, output: Any, made: str) -> None:
     """Run one of the two functions below, `convert`, here or in a process of its own.
 
     Raises CourseError, which names the log, when it fails, or leaves nothing that matches `made` in `output`.
     """
-    size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    run = _run_here if size <= SMALL and _has_only_cpus() else _run_in_process
+    run = _run_here if _is_small(source) and _has_only_cpus() else _run_in_process
     with open(log, "w", encoding="utf-8") as file:
         done = run(convert, file, model, str(source), str(output))
     if not done or not list(output.glob(made)):
         lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
         last = lines[-1][:200] if lines else ""
         raise CourseError(f"MaxText could not convert {source} ({last}); the whole log is {log}")
+
+
+def _is_small(source: Any) -> bool:
+    """Whether a folder on this machine has few weights."""
+    if is_address(source):
+        return False
+    return sum(path.stat().st_size for path in Path(source).rglob("*") if path.is_file()) <= SMALL
 
 
 def _has_only_cpus() -> bool:

@@ -137,16 +137,17 @@ def weight_files(model: ModelRecipe) -> Any:
 
 def disk_use(recipe: Recipe) -> dict[str, int]:
     """Bytes a weight of what a run writes: of the download, the base, checkpoints while one more is written, and the
-    export, for which the weights are saved once more."""
+    export, for which the weights are saved once more where the checkpoint has adapters alone."""
     weight = ITEMSIZE[recipe.model.trainer_dtype]
-    # The sum of gradients is saved, too, and takes nothing: it is zero between two updates, and Orbax compresses.
+    # The sum of gradients is saved, too, and takes nothing: it is zero between two updates, and Orbax compresses
+    # (33.6 MB of zeros to 2.8 kB).
     moments = 2 * ITEMSIZE[recipe.training.optimizer_dtype]
     kept = min(recipe.training.max_to_keep + 1, -(-recipe.training.steps // recipe.training.checkpoint_every))
     return {
         "download": 2,
         "base": weight,
         "checkpoints": 0 if recipe.lora.rank else kept * (weight + moments),  # those of adapters are small
-        "export": weight + ITEMSIZE[recipe.model.dtype],
+        "export": ITEMSIZE[recipe.model.dtype] + (weight if recipe.lora.rank else 0),
     }
 
 

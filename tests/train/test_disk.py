@@ -60,4 +60,4 @@ def test_a_disk_that_is_too_small_is_one_line_before_anything_is_downloaded(offl
         checks.check(load_recipe(LLAMA, [data]), run=tmp_path / "run")
     assert "\n" not in str(refused.value)
     found = model_files.require_disk(load_recipe(LLAMA, [BUCKET]), tmp_path / "base", tmp_path / "run")
-    assert found and "64." in found  # download, base and export
+    assert found and "48." in found  # download, base and export

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_train.engines.optimizer import make_optimizer, nearest_moves, round_stochastically, rounded, sum_in
+from grpo_train.engines.optimizer import (
+    make_optimizer,
+    nearest_moves,
+    of_one_gradient,
+    round_stochastically,
+    rounded,
+    sum_in,
+)
 from grpo_train.recipes.schema import TrainingRecipe
 
 FLOATS = arrays(np.float32, 40, elements=st.floats(width=32, allow_subnormal=True))
@@ -159,3 +166,31 @@ def test_gradients_of_micro_batches_are_added_up_in_float32():
     (mean,) = jax.tree.leaves(nnx.as_pure(optimizer.opt_state.acc_grads))
     assert mean.dtype == jnp.float32
     np.testing.assert_allclose(mean, np.mean(parts), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_gradient_gives_the_bits_that_it_gave_with_a_sum(dtype):
+    """In one program with the gradient and the new weights, as Tunix's update is."""
+    own = make_optimizer(TrainingRecipe(learning_rate=1e-3, warmup_steps=0, optimizer_dtype=dtype), 1, 0, dtype)
+    generator = np.random.default_rng(3)
+    batch = jnp.asarray(generator.normal(size=(16, 64)), dtype)
+
+    def train(chain):
+        model = nnx.Linear(64, 64, param_dtype=dtype, dtype=dtype, rngs=nnx.Rngs(0))
+        optimizer = sum_in(nnx.Optimizer(model, chain, wrt=nnx.Param), dtype)
+
+        @nnx.jit
+        def step(model, optimizer):
+            gradients = nnx.grad(lambda model: jnp.sin(model(batch)).astype(jnp.float32).sum())(model)
+            optimizer.update(model, gradients)
+
+        for _ in range(10):
+            step(model, optimizer)
+        return model.kernel.get_value(), optimizer.opt_state
+
+    wanted, summed = train(optax.MultiSteps(own, 1))
+    found, state = train(of_one_gradient(own))
+    np.testing.assert_array_equal(found.astype(jnp.float32), wanted.astype(jnp.float32))
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.as_pure(each))) for each in (summed, state)]
+    weights = 65 * 64 * jnp.dtype(dtype).itemsize
+    assert sizes[0] - sizes[1] == weights + 8  # the sum, and the two counters of optax.MultiSteps

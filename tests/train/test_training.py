@@ -22,7 +22,7 @@ from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
 from grpo_train import checks, export, pipeline, training
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import model_files, weight_sync
+from grpo_train.engines import conversion, model_files, weight_sync
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
 from grpo_train.engines.tokens import fit_prompts, prompt_lengths
@@ -190,6 +190,13 @@ def test_a_checkpoint_takes_what_was_counted(whole_run, recipe):
     newest = Path(session.checkpoints) / "4"
     written = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     assert written == pytest.approx(weights * use["checkpoints"], rel=0.1)
+
+
+def test_the_checkpoint_of_the_last_step_is_exported_without_a_copy(whole_run, monkeypatch, tmp_path):
+    session = whole_run[0]
+    written = conversion.export_to_hugging_face(session.actor, session.recipe.model, tmp_path / "export")
+    monkeypatch.setattr(conversion, "save_tree", None)  # so nothing is saved once more
+    assert conversion.differing_weights(export.export_policy(session), written) == []
 
 
 def test_a_checkpoint_is_exported_as_the_run_would(whole_run, recipe, tmp_path):
