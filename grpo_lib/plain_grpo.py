@@ -47,6 +47,7 @@ class Settings:
     # "mean": Dr. GRPO (arXiv:2503.20783); "leave-one-out": RLOO (arXiv:2402.14740); "maxrl" (arXiv:2602.02710)
     advantage: str = "std"
     aggregation: str = "completion"  # "constant": Dr. GRPO; "step": DAPO (arXiv:2503.14476, equation 12)
+    mask_truncated: bool = False  # True: truncated completions are left out of the loss (DAPO, section 3.4)
     epsilon: float = 0.2  # ε
     epsilon_high: float | None = None  # the upper side of the clip, where it is wider (DAPO, equation 10)
     learning_rate: float = 1e-4
@@ -218,9 +219,12 @@ def policy_loss(logps, old_logps, advantages, mask, settings: Settings):
     high = low if settings.epsilon_high is None else settings.epsilon_high
     objective = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - low, 1 + high) * A) * mask  # [B, C]
     if settings.aggregation == "step":  # every token counts the same
-        return -objective.sum() / mask.sum()
+        return -objective.sum() / jnp.maximum(mask.sum(), 1)
     lengths = mask.sum(1) if settings.aggregation == "completion" else mask.shape[1]
-    return -jnp.mean(objective.sum(1) / jnp.maximum(lengths, 1))
+    of_completions = objective.sum(1) / jnp.maximum(lengths, 1)  # [B]
+    if settings.mask_truncated:  # the mean over those that are left
+        return -of_completions.sum() / jnp.maximum(mask.any(1).sum(), 1)
+    return -jnp.mean(of_completions)
 
 
 # 5. Update.
@@ -228,6 +232,8 @@ def policy_loss(logps, old_logps, advantages, mask, settings: Settings):
 def update(weights, opt_state, config, optimizer, settings, prompts, completions, advantages):
     """One step of the optimizer on a batch: the new weights, the new optimizer state and the loss."""
     mask = completions != config.pad  # [B, C]
+    if settings.mask_truncated:
+        mask &= (completions == config.eos).any(1, keepdims=True)
 
     def loss_of(weights):
         logps = per_token_logps(weights, config, prompts, completions, settings.temperature)  # [B, C]

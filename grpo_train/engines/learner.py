@@ -92,6 +92,7 @@ class Learner(GRPOLearner):
       optax.MultiSteps the mean of these: a token of a micro-batch with short completions counts for more
       (test_tunix_still_takes_the_token_mean_of_a_micro_batch).
     - Dynamic sampling: see `_resample_uniform_groups`.
+    - Truncated completions, left out of the loss; a step's denominator then counts those that stay.
     - The sampler's log-probabilities, for a correction.
     - A temperature that changes from step to step.
     """
@@ -128,12 +129,13 @@ class Learner(GRPOLearner):
 
     def _prepare_data(self, *, data_queue: Any, mode: rl.Mode = rl.Mode.TRAIN, **arguments: Any) -> None:
         """Tunix calls it for each step, after the updates of the one before."""
-        if self._grpo.aggregation != "step":
+        if self._grpo.aggregation != "step" and not self._grpo.mask_truncated:
             return super()._prepare_data(data_queue=data_queue, mode=mode, **arguments)
-        whole = queues.SimpleDataQueue(maxsize=0)  # of a step: its tokens are counted before the first update
+        # Of a step: its tokens, and the completions that stay, are counted before the first update.
+        whole = queues.SimpleDataQueue(maxsize=0)
         try:
             super()._prepare_data(data_queue=whole, mode=mode, **arguments)
-            for example in weight_by_tokens([batch[0] for batch in iter(whole.get, None)]):
+            for example in weight_tokens([batch[0] for batch in iter(whole.get, None)], self._grpo.aggregation):
                 data_queue.put([example])
         finally:
             data_queue.put(None)
@@ -164,6 +166,9 @@ class Learner(GRPOLearner):
 
     def _sampled_once(self, training_input: dict[str, Any], mode: rl.Mode) -> common.TrainExample:
         example = super()._generate_and_compute_advantage(training_input, mode)
+        if self._grpo.mask_truncated:
+            ended = ~np.asarray(self._sampler.truncated)  # [B]
+            example = to_example(example, completion_mask=example.completion_mask * ended[:, None])
         if self._grpo.correction == "none":
             return example
         # 4. log π_sampler of these completions, [B, C], 0 behind their ends: in place of π_old or next to it.
@@ -227,10 +232,22 @@ class Learner(GRPOLearner):
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 
-def weight_by_tokens(examples: Sequence[common.TrainExample]) -> list[Example]:
-    """The micro-batches of a step with weights [B, C], so that their mean is the mean over all tokens of the step."""
-    tokens = sum(int(np.asarray(example.completion_mask).sum()) for example in examples)
-    return [
-        to_example(example, weights=np.asarray(example.completion_mask, np.float32) * (len(examples) / max(tokens, 1)))
-        for example in examples
-    ]
+def weight_tokens(examples: Sequence[common.TrainExample], aggregation: str) -> list[Example]:
+    """The micro-batches of a step with weights [B, C], so that their mean is the `aggregation` of the whole step.
+
+    It is of the completions that have tokens; without any, all weights are 0.
+    """
+    masks = [np.asarray(example.completion_mask, np.float32) for example in examples]
+    lengths = [mask.sum(axis=1, keepdims=True) for mask in masks]  # [B, 1]
+    completions = sum(np.count_nonzero(each) for each in lengths)
+    tokens = sum(each.sum() for each in lengths)
+    weighted = []
+    for example, mask, length in zip(examples, masks, lengths, strict=True):
+        # What the losses of a completion's tokens are divided by.
+        divisor = {
+            "step": max(tokens, 1),
+            "completion": np.maximum(length, 1) * max(completions, 1),
+            "constant": mask.shape[1] * max(completions, 1),
+        }[aggregation]
+        weighted.append(to_example(example, weights=mask * np.float32(len(examples)) / np.float32(divisor)))
+    return weighted

@@ -82,7 +82,8 @@ def policy_loss(
     | MaxRL | advantage: maxrl | | arXiv:2602.02710 |
     | GSPO | ratio: sequence | ratio=sequence | arXiv:2507.18071, eq. 7 |
     | DAPO, clip-higher | epsilon_high: 0.28 | epsilon_high | arXiv:2503.14476, eq. 10 |
-    | DAPO, token mean | aggregation: step | weights, see `learner.weight_by_tokens` | arXiv:2503.14476, eq. 12 |
+    | DAPO, token mean | aggregation: step | weights, see `learner.weight_tokens` | arXiv:2503.14476, eq. 12 |
+    | DAPO, overlong filtering | mask_truncated | completion_mask, weights | arXiv:2503.14476, section 3.4 |
     | DAPO, overlong penalty | overlong_buffer | | arXiv:2503.14476, eq. 13 |
     | DAPO, dynamic sampling | dynamic_sampling | | arXiv:2503.14476, eq. 11 |
     | KL estimators | kl: k1, k2, k3 | kl | J. Schulman, "Approximating KL divergence", 2020 |

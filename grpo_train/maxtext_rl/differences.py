@@ -25,6 +25,7 @@ LOST = {
         "epsilon_high": "upstream ignores rl.epsilon_high without its agentic learner",
         "overlong_buffer": "upstream has no option for it; Tunix's DAPO counts characters and not tokens",
         "overlong_penalty": "see grpo.overlong_buffer",
+        "mask_truncated": "upstream has no option for it",
         "dynamic_sampling": "upstream has no code for it; Tunix's DAPO has the name and a TODO",
         "correction": "upstream has importance sampling for its agentic learner alone",
     },

@@ -383,6 +383,11 @@ class GRPORecipe(_Section):
         "(DAPO); null: none",
     )
     overlong_penalty: PositiveFloat = Field(default=1.0, description="taken off the reward of the longest completions")
+    mask_truncated: bool = Field(
+        default=False,
+        description="truncated completions are left out of the loss and of what it is divided by (overlong filtering of "
+        "DAPO); their rewards still count in the advantages of their group",
+    )
     dynamic_sampling: Positive | None = Field(
         default=None,
         description="times that a step samples at most, until every group has right and wrong completions (DAPO); "
@@ -743,7 +748,8 @@ class Recipe(_Section):
         )
         # Tunix's learner would grade several rollouts together, and the sampler knows its last one.
         changed = self.grpo.model_dump(exclude_defaults=True)
-        asks = next((key for key in ("dynamic_sampling", "correction", "overlong_buffer") if key in changed), None)
+        of_last = ("dynamic_sampling", "mask_truncated", "correction", "overlong_buffer")
+        asks = next((key for key in of_last if key in changed), None)
         if asks and plan.rollout_micro_batch_size % plan.micro_batch_prompts:
             raise ValueError(
                 f"rollout.micro_batch_size={plan.rollout_micro_batch_size} must be a multiple of the "

@@ -33,7 +33,8 @@ TOGETHER = 2  # trainings of an entry at a time: one does not fill two cores
 # What an entry may change.  Problems, evaluation, seeds, the model and all paths are the teacher's.
 ALLOWED = [
     "grpo.group_size", "grpo.iterations", "grpo.beta", "grpo.kl", "grpo.advantage", "grpo.aggregation", "grpo.epsilon",
-    "grpo.epsilon_high", "grpo.ratio", "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.dynamic_sampling",
+    "grpo.epsilon_high", "grpo.ratio", "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.mask_truncated",
+    "grpo.dynamic_sampling",
     "rollout.temperature", "training.steps", "training.prompts_per_step", "training.learning_rate",
     "training.warmup_steps", "training.schedule", "training.optimizer", "training.b1", "training.b2",
     "training.weight_decay", "training.max_grad_norm",

@@ -56,6 +56,7 @@ SWITCHED = {
         "grpo.advantage=leave-one-out", "grpo.aggregation=step", "grpo.epsilon_high=0.28",
         "training.max_grad_norm=0.02",
     ],
+    "masked": ["grpo.mask_truncated=true", "rollout.max_completion_length=12", "training.max_grad_norm=0.02"],
 }  # fmt: skip
 
 
@@ -91,6 +92,36 @@ def test_off_policy_the_loss_is_the_librarys():
     wanted, aux = losses.policy_loss(logps, losses.PolicyBatch(old, None, advantages, mask))
     assert float(aux["pg_clipfrac"]) > 0.1
     assert float(policy_loss(logps, old, advantages, mask, Settings())) == pytest.approx(float(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["completion", *(pytest.param(each, marks=pytest.mark.long) for each in ("constant", "step"))]
+)
+def test_masked_completions_are_as_if_they_were_not_there(policy, aggregation):
+    """The update of four completions, two of them cut, and that of the two others: loss and weights."""
+    prompts, completions = random_tokens(4, 12, 10)
+    completions[[0, 2], -1] = EOS + 1  # to the last token, and no end
+    completions[completions == EOS] = EOS + 1
+    completions[[1, 3], 6:] = PAD
+    completions[[1, 3], 5] = EOS
+    advantages = np.array([1.0, -0.5, 2.0, 1.5], np.float32)
+    settings = Settings(aggregation=aggregation, mask_truncated=True)
+    keep = optax.GradientTransformation(
+        lambda weights: jax.tree.map(jnp.zeros_like, weights),
+        lambda gradient, state, weights: (jax.tree.map(jnp.zeros_like, gradient), gradient),
+    )
+
+    def update(rows):
+        weights = jax.tree.map(jnp.array, policy.weights)  # a copy: the update reuses its memory
+        return plain_grpo.update(
+            weights, keep.init(weights), policy.config._replace(pad=PAD, eos=EOS), keep, settings, prompts[rows],
+            completions[rows], advantages[rows],
+        )  # fmt: skip
+
+    _, gradient, loss = update([0, 1, 2, 3])
+    _, wanted, wanted_loss = update([1, 3])
+    assert float(loss) == pytest.approx(float(wanted_loss), abs=1e-6)
+    assert max(relative_errors(jax.tree.map(np.asarray, gradient), jax.tree.map(np.asarray, wanted)).values()) < 1e-5
 
 
 # --- the model, against Tunix's own -------------------------------------------------------------------------

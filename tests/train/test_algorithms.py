@@ -116,6 +116,59 @@ def test_the_overlong_penalty_is_of_tokens_and_not_of_characters(root):
     assert function.__name__ == "overlong_penalty"
 
 
+@settings(max_examples=10)
+@given(
+    whole_lengths,
+    st.lists(st.booleans(), min_size=B, max_size=B),
+    st.sampled_from([1, 2, 3, 6]),
+    st.sampled_from(list(learner.AGGREGATIONS)),
+    st.sampled_from(["padded", "packed"]),
+)
+def test_masked_completions_are_as_if_they_were_not_there(lengths, cut, size, aggregation, layout):
+    """Loss and gradient of all micro-batches of a step, against the batch without the truncated rows."""
+    kept = ~np.array(cut)
+    whole = batch(lengths, [3, 4], seed=5)
+    logps = drawn(6)
+    masked = to_example(whole, completion_mask=whole.completion_mask * kept[:, None])
+    parts = [jax.tree.map(lambda array: array[at : at + size], masked) for at in range(0, B, size)]  # noqa: B023
+    sources = [np.arange(at, at + size) for at in range(0, B, size)]
+    config = losses.PolicyLossSettings(beta=0.1, aggregation=learner.AGGREGATIONS[aggregation])
+
+    def loss(logps):
+        total = 0
+        for part, rows in zip(learner.weight_tokens(parts, aggregation), sources, strict=True):
+            if layout == "padded":
+                total += losses.policy_loss(logps[rows], compared(part, weights=part.weights), config)[0]
+            else:  # the policy's log-probabilities are carried into the rows in the place of the sampler's
+                own = pack(to_example(part, sampler_per_token_logps=logps[rows]), "packed", shapes=[(size, 16)])
+                packed = compared(own, weights=own.weights, completions=completion_keys(own.segment_positions))
+                total += losses.policy_loss(jnp.asarray(own.sampler_per_token_logps), packed, config)[0]
+        return total / len(parts)
+
+    def wanted(logps):
+        rest = jax.tree.map(lambda array: array[kept], whole)
+        return losses.policy_loss(logps[kept], compared(rest), config)[0]
+
+    if not kept.any():
+        assert loss(logps) == 0
+        return
+    assert float(loss(logps)) == pytest.approx(float(wanted(logps)), rel=1e-5, abs=1e-6)
+    if layout == "padded":  # `pack` is computed with NumPy
+        np.testing.assert_allclose(jax.grad(loss)(logps), jax.grad(wanted)(logps), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_masks_what_the_sampler_cut(root, monkeypatch):
+    """The rewards of cut completions stay in the advantages of their groups."""
+    whole = batch([5, 1, 3, 2, 4, 5], [3, 4])
+    monkeypatch.setattr(learner.GRPOLearner, "_generate_and_compute_advantage", lambda self, *_: whole)
+    made = object.__new__(learner.Learner)
+    made._grpo = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["grpo.mask_truncated=true"]).grpo
+    made.rl_cluster = SimpleNamespace(rollout=SimpleNamespace(truncated=[True, False, False, False, False, True]))
+    example = made._sampled_once({}, None)
+    assert example.completion_mask.sum(1).tolist() == [0, 1, 3, 2, 4, 0]
+    np.testing.assert_array_equal(example.advantages, whole.advantages)
+
+
 # --- the mean over the tokens of a step -------------------------------------------------------------------------
 
 
@@ -126,7 +179,7 @@ def test_the_step_s_mean_is_the_same_for_every_micro_batch(lengths, size):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(B, C)), jnp.float32)
     parts = [jax.tree.map(lambda array: array[at : at + size], padded) for at in range(0, B, size)]  # noqa: B023
     means = []
-    for index, part in enumerate(learner.weight_by_tokens(parts)):
+    for index, part in enumerate(learner.weight_tokens(parts, "step")):
         of_part = values[index * size : (index + 1) * size]
         means.append(float((of_part * part.weights).sum()))
     expected = common.aggregate_loss(values, padded.completion_mask, "token-mean")
@@ -207,7 +260,7 @@ def test_the_sampler_s_probabilities_of_rows_of_several(layout):
 
 
 def test_packing_keeps_the_weights_of_a_step():
-    (example,) = learner.weight_by_tokens([batch([5, 1, 3, 2, 4, 5], [3, 4])])
+    (example,) = learner.weight_tokens([batch([5, 1, 3, 2, 4, 5], [3, 4])], "step")
     packed = pack(to_example(example, weights=3 * example.weights), "packed")
     assert np.asarray(packed.weights)[np.asarray(packed.completion_mask)] == pytest.approx(3 / 20)  # of 20 tokens
 
