@@ -77,13 +77,7 @@ NOW = {
 }
 
 
-# Compiled with a sum of gradients, which their steps of one micro-batch no longer keep: an upper bound (docs/tpu.md).
-WITH_SUM = {"llama3.1-8b-gsm8k-lora", "llama3.1-8b-gsm8k-v5p-8"}
-
-
-@pytest.mark.parametrize(
-    "saved", [saved for saved in saved_results() if saved.name not in WITH_SUM], ids=lambda saved: saved.name
-)
+@pytest.mark.parametrize("saved", saved_results(), ids=lambda saved: saved.name)
 def test_a_saved_result_follows_from_what_the_compiler_reported(root, saved):
     """The real compiler's reports on every shipped recipe go through the sums again."""
     path = saved.command.removeprefix("grpo preflight recipes/")
@@ -262,8 +256,7 @@ def test_the_lower_bound_by_hand():
 
 def test_every_shipped_recipe_has_a_result():
     made = [recipe for recipe in map(load_recipe, PROFILES) if recipe.hardware.accelerator]
-    for_slices = [recipe for recipe in made if recipe.name not in WITH_SUM]
-    assert len({saved_result(recipe).name for recipe in for_slices}) >= 20
+    assert len({saved_result(recipe).name for recipe in made}) >= 20
 
 
 def test_a_result_is_stale_when_a_value_that_matters_changes():
