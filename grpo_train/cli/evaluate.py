@@ -85,10 +85,8 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
 
     environment.require_free_chips()
     model_files.require_engine(recipe.rollout.engine)
-    # A path may hold other weights tomorrow; sizes and times tell them apart without reading them.
-    kinds = (".safetensors", ".json", ".jinja")
-    folder = model_files.model_directory(recipe.model)
-    stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.suffix in kinds}
+    # A path may hold other weights tomorrow.
+    weights = model_files.contents(model_files.model_directory(recipe.model))
 
     from grpo_train import pipeline
 
@@ -96,7 +94,7 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     generate, render = pipeline.standalone_generate(recipe)
     settings = {
         "max_completion_length": recipe.rollout.max_completion_length,
-        "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()],
+        "weights": weights,
         **sampling,
     }
     return {

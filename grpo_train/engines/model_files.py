@@ -5,6 +5,7 @@ No JAX is imported here: what is wrong with a model is said at once.
 """
 
 import difflib
+import hashlib
 import importlib.util
 import reprlib
 from pathlib import Path
@@ -32,6 +33,9 @@ OWN_CODE = (
     "it needs Python code from the model's folder (auto_map), which is never run; give a model whose architecture "
     "Transformers knows"
 )
+
+# Of a file of weights, what its fingerprint is made of.
+SAMPLED_BLOCKS, SAMPLED_BYTES = 64, 2**18
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
@@ -133,6 +137,26 @@ def weight_files(model: ModelRecipe) -> Any:
         raise CourseError(
             f"the weights of model.path={model.path} cannot be read ({first_line(error)}); {fix}"
         ) from None
+
+
+def contents(folder: Path) -> dict[str, list]:
+    """What a model's folder holds, by file: [size in bytes, sha256 of a part of it], the same for every copy of it.
+
+    Not when it was written, which a copy or a second download changes.  A large file is not read whole: its beginning,
+    which is the header of a .safetensors, and blocks at equal distances.  Any training changes some of them.
+    """
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".jinja")]
+    return {path.name: [path.stat().st_size, _sample_hash(path)] for path in files}
+
+
+def _sample_hash(path: Path) -> str:
+    size = path.stat().st_size
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        for number in range(SAMPLED_BLOCKS):
+            file.seek(number * size // SAMPLED_BLOCKS)
+            found.update(file.read(SAMPLED_BYTES))
+    return found.hexdigest()[:16]
 
 
 def disk_use(recipe: Recipe) -> dict[str, int]:

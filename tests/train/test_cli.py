@@ -4,10 +4,13 @@ import errno
 import fcntl
 import importlib.metadata
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -314,6 +317,32 @@ def test_ctrl_c_says_on_one_line_how_to_go_on(root):
     assert child.returncode == 130
     assert said.startswith("interrupted")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_an_interrupted_evaluation_goes_on_with_a_copy_of_the_model(grpo, tmp_path, root):
+    """What a second download of the model looks like: the same files, written at another time."""
+    model = Path(shutil.copytree(root / "assets" / "tiny-base", tmp_path / "model"))
+    output = tmp_path / "graded.jsonl"
+    command = [
+        "evaluate", "recipes/tiny-cpu.yaml", f"model.path={model}", "problems.test=60", "evaluation.batch_size=5",
+        "--output", str(output),
+    ]  # fmt: skip
+    child = subprocess.Popen([sys.executable, "-c", CTRL_C, *command], cwd=root, stderr=subprocess.DEVNULL)
+    partial = output.with_name("graded.jsonl.partial")
+    wait_until = time.monotonic() + 120
+    while not (partial.exists() and partial.read_text().count("\n") > 5) and time.monotonic() < wait_until:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(60) == 130
+    kept = partial.read_text().count("\n")
+    assert kept > 5
+    for path in model.iterdir():
+        os.utime(path, (0, 0))
+    done = grpo(*command)
+    assert done.returncode == 0, done.stderr
+    assert output.read_text().count("\n") >= 60
 
 
 @pytest.mark.slow

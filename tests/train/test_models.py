@@ -1,6 +1,7 @@
 """Hugging Face ⇄ MaxText: bit for bit there and back, parity with another implementation, errors that name the file."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_there_and_back_is_bit_for_bit(tiny_recipe, tiny_actor, tmp_path):
     assert not (tmp_path / "export.partial").exists()
     tokenizer = load_tokenizer(model_in(exported))
     assert tokenizer.chat_template == load_tokenizer(tiny_recipe.model).chat_template
+
+
+def test_a_copy_of_a_model_is_the_same_and_other_weights_are_not(model_copy, tmp_path):
+    found = model_files.contents(model_copy)
+    other = Path(shutil.copytree(model_copy, tmp_path / "other"))
+    for path in other.iterdir():
+        os.utime(path, (0, 0))
+    assert model_files.contents(other) == found
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * np.float32(1 + 1e-6)
+    save_file(weights, other / "model.safetensors")
+    changed = model_files.contents(other)
+    assert {name for name in found if found[name] != changed[name]} == {"model.safetensors"}
 
 
 def test_differing_weights_names_what_differs(tiny_recipe, model_copy):
