@@ -470,7 +470,63 @@ def _algebra(stated: str, gold: str) -> bool:
         one, other = _complex(one), _complex(other)
     if any(isinstance(one, kind) != isinstance(other, kind) for kind in (Set, Tuple, Relational)):
         return False
-    return verify(one, other, timeout_seconds=None)
+    return verify(one, other, timeout_seconds=None) and _confirmed(one, other)
+
+
+DIGITS = 3000  # to which a difference is worked out; LONGEST_LATEX characters can hold a smaller one only with effort
+
+
+def _confirmed(one: Any, other: Any) -> bool:
+    """Whether two SymPy objects that math-verify takes for equal are equal in their smallest factors, too.
+
+    Its last look at two numbers rounds their difference: what is below 1e-15 counts as 0 there, however small the
+    numbers are (math-verify 0.9.0, `sympy_numeric_eq`), so that 1/2^99 is 1/2^98.  Here the difference itself is worked
+    out, of matrices, tuples, sets and relations part by part, and of two expressions at a point.
+    """
+    from sympy import Expr, FiniteSet, MatrixBase, Tuple
+    from sympy.core.relational import Relational
+
+    if one == other:
+        return True
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        one, other = Tuple(*one), Tuple(*other)
+    if isinstance(one, Expr) and isinstance(other, Expr):
+        return _is_zero(_at_a_point(one) - _at_a_point(other))
+    if isinstance(one, FiniteSet):
+        return all(any(_confirmed(part, another) for another in other.args) for part in one.args)
+    if isinstance(one, Relational):
+        one, other = _solved_for_its_left(one), _solved_for_its_left(other)
+        return one.args[0] != other.args[0] or _confirmed(one.args[1], other.args[1])
+    return len(one.args) != len(other.args) or all(map(_confirmed, one.args, other.args))
+
+
+def _solved_for_its_left(relation: Any) -> Any:
+    """`relation` with a lone variable on the left: 2 < x as x > 2."""
+    return relation.reversed if relation.rhs.is_Symbol and not relation.lhs.is_Symbol else relation
+
+
+def _at_a_point(expression: Any) -> Any:
+    """The value of an expression where its variables are numbers that no formula singles out."""
+    from sympy import Rational, prime
+
+    names = {variable.name for variable in expression.free_symbols}
+    values = {name: Rational(prime(50 + n), 101) for n, name in enumerate(sorted(names))}
+    return expression.subs({variable: values[variable.name] for variable in expression.free_symbols})
+
+
+def _is_zero(number: Any) -> bool:
+    """Whether a SymPy number is 0: exactly of a rational one, else to `DIGITS` digits of its largest term."""
+    from sympy import PrecisionExhausted, simplify
+
+    number = number.doit()
+    if number.is_Rational:
+        return number == 0
+    try:
+        return number.evalf(2, maxn=DIGITS, strict=True) == 0
+    except PrecisionExhausted:  # no digit of it is other than 0
+        return True
+    except Exception:  # what SymPy cannot evaluate, it may yet simplify
+        return simplify(number) == 0
 
 
 def _complex(expression: Any) -> Any:
