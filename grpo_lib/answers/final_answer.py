@@ -334,15 +334,27 @@ _CUE = re.compile(
     r"|(?:to (?:the|this) (?:problem|question) )?(?:is|was|equals|(?:should|must|would) be|=)(?![a-z])"
     r"(?: (?:therefore|thus|then|simply|indeed))?\s{0,3}[:：]?)"
 )
-_SENTENCE_END = re.compile(r"[.;?](?=\s|[*_$]{0,3}(?:\s|\Z))")
+_HAN_CUE = re.compile(
+    r"答案[*_]{0,3}\s{0,3}(?:(?P<line>[*_]{0,3}[:：][*_]{0,3})|(?:[应應]该?該?)?(?:[是为為]|等[于於])\s{0,3}[:：]?)"
+)
+_SENTENCE_END = re.compile(r"[.;?](?=\s|[*_$]{0,3}(?:\s|\Z))|[。；？]")
 _DISPLAYED = {"$$": "$$", "\\[": "\\]"}
 _ANYTHING_STATED = re.compile(r"[0-9$\\]")
 _BEFORE_BOX = re.compile(  # what makes a box part of something larger, or one of several answers
-    r"(?:[-−–+*/×÷^√<>≤≥≈±!|_]|[0-9}]\s*[,;&]|\b(?:or|nor|not|and|either|between)"
+    r"(?:[-−–+*/×÷^√<>≤≥≈±!|_]|[<>!~]=|[0-9}]\s*[,;&]|\b(?:or|nor|not|and|either|between)"
     r"|\\(?:sqrt|[dtc]?frac|binom|log|ln|sin|cos|tan|cdot|times|div|pm|mp|le|leq|ge|geq|ne|neq|lt|gt|approx|sim|cup)"
     r"|[0-9](?=[^$]*\Z))[\s$({\[]*\Z",
     re.I,
 )
+# A box begins anew after an arrow, the end of a block, a quotation's mark, a table's bar; a formula does not go on there.
+_BEGINS_ANEW = re.compile(
+    r".*(?:[=-]>|</(?:think|thinking|thought|reasoning|p|div|li|td|th|h[1-6])>|<br ?/?>)|\s*>[> ]*\Z"
+    r"|\s*\|(?: [^|]* \|)+ +\Z"
+)
+_TAG = re.compile(
+    r"</[A-Za-z][A-Za-z0-9]{0,15}>|<(?:b|i|u|em|strong|span|p|div|center|big|code|br|li|td|mark)(?: [^<>]{0,30})?/?>"
+)
+_CLOSING_TAGS = re.compile(r"(?:</[A-Za-z][A-Za-z0-9]{0,15}>)+\Z")
 _LIST_ITEM = re.compile(r"\s*[-–*+]\s+[$*]*")
 _AFTER_BOX = re.compile(
     r"[\s$)\]]*(?:[-−–+*/×÷^√<>≤≥≈±!=_]\s*[\w\\({$!]|!|[_^]|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac|cup|approx)"
@@ -382,16 +394,25 @@ def last_statement(text: str) -> str | None:
 
 
 def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
-    """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is"."""
+    """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is", or 答案 of both."""
+    english = _last_cue_of(text, lowered, "answer", _CUE)
+    chinese = _last_cue_of(text, text, "答案", _HAN_CUE) if "答案" in text else None
+    if chinese and 0 <= text.find("\\boxed", chinese[1], chinese[2]):
+        return english  # the box says it
+    return max(filter(None, (english, chinese)), default=None)
+
+
+def _last_cue_of(text: str, lowered: str, word: str, pattern: re.Pattern[str]) -> tuple[int, int, int] | None:
     position = len(text)
     for _ in range(MOST_CUES):
-        position = lowered.rfind("answer", 0, position)
+        position = lowered.rfind(word, 0, position)
         if position < 0:
             return None
-        cue = _CUE.match(lowered, position, position + _CUE_WINDOW)
+        cue = pattern.match(lowered, position, position + _CUE_WINDOW)
         if not cue:
             continue
         start, end = _extent(text, cue.end())
+        end = _without_frame(text, position, start, end)
         if cue["line"]:
             return position, start, end
         sentence = _SENTENCE_END.search(text, start, end)
@@ -399,6 +420,16 @@ def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
         if _ANYTHING_STATED.search(text, start, end):  # not "I hope this answer is correct"
             return position, start, end
     return None
+
+
+def _without_frame(text: str, cue: int, start: int, end: int) -> int:
+    """Where a statement ends that ends in closing HTML tags, or in the bar of the table's row that its cue stands in."""
+    stated = text[start:end].rstrip()
+    if stated.endswith(">") and (tags := _CLOSING_TAGS.search(stated)):
+        return start + tags.start()
+    if stated.endswith("|") and text[text.rfind("\n", 0, cue) + 1 : cue].lstrip().startswith("|"):
+        return start + len(stated) - 1
+    return end
 
 
 def _extent(text: str, start: int) -> tuple[int, int]:
@@ -435,11 +466,19 @@ def _boxed_text(text: str, box: int) -> str:
     before = text[max(0, text.rfind("\n", 0, box) + 1, box - 40) : box]
     if outer := _BOX.search(before + " "):
         before = before[outer.end() :]  # a box in a box
-    before = _MARKS.sub("", before)
     after = text[end + 1 : end + 80].partition("\n")[0]
-    if (_BEFORE_BOX.search(before) and not _LIST_ITEM.fullmatch(before)) or _AFTER_BOX.match(after):
+    if _goes_on_before(before) or _AFTER_BOX.match(_TAG.sub(" ", after) if "<" in after else after):
         return ""
     return _open_boxes(text[text.find("{", box) + 1 : end])
+
+
+def _goes_on_before(before: str) -> bool:
+    """Whether a box is part of what stands before it on its line, a formula or a list of answers."""
+    if ">" in before or "|" in before:
+        anew = _BEGINS_ANEW.match(before)
+        before = _TAG.sub("", before[anew.end() :] if anew else before)
+    before = _MARKS.sub("", before)
+    return _BEFORE_BOX.search(before) is not None and not _LIST_ITEM.fullmatch(before)
 
 
 def _open_boxes(text: str) -> str:

@@ -28,6 +28,7 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from grpo_lib.answers.competition.integers import only_a_unit
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import find_numbers, strip_markup
 from grpo_lib.common.errors import CourseError
@@ -54,7 +55,7 @@ def latex_answer(completion: str) -> str | None:
     wrapped = _WRAPPED.fullmatch(text)
     if wrapped and not _MORE.search(wrapped[4]):
         text = next(part for part in wrapped.groups() if part is not None)
-    text = text.strip().rstrip(".*").strip()
+    text = text.strip().rstrip(".*。").strip()
     return text if 0 < len(text) <= LONGEST_LATEX else None
 
 
@@ -264,11 +265,14 @@ def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
     """As `_compare`, for two texts that are not lists."""
     if bool(_EQUALS.search(stated)) != bool(_EQUALS.search(gold)):  # x = 5 is 5, but 2x + 3 = 0 is not 0
         stated, gold = _right_side(stated), _right_side(gold)
+        if steps := _calculation(stated):
+            return _compare_steps(steps, gold, equal)
     if _compact(stated) == _compact(gold):
         return True
-    kind = _kind(stated)
-    if kind != _kind(gold):
-        return False
+    kind, wanted = _kind(stated), _kind(gold)
+    if kind != wanted:
+        value = _read_measure(stated) if wanted == "number" else None
+        return value is not None and value == _read_number(gold)  # 12 cm
     if kind == "words":
         return _plain_words(stated) == _plain_words(gold)
     if kind == "number":
@@ -283,6 +287,20 @@ def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
 def _right_side(text: str) -> str:
     parts = _EQUALS.split(text)
     return parts[-1].strip() if len(parts) > 1 and _NAME.fullmatch(parts[0].strip()) else text
+
+
+def _calculation(text: str) -> list[str]:
+    """The sides of an equation without variables, such as 3 \\cdot 4 = 12; empty where there is a variable, or no "="."""
+    sides = [side.strip() for side in _EQUALS.split(text)]
+    return sides if len(sides) > 1 and all(side and _kind(side) == "number" for side in sides) else []
+
+
+def _compare_steps(steps: list[str], gold: str, equal: Equal | None) -> bool | None:
+    """Whether every step of a calculation is the gold."""
+    verdicts = [_compare_single(step, gold, equal) for step in steps]
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
 
 
 def _kind(text: str) -> str:
@@ -317,6 +335,17 @@ def _read_number(text: str) -> Fraction | None:
     if len(numbers) != 1 or (numbers[0].start, numbers[0].end) != (0, len(text)) or numbers[0].scale != 1:
         return None
     return numbers[0].value
+
+
+def _read_measure(text: str) -> Fraction | None:
+    """The number of a text that is one with a unit in plain words: "12 cm", "12 apples"; else None."""
+    if _COMMAND.search(text.replace("\\frac", "")):
+        return None
+    text = strip_markup(text).strip()
+    numbers = find_numbers(text)
+    if len(numbers) != 1 or numbers[0].start != 0 or numbers[0].scale != 1:
+        return None
+    return numbers[0].value if only_a_unit(text[numbers[0].end :]) else None
 
 
 # --- The worker, seen from this process ---
