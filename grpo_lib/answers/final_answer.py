@@ -346,7 +346,7 @@ _BEFORE_BOX = re.compile(  # what makes a box part of something larger, or one o
     r"|[0-9](?=[^$]*\Z))[\s$({\[]*\Z",
     re.I,
 )
-# A box begins anew after an arrow, the end of a block, a quotation's mark, a table's bar; a formula does not go on there.
+# No formula goes on over an arrow, the end of a block, the mark of a quotation, the bar of a table.
 _BEGINS_ANEW = re.compile(
     r".*(?:[=-]>|</(?:think|thinking|thought|reasoning|p|div|li|td|th|h[1-6])>|<br ?/?>)|\s*>[> ]*\Z"
     r"|\s*\|(?: [^|]* \|)+ +\Z"
@@ -397,7 +397,7 @@ def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
     """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is", or 答案 of both."""
     english = _last_cue_of(text, lowered, "answer", _CUE)
     chinese = _last_cue_of(text, text, "答案", _HAN_CUE) if "答案" in text else None
-    if chinese and 0 <= text.find("\\boxed", chinese[1], chinese[2]):
+    if chinese and text.find("\\boxed", chinese[1], chinese[2]) >= 0:
         return english  # the box says it
     return max(filter(None, (english, chinese)), default=None)
 
@@ -423,7 +423,7 @@ def _last_cue_of(text: str, lowered: str, word: str, pattern: re.Pattern[str]) -
 
 
 def _without_frame(text: str, cue: int, start: int, end: int) -> int:
-    """Where a statement ends that ends in closing HTML tags, or in the bar of the table's row that its cue stands in."""
+    """Where a statement ends that has closing HTML tags behind it, or the bar of the table in which it stands."""
     stated = text[start:end].rstrip()
     if stated.endswith(">") and (tags := _CLOSING_TAGS.search(stated)):
         return start + tags.start()

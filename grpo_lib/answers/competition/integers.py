@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import LONGEST, NARROW, canonical_form, find_numbers, parse_decimal, strip_markup
+from grpo_lib.prompts import after_thoughts
 
 # Most completions end in one of these, and for them no closer look is needed. "Answer: 33" is the last statement
 # wherever it stands, because nothing follows it.
@@ -26,9 +27,9 @@ _LABEL = re.compile(r"\s*(?:the\s+)?(?:final\s+)?answer\s*(?::|is:?|=)\s*", re.I
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|\{)")
 # The others, such as \binom and \log, make another number of what they stand before.
 _KNOWN_COMMANDS = frozenset(
-    ("frac", "dfrac", "tfrac", "cfrac", "left", "right", "big", "Big", "displaystyle", "circ", "degree", "times", "cdot",
-     "quad", "qquad", "Rightarrow", "implies", "text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit",
-     "mathsf", "emph", "bf", "rm", "mbox", "bm", "boldsymbol")
+    ("frac", "dfrac", "tfrac", "cfrac", "left", "right", "big", "Big", "displaystyle", "circ", "degree", "times",
+     "cdot", "quad", "qquad", "Rightarrow", "implies", "text", "textbf", "textit", "textrm", "mathrm", "mathbf",
+     "mathit", "mathsf", "emph", "bf", "rm", "mbox", "bm", "boldsymbol")
 )  # fmt: skip
 _MARKUP = f"$*_`\"' \t\r\n{NARROW}"
 _POWER = re.compile(r"([-−–]?) ?([0-9]{1,20}) ?\^ ?([0-9]{1,4})")
@@ -53,11 +54,12 @@ _SHORT_UNITS = frozenset(
 _UNIT = re.compile(r"° ?[CF]|[°%]?(?:(?P<space>[ \-])? *(?P<words>[A-Za-z][A-Za-z /'-]{0,60}))?[°%]?")
 
 
-def integer_answer(completion: str) -> str | None:
+def integer_answer(completion: str, thinking: bool = False) -> str | None:
     """The integer that a completion states last, canonically spelled ("33", "-7"); None if that is not one integer.
 
     Never raises, and takes well under a second for megabytes of any text.
     """
+    completion = after_thoughts(completion, thinking)
     common = _COMMON_END.search(completion, max(0, len(completion) - _COMMON_WINDOW))
     if common and "<" not in common[0]:
         return parse_decimal(common[1] or common[2] or common[3] or common[4])

@@ -32,6 +32,7 @@ from grpo_lib.answers.competition.integers import only_a_unit
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import find_numbers, strip_markup
 from grpo_lib.common.errors import CourseError
+from grpo_lib.prompts import after_thoughts
 
 LONGEST_LATEX = 300  # characters; no gold of MATH-500 is nearly as long
 CPU_SECONDS = 2.0  # of one comparison; most take a few milliseconds
@@ -45,12 +46,12 @@ _WRAPPED = re.compile(r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])([^0-9$
 _MORE = re.compile(r"[,;&]|\b(?:or|and|not|to)\b", re.I)
 
 
-def latex_answer(completion: str) -> str | None:
+def latex_answer(completion: str, thinking: bool = False) -> str | None:
     """The LaTeX that a completion states last as its answer, without `$`; None if there is none, or it is too long.
 
     Never raises, and takes well under a second for megabytes of any text.
     """
-    stated = last_statement(completion)
+    stated = last_statement(after_thoughts(completion, thinking))
     text = (stated or "").strip(" \t\r\n*").strip()
     wrapped = _WRAPPED.fullmatch(text)
     if wrapped and not _MORE.search(wrapped[4]):
@@ -290,7 +291,7 @@ def _right_side(text: str) -> str:
 
 
 def _calculation(text: str) -> list[str]:
-    """The sides of an equation without variables, such as 3 \\cdot 4 = 12; empty where there is a variable, or no "="."""
+    """The sides of an equation without variables, such as 3 \\cdot 4 = 12; empty for any other text."""
     sides = [side.strip() for side in _EQUALS.split(text)]
     return sides if len(sides) > 1 and all(side and _kind(side) == "number" for side in sides) else []
 
