@@ -147,6 +147,7 @@ _SPACES = re.compile(r"(\s)\1{2,}")
 _NUMBER_OR = re.compile(r"[^0-9]*+[0-9].*?(?:\bor\b|或|还是|還是)", re.I | re.S)
 _NOT_EQUAL = re.compile(r"[<>!≠]=")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+_PLAIN_BOX = re.compile(r"\\f?box(?:ed)?\s*\{[^{}]{0,200}\}")
 _NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{0,40})\s*\Z", re.I)
 
 
@@ -355,6 +356,8 @@ _TAG = re.compile(
     r"</[A-Za-z][A-Za-z0-9]{0,15}>|<(?:b|i|u|em|strong|span|p|div|center|big|code|br|li|td|mark)(?: [^<>]{0,30})?/?>"
 )
 _CLOSING_TAGS = re.compile(r"(?:</[A-Za-z][A-Za-z0-9]{0,15}>)+\Z")
+_OPENING = " \t\r\n$({["  # may stand between that and the box
+_LONGEST_CONNECTION = 12  # characters
 _LIST_ITEM = re.compile(r"\s*[-–*+]\s+[$*]*")
 _AFTER_BOX = re.compile(
     r"[\s$)\]]*(?:[-−–+*/×÷^√<>≤≥≈±!=_]\s*[\w\\({$!]|!|[_^]|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac|cup|approx)"
@@ -375,10 +378,8 @@ def last_statement(text: str) -> str | None:
     if len(lowered) != len(text):  # "İ" alone becomes two characters, and places would differ
         lowered = text.replace("İ", "I").lower()
     cue = _last_cue(text, lowered)
-    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    closing = text.rfind(ANSWER_CLOSE)
-    block = text.rfind(ANSWER_OPEN, 0, max(closing, 0))
-    block_end = text.find(ANSWER_CLOSE, block) if block >= 0 else -1
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox")) if "box" in text else -1
+    block, block_end = _last_block(text) if cue or "answer>" in lowered else (-1, -1)
     if block >= 0 and max(cue[0] if cue else -1, box) < block_end:
         inside = text[block + len(ANSWER_OPEN) : block_end]
         if cue and cue[0] < block and block_end <= cue[2]:  # Answer: <answer>33</answer>
@@ -393,10 +394,18 @@ def last_statement(text: str) -> str | None:
     return _boxed_text(text, box) if box >= 0 else None
 
 
+def _last_block(text: str) -> tuple[int, int]:
+    """Where the last whole answer block begins, and where its closing tag does; (-1, -1) if there is none."""
+    block = text.rfind(ANSWER_OPEN, 0, max(text.rfind(ANSWER_CLOSE), 0))
+    return (block, text.find(ANSWER_CLOSE, block)) if block >= 0 else (-1, -1)
+
+
 def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
     """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is", or 答案 of both."""
-    english = _last_cue_of(text, lowered, "answer", _CUE)
-    chinese = _last_cue_of(text, text, "答案", _HAN_CUE) if "答案" in text else None
+    english = _last_cue_of(text, lowered, "answer", _CUE) if "answer" in lowered else None
+    if "答案" not in text:
+        return english
+    chinese = _last_cue_of(text, text, "答案", _HAN_CUE)
     if chinese and text.find("\\boxed", chinese[1], chinese[2]) >= 0:
         return english  # the box says it
     return max(filter(None, (english, chinese)), default=None)
@@ -453,6 +462,8 @@ def _short(text: str) -> str:
 
 def _box_end(text: str, box: int) -> int:
     """Where the content of the box that begins at `box` ends; -1 if it is not closed, or too long."""
+    if plain := _PLAIN_BOX.match(text, box):
+        return plain.end() - 1
     window = text[box : box + 2 * LONGEST]
     boxes = find_boxes(window)
     return box + boxes[0][1] if boxes and boxes[0][2] == 0 and boxes[0][1] < len(window) else -1
@@ -464,7 +475,7 @@ def _boxed_text(text: str, box: int) -> str:
     if end < 0:
         return ""  # not closed: the rest was cut off
     before = text[max(0, text.rfind("\n", 0, box) + 1, box - 40) : box]
-    if outer := _BOX.search(before + " "):
+    if "box" in before and (outer := _BOX.search(before + " ")):
         before = before[outer.end() :]  # a box in a box
     after = text[end + 1 : end + 80].partition("\n")[0]
     if _goes_on_before(before) or _AFTER_BOX.match(_TAG.sub(" ", after) if "<" in after else after):
@@ -477,8 +488,13 @@ def _goes_on_before(before: str) -> bool:
     if ">" in before or "|" in before:
         anew = _BEGINS_ANEW.match(before)
         before = _TAG.sub("", before[anew.end() :] if anew else before)
-    before = _MARKS.sub("", before)
-    return _BEFORE_BOX.search(before) is not None and not _LIST_ITEM.fullmatch(before)
+    if "*" in before or "_" in before:
+        before = _MARKS.sub("", before)
+    last = len(before.rstrip(_OPENING))
+    if not last or before[last - 1] in ".:":
+        return False
+    goes_on = _BEFORE_BOX.search(before, max(0, last - _LONGEST_CONNECTION))
+    return goes_on is not None and not _LIST_ITEM.fullmatch(before)
 
 
 def _open_boxes(text: str) -> str:

@@ -200,7 +200,16 @@ def test_every_integer_is_read(value: int, dressing: str) -> None:
 @given(
     FRAGMENTS,
     st.sampled_from(
-        ["Answer: {}", "Answer:{}.", "**Answer:** ${}$", "ANSWER: \\boxed{{{}}}\n", "Answer: $\\boxed{{{}}}$."]
+        [
+            "Answer: {}",
+            "Answer:{}.",
+            "**Answer:** ${}$",
+            "ANSWER: \\boxed{{{}}}\n",
+            "Answer: $\\boxed{{{}}}$.",
+            "The answer is {}.",
+            "the answer is: ${}$",
+            "so the answer is $\\boxed{{{}}}$.",
+        ]
     ),
     st.sampled_from(["33", "033", "-7", "-0", "3.5", "3 or 4", "", "2\\sqrt{3}"]),
 )

@@ -6,6 +6,7 @@ an answer block. What stands there must be one integer and nothing else: "3 or 4
 are none, and nothing earlier in the text is read instead.
 """
 
+import functools
 import math
 import re
 from fractions import Fraction
@@ -15,9 +16,9 @@ from grpo_lib.answers.numbers import LONGEST, NARROW, canonical_form, find_numbe
 from grpo_lib.prompts import after_thoughts
 
 # Most completions end in one of these, and for them no closer look is needed. "Answer: 33" is the last statement
-# wherever it stands, because nothing follows it.
+# wherever it stands, because nothing follows it; so is "the answer is 33."
 _COMMON_END = re.compile(
-    r"(?:answer|Answer|ANSWER)(?:\*\*)?:(?:\*\*)?\s?(?:\$\\boxed\{(-?[0-9]+)\}\$|\\boxed\{(-?[0-9]+)\}|\$(-?[0-9]+)\$"
+    r"(?:(?:\*\*)?:(?:\*\*)?| is:?)\s?(?:\$\\boxed\{(-?[0-9]+)\}\$|\\boxed\{(-?[0-9]+)\}|\$(-?[0-9]+)\$"
     r"|(-?[0-9]+))\.?\s*\Z"
 )
 _COMMON_WINDOW = 60
@@ -59,14 +60,17 @@ def integer_answer(completion: str, thinking: bool = False) -> str | None:
 
     Never raises, and takes well under a second for megabytes of any text.
     """
-    completion = after_thoughts(completion, thinking)
-    common = _COMMON_END.search(completion, max(0, len(completion) - _COMMON_WINDOW))
-    if common and "<" not in common[0]:
+    if thinking or "think>" in completion:
+        completion = after_thoughts(completion, thinking)
+    cue = completion.rfind("nswer", -_COMMON_WINDOW)
+    common = _COMMON_END.match(completion, cue + len("nswer")) if cue > 0 and completion[cue - 1] in "aA" else None
+    if common:
         return parse_decimal(common[1] or common[2] or common[3] or common[4])
     stated = last_statement(completion)
     return None if not stated else read_integer(stated)
 
 
+@functools.lru_cache(maxsize=4096)  # the completions of a group state the same few answers
 def read_integer(text: str) -> str | None:
     """The integer that a short text is, with or without markup, a unit, or "x =" before it; else None."""
     if len(text) > LONGEST:
