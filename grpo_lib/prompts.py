@@ -16,6 +16,7 @@ ANSWER_CLOSE = "</answer>"
 # Around the thoughts of a model that thinks before it answers: they are no part of its answer.
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+THINK_MARK = "think>"  # in both
 TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 SYSTEM_PROMPT = (
@@ -137,7 +138,7 @@ def after_thoughts(completion: str, thinking: bool = False) -> str:
     Args:
       thinking: whether its prompt has opened the thoughts (`opens_thoughts`), so that the completion begins in them.
     """
-    if not thinking and "think>" not in completion:
+    if not thinking and THINK_MARK not in completion:
         return completion
     if cut_while_thinking(completion, thinking):
         return ""

@@ -288,8 +288,9 @@ def _text(completion: Completion) -> str:
 
 def _after_thoughts(prompts: Any, texts: list[str], thinking: bool) -> list[str]:
     """Completions without their thoughts; `prompts` say which begin in them, where they are texts, one for each."""
-    sent = [None] * len(texts) if prompts is None or len(prompts) != len(texts) else prompts
-    opened = (thinking or (isinstance(prompt, str) and opens_thoughts(prompt)) for prompt in sent)
+    if prompts is None or len(prompts) != len(texts):
+        return [after_thoughts(text, thinking) for text in texts]
+    opened = (thinking or (isinstance(prompt, str) and opens_thoughts(prompt)) for prompt in prompts)
     return [after_thoughts(text, begun) for text, begun in zip(texts, opened, strict=True)]
 
 

@@ -47,7 +47,8 @@ def is_correct(completion: str, gold: str, kind: str = "tagged", *, thinking: bo
       thinking: whether its prompt ends in an open <think> (`prompts.opens_thoughts`). A <think> of the completion's own
         is seen without it.
     """
-    return agrees(stated_answer(completion, kind, thinking=thinking), gold, kind)
+    grader = _grader(kind)
+    return grader.agree(grader.state(completion, thinking), gold)
 
 
 def stated_answer(completion: str, kind: str, *, thinking: bool = False) -> str | None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import LONGEST, NARROW, canonical_form, find_numbers, parse_decimal, strip_markup
-from grpo_lib.prompts import after_thoughts
+from grpo_lib.prompts import THINK_MARK, after_thoughts
 
 # Most completions end in one of these, and for them no closer look is needed. "Answer: 33" is the last statement
 # wherever it stands, because nothing follows it; so is "the answer is 33."
@@ -60,7 +60,7 @@ def integer_answer(completion: str, thinking: bool = False) -> str | None:
 
     Never raises, and takes well under a second for megabytes of any text.
     """
-    if thinking or "think>" in completion:
+    if thinking or THINK_MARK in completion:
         completion = after_thoughts(completion, thinking)
     cue = completion.rfind("nswer", -_COMMON_WINDOW)
     common = _COMMON_END.match(completion, cue + len("nswer")) if cue > 0 and completion[cue - 1] in "aA" else None
