@@ -513,13 +513,15 @@ def _confirmed(one: Any, other: Any) -> bool:
     numbers are (math-verify 0.9.0, `sympy_numeric_eq`), so that 1/2^99 is 1/2^98.  Here the difference itself is worked
     out, of matrices, tuples, sets and relations part by part, and of two expressions at a point.
     """
-    from sympy import Expr, FiniteSet, MatrixBase, Tuple
+    from sympy import Basic, Expr, FiniteSet, MatrixBase, Tuple
     from sympy.core.relational import Relational
 
     if one == other:
         return True
     if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
         one, other = Tuple(*one), Tuple(*other)
+    if not isinstance(one, Basic) or not isinstance(other, Basic):
+        return True  # texts
     if isinstance(one, Expr) and isinstance(other, Expr):
         return _is_zero(_at_a_point(one) - _at_a_point(other))
     if isinstance(one, FiniteSet):
