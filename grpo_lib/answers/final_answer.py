@@ -355,7 +355,7 @@ _BEGINS_ANEW = re.compile(
 _TAG = re.compile(
     r"</[A-Za-z][A-Za-z0-9]{0,15}>|<(?:b|i|u|em|strong|span|p|div|center|big|code|br|li|td|mark)(?: [^<>]{0,30})?/?>"
 )
-_CLOSING_TAGS = re.compile(r"(?:</[A-Za-z][A-Za-z0-9]{0,15}>)+\Z")
+_CLOSING_TAGS = re.compile(r"(?:</[A-Za-z][A-Za-z0-9]{0,15}>){1,8}\Z")
 _OPENING = " \t\r\n$({["  # may stand between that and the box
 _LONGEST_CONNECTION = 12  # characters
 _LIST_ITEM = re.compile(r"\s*[-–*+]\s+[$*]*")
