@@ -29,6 +29,7 @@ from tqdm.auto import tqdm
 from grpo_lib.common.errors import CourseError
 from grpo_lib.eval_cache import Batch, EvalCache, Task, digest
 from grpo_lib.problems.types import Problem
+from grpo_lib.prompts import opens_thoughts
 from grpo_lib.records import CLOSE, VERDICTS, EvalRun, Generation, Record, grade, summarize, wrong
 
 __all__ = ["CLOSE", "VERDICTS", "EvalRun", "Generation", "evaluate", "grade", "summarize"]
@@ -178,7 +179,10 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         output = Generation("", None, False, f"generate returned {type(output).__name__} instead of a completion")
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = task.completion_prefix + output.text.encode("utf-8", errors="replace").decode()
-    grades = wrong(output.error) if output.error is not None else grade(text, task.problem.answer, task.problem.kind)
+    thinking = opens_thoughts(task.sent)
+    grades = grade(text, task.problem.answer, task.problem.kind, thinking=thinking)
+    if output.error is not None:
+        grades = wrong(output.error)
     record = {
         "id": task.problem.id,
         "sample": task.sample,

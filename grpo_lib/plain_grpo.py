@@ -276,7 +276,8 @@ def train(settings: Settings, problems: Sequence[Problem], policy: Policy) -> It
         completions = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
         # 2. Rewards.
-        rewards = np.sum([reward(None, completions, answer=golds) for reward in reward_functions], 0)  # [B]
+        sent = np.repeat(batch["prompts"], G)  # [B], as text
+        rewards = np.sum([reward(sent, completions, answer=golds) for reward in reward_functions], 0)  # [B]
 
         # 3. Advantages.
         advantages = group_advantages(rewards, G, settings.advantage)  # [B]

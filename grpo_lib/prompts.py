@@ -13,6 +13,10 @@ REASONING_OPEN = "<reasoning>"
 REASONING_CLOSE = "</reasoning>"
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
+# Around the thoughts of a model that thinks before it answers: they are no part of its answer.
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+THINK_MARK = "think>"  # in both
 TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 SYSTEM_PROMPT = (
@@ -118,9 +122,38 @@ def render(tokenizer: Any, question: str, system: str = "", thinking: bool = Fal
         ) from error
 
 
-def cut_while_thinking(completion: str) -> bool:
-    """Whether a completion ends inside its <think> block: it was too short for the thoughts, and has no answer."""
-    return "<think>" in completion and "</think>" not in completion
+def opens_thoughts(prompt: str) -> bool:
+    """Whether a prompt as it is sent ends in an open <think>, as some templates write it.
+
+    Its completions begin in thoughts then.  The tag is the last word of its line; a system message that only speaks of
+    it does not count.
+    """
+    _, opened, rest = prompt.rpartition(THINK_OPEN)
+    return bool(opened) and THINK_CLOSE not in rest and rest[:1] in ("", "\n")
+
+
+def after_thoughts(completion: str, thinking: bool = False) -> str:
+    """What a completion says after its thoughts, which is what counts as its answer; "" where it ends inside them.
+
+    Args:
+      thinking: whether its prompt has opened the thoughts (`opens_thoughts`), so that the completion begins in them.
+    """
+    if not thinking and THINK_MARK not in completion:
+        return completion
+    if cut_while_thinking(completion, thinking):
+        return ""
+    _, closed, answer = completion.rpartition(THINK_CLOSE)
+    return answer.lstrip() if closed else completion
+
+
+def cut_while_thinking(completion: str, thinking: bool = False) -> bool:
+    """Whether a completion ends inside its thoughts: it was too short for them, and has no answer.
+
+    Args:
+      thinking: that of `after_thoughts`.
+    """
+    _, closed, rest = completion.rpartition(THINK_CLOSE)
+    return THINK_OPEN in rest or (thinking and not closed)
 
 
 def template_completion(reasoning: str, answer: str) -> str:

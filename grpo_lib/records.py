@@ -15,6 +15,7 @@ from typing import Any
 from grpo_lib import answers, statistics
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import ends_torn, read_jsonl, write_jsonl_atomic
+from grpo_lib.prompts import after_thoughts, opens_thoughts
 from grpo_lib.rewards import RewardFunction
 
 Record = dict[str, Any]
@@ -43,17 +44,19 @@ class Generation:
     error: str | None = None
 
 
-def grade(completion: str, gold: str, kind: str = "tagged") -> Record:
+def grade(completion: str, gold: str, kind: str = "tagged", *, thinking: bool = False) -> Record:
     """Verdicts on one completion, by the kind of its problem (`Problem.kind`).
 
     Of a gold that is an integer or LaTeX there is no partial credit, `format` says that an answer is stated at all,
-    and for LaTeX the lenient verdict is the strict one: its last number is no answer.
+    and for LaTeX the lenient verdict is the strict one: its last number is no answer.  What counts of a completion
+    follows its thoughts; `thinking` says that its prompt has opened them (`prompts.opens_thoughts`).
 
     Returns:
       extracted (str or None), strict, lenient, partial, format (bool) and error: None, or what the grader raised.  With
       an error every verdict is False, so that the denominator is the same for all of them.
     """
     try:
+        completion = after_thoughts(completion, thinking)
         extracted = answers.stated_answer(completion, kind)
         if kind != "tagged":
             strict = answers.agrees(extracted, gold, kind)
@@ -82,7 +85,8 @@ def graded_again(record: Record) -> Record:
     error = record.get("error")
     if error and not str(error).startswith(_GRADER):
         return record
-    return record | grade(record["completion"], record["gold"], kind_of(record))
+    thinking = opens_thoughts(record["prompt"])
+    return record | grade(record["completion"], record["gold"], kind_of(record), thinking=thinking)
 
 
 def kind_of(record: Record) -> str:

@@ -3,7 +3,13 @@
 Each is `fn(prompts, completions, answer, **kwargs) -> list[float]`, one reward per completion. `completions`
 holds strings, or TRL's conversations (lists of {"role", "content"}); `answer` holds one gold per completion, and the
 column `kind`, where there is one, how it is graded (`Problem.kind`). Tunix logs each part of the reward under the
-function's `__name__`. What is written below is how one completion is scored, points and the reason for them;
+function's `__name__`.
+
+What counts of a completion follows its thoughts in <think> tags. A prompt that ends in an open <think> has begun them,
+and so has `thinking=True`, for `prompts` that are not the texts that the model is sent. A function of your own gets
+completions whole.
+
+What is written below is how one completion is scored, points and the reason for them;
 `reward_function` makes the batch function of it, and `fn.explain(completion, gold)` gives both, so that what is shown
 is what was paid.
 
@@ -28,7 +34,16 @@ from typing import Any
 
 from grpo_lib import answers, reward_files
 from grpo_lib.common.errors import CourseError
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
+from grpo_lib.prompts import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    REASONING_CLOSE,
+    REASONING_OPEN,
+    TAGS,
+    THINK_OPEN,
+    after_thoughts,
+    opens_thoughts,
+)
 
 RewardFunction = Callable[..., list[float]]
 Completion = str | Sequence[dict[str, Any]]
@@ -56,8 +71,9 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
         that it also scores golds that are no number in tags.
 
     Returns:
-      The batch function, under the name and docstring of `score`, with `.explain(completion, gold, kind) -> Part`
-      and `.kinds`, those that it knows. It raises ValueError if there are not as many golds as completions.
+      The batch function, under the name and docstring of `score`, with `.explain(completion, gold, kind, thinking)
+      -> Part` and `.kinds`, those that it knows. `score` sees what follows the thoughts. It raises ValueError if there
+      are not as many golds as completions.
     """
     any_kind = "kind" in inspect.signature(score).parameters
 
@@ -65,16 +81,21 @@ def reward_function(score: Callable[..., Score]) -> RewardFunction:
         return score(text, gold, kind) if any_kind else score(text, gold)
 
     def batch(
-        prompts: Any, completions: Iterable[Completion], answer: Any = None, kind: Any = None, **kwargs: Any
+        prompts: Any,
+        completions: Iterable[Completion],
+        answer: Any = None,
+        kind: Any = None,
+        thinking: bool = False,
+        **kwargs: Any,
     ) -> list[float]:
-        texts = [_text(completion) for completion in completions]
+        texts = _after_thoughts(prompts, [_text(completion) for completion in completions], thinking)
         if answer is None:
             return [score(text)[0] for text in texts]
         kinds = ["tagged"] * len(texts) if kind is None else kind
         return [score_by(text, str(gold), str(by))[0] for text, gold, by in zip(texts, answer, kinds, strict=True)]
 
-    def explain(completion: Completion, gold: str, kind: str = "tagged") -> Part:
-        points, why = score_by(_text(completion), str(gold), kind)
+    def explain(completion: Completion, gold: str, kind: str = "tagged", thinking: bool = False) -> Part:
+        points, why = score_by(after_thoughts(_text(completion), thinking), str(gold), kind)
         return Part(score.__name__, points, why)
 
     function: Any = functools.wraps(score, assigned=("__module__", "__name__", "__qualname__", "__doc__"))(batch)
@@ -178,7 +199,7 @@ def random_reward(prompts: Any, completions: Iterable[Completion], answer: Any =
     return [float(tosses.random() < 0.5) for _ in texts]
 
 
-def _explain_random(completion: Completion, gold: str, kind: str = "tagged") -> Part:
+def _explain_random(completion: Completion, gold: str, kind: str = "tagged", thinking: bool = False) -> Part:
     return Part("random_reward", 0.5, "a coin decides: 0.5 on average")
 
 
@@ -234,8 +255,9 @@ def _from_file(setting: str) -> RewardFunction:
     """A function of the user's, with the attributes of those above where it lacks them."""
     function: Any = reward_files.load(setting)
 
-    def explain_value(completion: Completion, gold: str, kind: str = "tagged") -> Part:
-        value = function(prompts=[""], completions=[_text(completion)], answer=[gold], kind=[kind])[0]
+    def explain_value(completion: Completion, gold: str, kind: str = "tagged", thinking: bool = False) -> Part:
+        prompt = THINK_OPEN if thinking else ""
+        value = function(prompts=[prompt], completions=[_text(completion)], answer=[gold], kind=[kind])[0]
         return Part(function.__name__, value, f"the value of {setting}")
 
     vars(function).update({"explain": explain_value, "kinds": answers.KINDS} | vars(function))
@@ -247,9 +269,14 @@ def explain(
     gold: str,
     functions: Iterable[RewardFunction] = REFERENCE_REWARDS,
     kind: str = "tagged",
+    thinking: bool = False,
 ) -> list[Part]:
-    """What each function pays for a completion, and why; the reward is the sum of the points."""
-    return [function.explain(completion, gold, kind) for function in functions]
+    """What each function pays for a completion, and why; the reward is the sum of the points.
+
+    `thinking`: whether its prompt ends in an open <think>.
+    """
+    opened = {"thinking": True} if thinking else {}  # an `explain` of your own needs that argument only then
+    return [function.explain(completion, gold, kind, **opened) for function in functions]
 
 
 def _text(completion: Completion) -> str:
@@ -257,6 +284,14 @@ def _text(completion: Completion) -> str:
     if isinstance(completion, str):
         return completion
     return (completion[-1].get("content") or "") if completion else ""
+
+
+def _after_thoughts(prompts: Any, texts: list[str], thinking: bool) -> list[str]:
+    """Completions without their thoughts; `prompts` say which begin in them, where they are texts, one for each."""
+    if prompts is None or len(prompts) != len(texts):
+        return [after_thoughts(text, thinking) for text in texts]
+    opened = (thinking or (isinstance(prompt, str) and opens_thoughts(prompt)) for prompt in prompts)
+    return [after_thoughts(text, begun) for text, begun in zip(texts, opened, strict=True)]
 
 
 def _score_statement(completion: str, gold: str, kind: str) -> Score:

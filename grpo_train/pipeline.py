@@ -20,7 +20,7 @@ from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems
-from grpo_lib.prompts import cut_while_thinking, template_completion
+from grpo_lib.prompts import cut_while_thinking, opens_thoughts, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training  # first: they prepare the environment before JAX is imported
@@ -361,11 +361,11 @@ def _check_sampler(session: training.Session, log: Callable[[str], None]) -> Non
 
 
 def _warn_of_cut_thinking(run: evaluation.EvalRun, log: Callable[[str], None]) -> None:
-    cut = sum(cut_while_thinking(record["completion"]) for record in run.counted)
+    cut = sum(cut_while_thinking(record["completion"], opens_thoughts(record["prompt"])) for record in run.counted)
     if cut:
         log(
-            f"warning: {cut} of {len(run.counted)} completions end inside <think>; set prompts.thinking=false, "
-            "or raise rollout.max_completion_length"
+            f"warning: {cut} of {len(run.counted)} completions end inside <think> and count as wrong; raise "
+            "rollout.max_completion_length, or set prompts.thinking=false where the chat template has that choice"
         )
 
 

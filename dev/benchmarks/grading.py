@@ -11,6 +11,8 @@ Three measurements, all in CPU seconds of this one process (time.process_time):
    text of the answer block, which is the same question, and for comparison the whole completion.  Its golds are
    parsed before the clock starts; ours keeps its golds in a cache.  The completions are those of the reference run,
    and GSM8K's own solutions in the course's template: real sentences, but all of them right and tidy.
+   Then the readers of competition mathematics, integers and LaTeX, on GSM8K's solutions with the ends that models
+   write in turn: "Answer: 33", a box, a box with a unit, an answer block.
 2. Accuracy on tests/lib/spellings.jsonl, hard spellings judged by hand.  Ours finds the text in an answer block,
    the others are given it bare.  The table is this library's own test, so ours was written to pass it, and what
    counts as one answer is this course's rule: the table shows where the others differ, no more.
@@ -23,6 +25,7 @@ Three measurements, all in CPU seconds of this one process (time.process_time):
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -55,6 +58,12 @@ LABELS = {
     "math_verify_whole": "math-verify, on the completion",
     "last_number": "bare pattern",
 }
+# How completions of competition mathematics end, in turn.
+ENDINGS = (
+    *("Answer: {}", "Answer: ${}$", "The answer is $\\boxed{{{}}}$.", "Therefore \\boxed{{{}}}."),
+    *("\\[\n\\boxed{{{}}}\n\\]", "The final answer is {}.", "So \\boxed{{{}\\text{{ cm}}}}.", "So \\boxed{{x = {}}}."),
+    *("<answer>{}</answer>", "#### {}"),
+)  # fmt: skip
 Pair = tuple[str, str]  # completion, gold
 Verdict = Callable[[str, str], bool]
 
@@ -81,6 +90,13 @@ def gsm8k_completions(folder: Path) -> list[Pair]:
     """GSM8K's test solutions in the course's template."""
     problems = gsm8k.from_folder(folder, "test")
     return [(template_completion(problem.solution, problem.answer), problem.answer) for problem in problems]
+
+
+def competition_completions(folder: Path) -> list[Pair]:
+    """The same solutions as of competition mathematics, each with the next of the endings."""
+    problems = gsm8k.from_folder(folder, "test")
+    ends = [end.format(problem.answer) for end, problem in zip(itertools.cycle(ENDINGS), problems, strict=False)]
+    return [(f"{problem.solution}\n{end}", problem.answer) for problem, end in zip(problems, ends, strict=True)]
 
 
 # --- Who grades ---
@@ -150,6 +166,18 @@ def throughput(pairs: list[Pair], rounds: int) -> dict[str, Any]:
         "ratios": ratios,
         "accepted": accepted,
     }
+
+
+def competition_throughput(pairs: list[Pair], rounds: int) -> dict[str, list[int]]:
+    """Completions per CPU second of this process of each kind, one figure per round; LaTeX's worker does not count."""
+    figures: dict[str, list[int]] = {"integer": [], "latex": []}
+    for _ in range(rounds):
+        for kind, values in figures.items():
+            started = time.process_time()
+            for completion, gold in pairs:
+                answers.is_correct(completion, gold, kind)
+            values.append(round(len(pairs) / (time.process_time() - started)))
+    return figures
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -330,6 +358,9 @@ def table(measured: dict[str, Any]) -> str:
     lines = []
     for source, result in measured["throughput"].items():
         lines += [*throughput_table(source, result), ""]
+    for kind, values in measured["competition"].items():
+        between = f"{min(values):,}–{max(values):,}"
+        lines += [f"{kind} reader, per CPU second: {statistics.median(values):,.0f} ({between})", ""]
     if measured["accuracy"]:
         lines += [*accuracy_table(measured["accuracy"]), ""]
     lines += worst_table(measured["worst_case"])
@@ -358,7 +389,9 @@ def main() -> None:
     not_measured = []
     try:
         sources = {"reference run": reference_completions()}
+        endings: list[Pair] = []
         if folder := gsm8k_folder():
+            endings = competition_completions(folder)
             sources["GSM8K test solutions"] = gsm8k_completions(folder)
         else:
             not_measured.append("GSM8K: set GSM8K_DIR to the folder with its test.jsonl")
@@ -376,6 +409,7 @@ def main() -> None:
         throughputs[source] = throughput(pairs[: arguments.limit], arguments.rounds)
     measured = {
         "throughput": throughputs,
+        "competition": competition_throughput(endings[: arguments.limit], arguments.rounds) if endings else {},
         "accuracy": accuracy(rows) if rows else {},
         "worst_case": worst_cases(arguments.size),
         "not_measured": not_measured,

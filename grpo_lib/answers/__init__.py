@@ -35,18 +35,25 @@ KINDS = ("tagged", "integer", "latex", "code")
 
 
 class Grader(NamedTuple):
-    state: Callable[[str], str | None]  # what a completion states
+    state: Callable[[str, bool], str | None]  # what a completion states; whether its prompt has opened its thoughts
     agree: Callable[[str | None, str], bool]  # whether that is the gold
 
 
-def is_correct(completion: str, gold: str, kind: str = "tagged") -> bool:
-    """Strict verdict: the answer that the completion states is `gold`.  ValueError for a kind not in KINDS."""
-    return agrees(stated_answer(completion, kind), gold, kind)
+def is_correct(completion: str, gold: str, kind: str = "tagged", *, thinking: bool = False) -> bool:
+    """Strict verdict: the answer that the completion states after its thoughts is `gold`.
+
+    Args:
+      kind: one of KINDS; ValueError for another.
+      thinking: whether its prompt ends in an open <think> (`prompts.opens_thoughts`). A <think> of the completion's own
+        is seen without it.
+    """
+    grader = _grader(kind)
+    return grader.agree(grader.state(completion, thinking), gold)
 
 
-def stated_answer(completion: str, kind: str) -> str | None:
+def stated_answer(completion: str, kind: str, *, thinking: bool = False) -> str | None:
     """The answer that a completion states, as one of KINDS reads it; None for none.  ValueError for another kind."""
-    return _grader(kind).state(completion)
+    return _grader(kind).state(completion, thinking)
 
 
 def agrees(answer: str | None, gold: str, kind: str) -> bool:

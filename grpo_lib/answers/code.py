@@ -21,6 +21,7 @@ import tempfile
 from functools import lru_cache
 
 from grpo_lib.answers.tagged import answer_block
+from grpo_lib.prompts import after_thoughts
 
 SECONDS = 2
 MEMORY = 2**29  # bytes of address space
@@ -40,8 +41,9 @@ print("\\n" + json.dumps(results))
 """
 
 
-def code_answer(completion: str) -> str | None:
+def code_answer(completion: str, thinking: bool = False) -> str | None:
     """The last fenced block of a completion, else its <answer> block; None where there is neither."""
+    completion = after_thoughts(completion, thinking)
     blocks = _FENCED.findall(completion)
     code = blocks[-1] if blocks else answer_block(completion)
     return code if code and code.strip() else None

@@ -147,6 +147,7 @@ _SPACES = re.compile(r"(\s)\1{2,}")
 _NUMBER_OR = re.compile(r"[^0-9]*+[0-9].*?(?:\bor\b|或|还是|還是)", re.I | re.S)
 _NOT_EQUAL = re.compile(r"[<>!≠]=")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+_PLAIN_BOX = re.compile(r"\\f?box(?:ed)?\s*\{[^{}]{0,200}\}")
 _NAMED = re.compile(r"(?:[,;]|\n|\b(?:and|or)\b)\s*(?P<name>[A-Za-z][A-Za-z_ ']{0,40})\s*\Z", re.I)
 
 
@@ -334,15 +335,29 @@ _CUE = re.compile(
     r"|(?:to (?:the|this) (?:problem|question) )?(?:is|was|equals|(?:should|must|would) be|=)(?![a-z])"
     r"(?: (?:therefore|thus|then|simply|indeed))?\s{0,3}[:：]?)"
 )
-_SENTENCE_END = re.compile(r"[.;?](?=\s|[*_$]{0,3}(?:\s|\Z))")
+_HAN_CUE = re.compile(
+    r"答案[*_]{0,3}\s{0,3}(?:(?P<line>[*_]{0,3}[:：][*_]{0,3})|(?:[应應]该?該?)?(?:[是为為]|等[于於])\s{0,3}[:：]?)"
+)
+_SENTENCE_END = re.compile(r"[.;?](?=\s|[*_$]{0,3}(?:\s|\Z))|[。；？]")
 _DISPLAYED = {"$$": "$$", "\\[": "\\]"}
 _ANYTHING_STATED = re.compile(r"[0-9$\\]")
 _BEFORE_BOX = re.compile(  # what makes a box part of something larger, or one of several answers
-    r"(?:[-−–+*/×÷^√<>≤≥≈±!|_]|[0-9}]\s*[,;&]|\b(?:or|nor|not|and|either|between)"
+    r"(?:[-−–+*/×÷^√<>≤≥≈±!|_]|[<>!~]=|[0-9}]\s*[,;&]|\b(?:or|nor|not|and|either|between)"
     r"|\\(?:sqrt|[dtc]?frac|binom|log|ln|sin|cos|tan|cdot|times|div|pm|mp|le|leq|ge|geq|ne|neq|lt|gt|approx|sim|cup)"
     r"|[0-9](?=[^$]*\Z))[\s$({\[]*\Z",
     re.I,
 )
+# No formula goes on over an arrow, the end of a block, the mark of a quotation, the bar of a table.
+_BEGINS_ANEW = re.compile(
+    r".*(?:[=-]>|</(?:think|thinking|thought|reasoning|p|div|li|td|th|h[1-6])>|<br ?/?>)|\s*>[> ]*\Z"
+    r"|\s*\|(?: [^|]* \|)+ +\Z"
+)
+_TAG = re.compile(
+    r"</[A-Za-z][A-Za-z0-9]{0,15}>|<(?:b|i|u|em|strong|span|p|div|center|big|code|br|li|td|mark)(?: [^<>]{0,30})?/?>"
+)
+_CLOSING_TAGS = re.compile(r"(?:</[A-Za-z][A-Za-z0-9]{0,15}>){1,8}\Z")
+_OPENING = " \t\r\n$({["  # may stand between that and the box
+_LONGEST_CONNECTION = 12  # characters
 _LIST_ITEM = re.compile(r"\s*[-–*+]\s+[$*]*")
 _AFTER_BOX = re.compile(
     r"[\s$)\]]*(?:[-−–+*/×÷^√<>≤≥≈±!=_]\s*[\w\\({$!]|!|[_^]|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac|cup|approx)"
@@ -363,10 +378,8 @@ def last_statement(text: str) -> str | None:
     if len(lowered) != len(text):  # "İ" alone becomes two characters, and places would differ
         lowered = text.replace("İ", "I").lower()
     cue = _last_cue(text, lowered)
-    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    closing = text.rfind(ANSWER_CLOSE)
-    block = text.rfind(ANSWER_OPEN, 0, max(closing, 0))
-    block_end = text.find(ANSWER_CLOSE, block) if block >= 0 else -1
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox")) if "box" in text else -1
+    block, block_end = _last_block(text) if cue or "answer>" in lowered else (-1, -1)
     if block >= 0 and max(cue[0] if cue else -1, box) < block_end:
         inside = text[block + len(ANSWER_OPEN) : block_end]
         if cue and cue[0] < block and block_end <= cue[2]:  # Answer: <answer>33</answer>
@@ -381,17 +394,34 @@ def last_statement(text: str) -> str | None:
     return _boxed_text(text, box) if box >= 0 else None
 
 
+def _last_block(text: str) -> tuple[int, int]:
+    """Where the last whole answer block begins, and where its closing tag does; (-1, -1) if there is none."""
+    block = text.rfind(ANSWER_OPEN, 0, max(text.rfind(ANSWER_CLOSE), 0))
+    return (block, text.find(ANSWER_CLOSE, block)) if block >= 0 else (-1, -1)
+
+
 def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
-    """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is"."""
+    """(start of the cue, start and end of what it states) of the last "Answer:" or "the answer is", or 答案 of both."""
+    english = _last_cue_of(text, lowered, "answer", _CUE) if "answer" in lowered else None
+    if "答案" not in text:
+        return english
+    chinese = _last_cue_of(text, text, "答案", _HAN_CUE)
+    if chinese and text.find("\\boxed", chinese[1], chinese[2]) >= 0:
+        return english  # the box says it
+    return max(filter(None, (english, chinese)), default=None)
+
+
+def _last_cue_of(text: str, lowered: str, word: str, pattern: re.Pattern[str]) -> tuple[int, int, int] | None:
     position = len(text)
     for _ in range(MOST_CUES):
-        position = lowered.rfind("answer", 0, position)
+        position = lowered.rfind(word, 0, position)
         if position < 0:
             return None
-        cue = _CUE.match(lowered, position, position + _CUE_WINDOW)
+        cue = pattern.match(lowered, position, position + _CUE_WINDOW)
         if not cue:
             continue
         start, end = _extent(text, cue.end())
+        end = _without_frame(text, position, start, end)
         if cue["line"]:
             return position, start, end
         sentence = _SENTENCE_END.search(text, start, end)
@@ -399,6 +429,16 @@ def _last_cue(text: str, lowered: str) -> tuple[int, int, int] | None:
         if _ANYTHING_STATED.search(text, start, end):  # not "I hope this answer is correct"
             return position, start, end
     return None
+
+
+def _without_frame(text: str, cue: int, start: int, end: int) -> int:
+    """Where a statement ends that has closing HTML tags behind it, or the bar of the table in which it stands."""
+    stated = text[start:end].rstrip()
+    if stated.endswith(">") and (tags := _CLOSING_TAGS.search(stated)):
+        return start + tags.start()
+    if stated.endswith("|") and text[text.rfind("\n", 0, cue) + 1 : cue].lstrip().startswith("|"):
+        return start + len(stated) - 1
+    return end
 
 
 def _extent(text: str, start: int) -> tuple[int, int]:
@@ -422,6 +462,8 @@ def _short(text: str) -> str:
 
 def _box_end(text: str, box: int) -> int:
     """Where the content of the box that begins at `box` ends; -1 if it is not closed, or too long."""
+    if plain := _PLAIN_BOX.match(text, box):
+        return plain.end() - 1
     window = text[box : box + 2 * LONGEST]
     boxes = find_boxes(window)
     return box + boxes[0][1] if boxes and boxes[0][2] == 0 and boxes[0][1] < len(window) else -1
@@ -433,13 +475,26 @@ def _boxed_text(text: str, box: int) -> str:
     if end < 0:
         return ""  # not closed: the rest was cut off
     before = text[max(0, text.rfind("\n", 0, box) + 1, box - 40) : box]
-    if outer := _BOX.search(before + " "):
+    if "box" in before and (outer := _BOX.search(before + " ")):
         before = before[outer.end() :]  # a box in a box
-    before = _MARKS.sub("", before)
     after = text[end + 1 : end + 80].partition("\n")[0]
-    if (_BEFORE_BOX.search(before) and not _LIST_ITEM.fullmatch(before)) or _AFTER_BOX.match(after):
+    if _goes_on_before(before) or _AFTER_BOX.match(_TAG.sub(" ", after) if "<" in after else after):
         return ""
     return _open_boxes(text[text.find("{", box) + 1 : end])
+
+
+def _goes_on_before(before: str) -> bool:
+    """Whether a box is part of what stands before it on its line, a formula or a list of answers."""
+    if ">" in before or "|" in before:
+        anew = _BEGINS_ANEW.match(before)
+        before = _TAG.sub("", before[anew.end() :] if anew else before)
+    if "*" in before or "_" in before:
+        before = _MARKS.sub("", before)
+    last = len(before.rstrip(_OPENING))
+    if not last or before[last - 1] in ".:":
+        return False
+    goes_on = _BEFORE_BOX.search(before, max(0, last - _LONGEST_CONNECTION))
+    return goes_on is not None and not _LIST_ITEM.fullmatch(before)
 
 
 def _open_boxes(text: str) -> str:

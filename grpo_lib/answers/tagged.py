@@ -5,6 +5,10 @@ there as the final answer; final_answer.py has the rules. The lenient one takes 
 so that learning the tags is not mistaken for learning mathematics. Numbers are compared as exact rationals: no float,
 nothing executed.
 
+A completion may begin with thoughts in <think> tags, which are no part of its answer: all functions look at what
+follows them alone, and find nothing in a completion that ends inside them. `thinking` says that the prompt has opened
+them (`prompts.opens_thoughts`).
+
 The graders read text that a policy is rewarded for, so none of them may raise or hang on any string: tags are
 found with `str.find`, and patterns only ever see the end of a long text.
 """
@@ -15,7 +19,15 @@ from functools import lru_cache
 
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.answers.numbers import LONGEST, canonical_form, find_numbers, parse_decimal, strip_markup
-from grpo_lib.prompts import ANSWER_CLOSE, ANSWER_OPEN, REASONING_CLOSE, REASONING_OPEN, TAGS
+from grpo_lib.prompts import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    REASONING_CLOSE,
+    REASONING_OPEN,
+    TAGS,
+    THINK_MARK,
+    after_thoughts,
+)
 
 _BLOCKS = re.compile(rf"\s*{REASONING_OPEN}(.*){REASONING_CLOSE}\s*{ANSWER_OPEN}(.*){ANSWER_CLOSE}\s*", re.S)
 _INSIDE = r"\n?(\S(?:.*\S)?)\n?"
@@ -29,29 +41,34 @@ _COMMON_END = re.compile(
 _NOTHING_MORE = re.compile(r"\Z|[.,)>]*(?:\Z|\n|</)")
 
 
-def answer_block(completion: str) -> str | None:
+def answer_block(completion: str, thinking: bool = False) -> str | None:
     """The content of the last whole `<answer>…</answer>` block, untouched; None if there is none."""
-    opening = completion.rfind(ANSWER_OPEN, 0, max(completion.rfind(ANSWER_CLOSE), 0))
+    if thinking or THINK_MARK in completion:
+        completion = after_thoughts(completion, thinking)
+    closing = completion.rfind(ANSWER_CLOSE)
+    opening = completion.rfind(ANSWER_OPEN, 0, closing) if closing >= 0 else -1
     if opening < 0:
         return None
     start = opening + len(ANSWER_OPEN)
     return completion[start : completion.find(ANSWER_CLOSE, start)]
 
 
-def extract_answer(completion: str) -> str | None:
+def extract_answer(completion: str, thinking: bool = False) -> str | None:
     """The number in the last whole `<answer>…</answer>` block, canonically spelled; None if there is none."""
-    block = answer_block(completion)
-    return None if block is None else canonical_answer(block)
+    block = answer_block(completion, thinking)
+    if block is None:
+        return None
+    return _remembered(block) if len(block) <= _SHORT else canonical_answer(block)
 
 
-def is_close(completion: str, gold: str, ratio: float) -> bool:
+def is_close(completion: str, gold: str, ratio: float, thinking: bool = False) -> bool:
     """Whether the tagged answer is within `ratio` of `gold` (0.1 = 10 % of its size, ends included)."""
-    return near_value(extract_answer(completion), gold, ratio)
+    return near_value(extract_answer(completion, thinking), gold, ratio)
 
 
 def same_value(answer: str | None, gold: str) -> bool:
     """Whether `answer`, as `extract_answer` gave it, equals `gold` in value."""
-    return answer is not None and answer == _gold(gold)
+    return answer is not None and answer == _remembered(gold)
 
 
 def near_value(answer: str | None, gold: str, ratio: float) -> bool:
@@ -59,7 +76,7 @@ def near_value(answer: str | None, gold: str, ratio: float) -> bool:
 
     Of numerals too long for arithmetic (`LONGEST`) only equal ones are near each other.
     """
-    target = _gold(gold)
+    target = _remembered(gold)
     if answer is None or target is None:
         return False
     if answer == target:
@@ -69,12 +86,15 @@ def near_value(answer: str | None, gold: str, ratio: float) -> bool:
     return abs(Fraction(answer) - Fraction(target)) <= Fraction(str(ratio)) * abs(Fraction(target))
 
 
-# Remembered: the same gold is compared with many completions.
-_gold = lru_cache(maxsize=4096)(canonical_answer)
+# The same gold is compared with many completions, and the completions of a group state the same few answers.
+_remembered = lru_cache(maxsize=4096)(canonical_answer)
+_SHORT = 100  # characters of a block that is remembered
 
 
-def lenient_answer(completion: str) -> str | None:
+def lenient_answer(completion: str, thinking: bool = False) -> str | None:
     """The last number anywhere in the completion, tags or not, in its canonical spelling."""
+    if thinking or THINK_MARK in completion:
+        completion = after_thoughts(completion, thinking)
     last_digit = _LAST_DIGIT.match(completion)
     if not last_digit:
         return None
@@ -99,22 +119,32 @@ def lenient_answer(completion: str) -> str | None:
     return canonical_form(last.value)
 
 
-def is_correct_leniently(completion: str, gold: str) -> bool:
+def is_correct_leniently(completion: str, gold: str, thinking: bool = False) -> bool:
     """Lenient verdict: the last number anywhere in the completion equals `gold` in value."""
-    return same_value(lenient_answer(completion), gold)
+    return same_value(lenient_answer(completion, thinking), gold)
 
 
-def format_is_loose(completion: str) -> bool:
+def format_is_loose(completion: str, thinking: bool = False) -> bool:
     """Both blocks, in order and not blank, each tag exactly once; white space around the blocks is fine."""
-    once_each = all(completion.count(tag) == 1 for tag in TAGS)
-    blocks = _BLOCKS.fullmatch(completion) if once_each else None
-    return blocks is not None and all(text.strip() for text in blocks.groups())
+    if thinking or THINK_MARK in completion:
+        completion = after_thoughts(completion, thinking)
+    return _has_both_blocks(completion)
 
 
-def format_is_exact(completion: str) -> bool:
+def format_is_exact(completion: str, thinking: bool = False) -> bool:
     """Exactly `<reasoning>…</reasoning><answer>…</answer>`, also with the blocks on lines of their own.
 
     Both blocks once, in order, nothing else outside them, and at most one line break between the blocks and at each
     edge of a tag, the outer edges included: a text may begin and end with a line break, as a triple-quoted one does.
     """
-    return format_is_loose(completion) and _EXACT.fullmatch(completion) is not None
+    if thinking or THINK_MARK in completion:
+        completion = after_thoughts(completion, thinking)
+    return _has_both_blocks(completion) and _EXACT.fullmatch(completion) is not None
+
+
+def _has_both_blocks(text: str) -> bool:
+    for tag in TAGS:
+        if text.count(tag) != 1:
+            return False
+    blocks = _BLOCKS.fullmatch(text)
+    return blocks is not None and all(content.strip() for content in blocks.groups())

@@ -20,7 +20,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.queue import data_queue as queues
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.prompts import with_prefix
+from grpo_lib.prompts import opens_thoughts, with_prefix
 from grpo_lib.records import grade
 from grpo_train import losses
 from grpo_train.engines.weight_sync import padded
@@ -228,7 +228,9 @@ class Learner(GRPOLearner):
         """Of each group just sampled, whether some completions are right and some wrong; not their rewards, in which a
         part for the form may differ where nothing is right."""
         texts = with_prefix(batch.get("completion_prefix"), self._sampler.last.text)
-        right = [grade(*each)["strict"] for each in zip(texts, batch["answer"], batch["kind"], strict=True)]
+        thinking = map(opens_thoughts, batch["prompts"])
+        rows = zip(texts, batch["answer"], batch["kind"], thinking, strict=True)
+        right = [grade(text, gold, kind, thinking=opened)["strict"] for text, gold, kind, opened in rows]
         return np.ptp(np.reshape(right, (-1, self.algo_config.num_generations)).astype(int), axis=1) > 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lib import analysis, answers, rewards
+from grpo_lib.prompts import opens_thoughts
 from grpo_lib.records import EvalRun, Record, by_problem, kind_of
 from grpo_train.report import comparison, html_page
 
@@ -105,10 +106,11 @@ def _prompt_template(record: Record) -> tuple[str, ...]:
 
 def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: Numbered) -> list[Any]:
     text = record["completion"]
-    parts = rewards.explain(text, record["gold"], functions=functions, kind=kind_of(record))
+    thinking = opens_thoughts(record["prompt"])
+    parts = rewards.explain(text, record["gold"], functions=functions, kind=kind_of(record), thinking=thinking)
     reasons = [notes.setdefault((part.points, part.why), len(notes)) for part in parts]
     category = analysis.CATEGORIES.index(analysis.classify(record))
-    lenient = answers.lenient_answer(text) if record["lenient"] != record["strict"] else None
+    lenient = answers.lenient_answer(text, thinking) if record["lenient"] != record["strict"] else None
     return [
         text,
         record["extracted"],
@@ -116,7 +118,7 @@ def _answer(record: Record, functions: Sequence[rewards.RewardFunction], notes: 
         category,
         record.get("tokens"),
         reasons,
-        answers.answer_block(text),
+        answers.answer_block(text, thinking),
         lenient,
         record.get("error"),
     ]

@@ -15,6 +15,7 @@ from typing import Any
 from grpo_lib import analysis, rewards
 from grpo_lib.common.files import write_text_atomic
 from grpo_lib.common.spreadsheets import for_spreadsheet
+from grpo_lib.prompts import opens_thoughts
 from grpo_lib.records import kind_of
 from grpo_train.report import comparison
 
@@ -50,7 +51,11 @@ def table(compared: comparison.Comparison) -> list[dict[str, Any]]:
             points = {
                 f"reward_{part.name}": float(part.points)
                 for part in rewards.explain(
-                    record["completion"], record["gold"], functions=compared.functions, kind=kind_of(record)
+                    record["completion"],
+                    record["gold"],
+                    functions=compared.functions,
+                    kind=kind_of(record),
+                    thinking=opens_thoughts(record["prompt"]),
                 )
             }
             values = {

@@ -19,7 +19,7 @@ from flax import nnx
 from tunix.sft import hooks
 
 from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
-from grpo_lib.prompts import with_prefix
+from grpo_lib.prompts import opens_thoughts, with_prefix
 from grpo_lib.records import grade
 from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, last_row_is_torn, read_metrics
 
@@ -81,13 +81,16 @@ def batch_metrics(
       group_size: G, completions per prompt; the completions of a group are next to each other.
       parts: the reward functions, which have just been called on this batch.
       gap: see `training.sampler_trainer_gap`.
-      completions, rewards, answer, kind, task: (B,) texts, sums of the reward functions, golds, how each is graded,
-        and where a recipe has several tasks, which it is.
+      prompts, completions, rewards, answer, kind, task: (B,) texts as sent and as sampled, sums of the reward
+        functions, golds, how each is graded, and where a recipe has several tasks, which it is.
       completion_prefix: (B,) ends of the prompts that count as the beginnings of completions; None: none.
     """
     # Graded exactly as an evaluation grades, so that the training curves and before/after measure the same thing.
     graded = with_prefix(completion_prefix, completions)
-    verdicts = [grade(text, gold, how) for text, gold, how in zip(graded, answer, kind, strict=True)]
+    verdicts = [
+        grade(text, gold, how, thinking=opens_thoughts(prompt))
+        for prompt, text, gold, how in zip(prompts, graded, answer, kind, strict=True)
+    ]
     without_number = [verdict["format"] and verdict["extracted"] is None for verdict in verdicts]
     columns = {
         "reward": rewards,

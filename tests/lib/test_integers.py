@@ -72,6 +72,50 @@ NO_INTEGER = (
     *("<answer>3 or 4</answer>", "<answer></answer>", "<answer>Answer: 3 or 4</answer>"),
 )  # fmt: skip
 
+# Common spellings of 12, which the integer and the LaTeX reader take alike.
+TWELVE = (
+    *(r"\boxed{12\,\text{cm}}", r"\boxed{12\,\text{cm}^2}", r"\boxed{12\,\mathrm{m}}", r"\boxed{12~\text{cm}}"),
+    *("Answer: $12$ cm", "The answer is $12$ apples.", "Answer: 12 cm", r"\boxed{12 apples}", "Answer: 12 dollars"),
+    *(r"\boxed{3\cdot4=12}", r"\boxed{12 = 3\cdot 4}", r"\boxed{3\times4=12}", r"\boxed{6+6=12}"),
+    *(r"\boxed{2\cdot3+6=12}", r"\boxed{12^{\circ}\text{C}}", r"\boxed{12\,}"),
+    *("</think>\\boxed{12}", "</reasoning>\\boxed{12}", "> \\boxed{12}", "=> \\boxed{12}", "<b>\\boxed{12}</b>"),
+    *("| answer | \\boxed{12} |", "<p>\\boxed{12}</p>", "\\boxed{12}<br>", "so 3x = 36 => x = \\boxed{12}"),
+    *("Thus 3 + 9 = 12</think>\\boxed{12}", "答案：12", "答案是12", "最終答案是 12。", "**答案：** $12$", "答案為：12"),
+    *("</think>Answer: 12", "> Answer: 12", "=> Answer: 12", "<b>Answer: 12</b>", "| Answer: 12 |"),
+    *("</think>答案：12", "> 答案是 12。", "=> 答案：12", "<b>答案：12</b>", "| 答案：12 |"),
+    "所以答案是 \\boxed{12}。",
+)  # fmt: skip
+NOT_TWELVE = (
+    *(r"\boxed{12 = 3\cdot 5}", r"\boxed{3\cdot 5=12}", r"\boxed{13 = 12}", r"\boxed{12 = 12 = 13}"),
+    *(r"\boxed{12\,000}", r"\boxed{12\,\pi}", r"\boxed{12~13}", r"\boxed{12\cdot}", "Answer: 12 dozen"),
+    *("Answer: 12 thousand", "Answer: 12 x", "Answer: $12$ or $13$", "Answer: $12$ and 13", "Answer: $12 and $13"),
+    *("not <b>\\boxed{12}</b>", "2</b>\\boxed{12}", "<b>3</b> or <b>\\boxed{12}</b>", "|\\boxed{12}|"),
+    *("x > \\boxed{12}", "x >= \\boxed{12}", "x => -\\boxed{12}", "-<b>\\boxed{12}</b>", "3 | \\boxed{12}"),
+    *("\\boxed{12}</b>!", "\\boxed{12}<sup>2</sup>", "\\boxed{12} < 13"),
+    *("答案不是12", "答案是不是12", "答案是 3 或 12", "答案：3，12", "答案是3、12", "答案是12以上", "答案是12万"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["integer", "latex"])
+@pytest.mark.parametrize("completion", TWELVE)
+def test_common_spellings_are_read_by_both_readers(completion: str, kind: str) -> None:
+    assert answers.is_correct(completion, "12", kind)
+    assert answers.is_correct(WORKING + completion, "12", kind)
+    assert not answers.is_correct(completion, "13", kind)
+
+
+@pytest.mark.parametrize("kind", ["integer", "latex"])
+@pytest.mark.parametrize("completion", NOT_TWELVE)
+def test_what_is_near_them_is_not_read(completion: str, kind: str) -> None:
+    assert not answers.is_correct(completion, "12", kind)
+
+
+@pytest.mark.parametrize("kind", ["integer", "latex"])
+@pytest.mark.parametrize("sign", ["\\cdot", "\\times"])
+def test_a_power_of_ten_is_multiplied(sign: str, kind: str) -> None:
+    assert answers.is_correct(rf"\boxed{{1.2{sign}10^{{4}}}}", "12000", kind)
+
+
 STATES_NOTHING = (
     "",
     "33",
@@ -156,7 +200,16 @@ def test_every_integer_is_read(value: int, dressing: str) -> None:
 @given(
     FRAGMENTS,
     st.sampled_from(
-        ["Answer: {}", "Answer:{}.", "**Answer:** ${}$", "ANSWER: \\boxed{{{}}}\n", "Answer: $\\boxed{{{}}}$."]
+        [
+            "Answer: {}",
+            "Answer:{}.",
+            "**Answer:** ${}$",
+            "ANSWER: \\boxed{{{}}}\n",
+            "Answer: $\\boxed{{{}}}$.",
+            "The answer is {}.",
+            "the answer is: ${}$",
+            "so the answer is $\\boxed{{{}}}$.",
+        ]
     ),
     st.sampled_from(["33", "033", "-7", "-0", "3.5", "3 or 4", "", "2\\sqrt{3}"]),
 )
@@ -175,7 +228,8 @@ UNITS = (
     *("<answer>", "</answer>", "<answer>1</answer>", "<answer", "\\text{", "\\frac{", "{", "}", "\\", "$", "$$", "\\["),
     *("1", "1 ", "1,", "1/", "9^", "^", "-", " ", "\n", ".", "*", "_", "=", "x=", "1=", "²", "１", "\ud800", "İ"),
     *("1 or ", "and ", "is ", "a", "a ", "cm ", "!", "(", "<a ", "~~", "1 million ", "亿", "，"),
-    *("\x00", "&#49;", "\\fbox"),
+    *("\x00", "&#49;", "\\fbox", "答案", "答案：", "答案是 1 ", "</b>", "answer is </b>", "| ", "=> ", "> ", "3×4="),
+    *("$1$ cm ", "</think>", "\\,", "~"),
 )  # fmt: skip
 
 

@@ -135,6 +135,69 @@ def test_equal_and_different_answers(stated: str, gold: str, equal: bool) -> Non
     assert answers.agrees(latex.latex_answer(f"So:\n\\boxed{{{stated}}}"), gold, "latex") is equal
 
 
+# Pairs whose difference is below 1e-15, as math-verify 0.9.0 rounds it: gold, and a neighbour of it.
+TINY_DIFFERENCES = [
+    (r"\frac{2^{100}-1}{2^{101}}", r"\frac{2^{100}-1}{2^{102}}"),
+    (r"\frac{2^{500}+1}{3 \cdot 2^{501}}", r"\frac{1}{3 \cdot 2^{501}}"),
+    (r"\frac{2^{64}+1}{3 \cdot 2^{65}}", r"\frac{1}{3 \cdot 2^{65}}"),
+    (r"\frac{2^{100}-1}{2^{100}}", r"\frac{2^{100}+1}{2^{100}}"),
+    (r"\frac{1}{20!}", r"\frac{1}{19!}"),
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
+    (r"\frac{1}{2^{55}}", r"\frac{1}{2^{54}}"),
+    (r"\left\{\frac{1}{2^{99}}, 1\right\}", r"\left\{\frac{1}{2^{98}}, 1\right\}"),
+    (r"\left(0, \frac{1}{2^{99}}\right]", r"\left(0, \frac{1}{2^{98}}\right]"),
+    (r"\begin{pmatrix}2^{-99}\\2\end{pmatrix}", r"\begin{pmatrix}2^{-98}\\2\end{pmatrix}"),
+    (r"x > \frac{1}{2^{99}}", r"x > \frac{1}{2^{98}}"),
+    (r"\frac{x}{2^{99}}", r"\frac{x}{2^{98}}"),
+    (r"\frac{i}{2^{99}}", r"\frac{i}{2^{98}}"),
+    (r"10^{-17}", r"10^{-18}"),
+    (r"e^{-100}", r"e^{-99}"),
+    (r"\sin(10^{-20})", r"10^{-20}"),
+    (r"\sqrt{2} + 2^{-500}", r"\sqrt{2}"),
+]  # fmt: skip
+SAME_TINY_VALUES = [
+    (r"\frac{1}{2^{99}}", r"2^{-99}"), (r"\frac{1}{2^{99}}", r"\frac{2}{2^{100}}"),
+    (r"\frac{1}{2^{99}}", r"(\frac{1}{2})^{99}"), (r"\frac{1}{20!}", r"\frac{1}{20 \cdot 19!}"),
+    (r"\frac{\sqrt{12}}{2^{99}}", r"\frac{\sqrt{3}}{2^{98}}"), (r"\frac{7}{10^{20}}", r"7 \times 10^{-20}"),
+    (r"1 - \frac{1}{2^{100}}", r"\frac{2^{100}-1}{2^{100}}"), (r"x > \frac{1}{2^{99}}", r"2^{-99} < x"),
+    (r"\left\{\frac{1}{2^{99}}, 1\right\}", r"\left\{1, 2^{-99}\right\}"), (r"\sqrt{12} - 2\sqrt{3}", "0"),
+    (r"\sqrt{3 + 2\sqrt{2}}", r"1 + \sqrt{2}"), (r"\cos(\frac{\pi}{5})", r"\frac{1+\sqrt{5}}{4}"),
+    (r"\frac{x}{2^{99}}", r"x \cdot 2^{-99}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "neighbour"), TINY_DIFFERENCES)
+def test_a_tiny_difference_is_a_difference(gold: str, neighbour: str) -> None:
+    assert latex.same_latex(gold, gold)
+    assert not latex.same_latex(neighbour, gold)
+    assert not latex.same_latex(gold, neighbour)
+
+
+@pytest.mark.parametrize(("gold", "spelling"), SAME_TINY_VALUES)
+def test_a_tiny_value_may_be_spelled_in_any_way(gold: str, spelling: str) -> None:
+    assert latex.same_latex(spelling, gold)
+    assert latex.same_latex(gold, spelling)
+
+
+def neighbours() -> Iterator[tuple[str, str]]:
+    """A thousand pairs of different values that are close, or small."""
+    for k in range(50, 250):
+        a = 2 * k + 1
+        yield rf"\frac{{{a}}}{{2^{{{k}}}}}", rf"\frac{{{a}}}{{2^{{{k + 1}}}}}"
+        yield rf"1 + \frac{{1}}{{2^{{{k}}}}}", rf"1 + \frac{{1}}{{2^{{{k - 1}}}}}"
+        yield rf"\frac{{{a}}}{{10^{{{k}}}}}", rf"\frac{{{a + 1}}}{{10^{{{k}}}}}"
+        yield rf"\sqrt{{2}} \cdot 10^{{-{k}}}", rf"\sqrt{{3}} \cdot 10^{{-{k}}}"
+    for k in range(18, 118):
+        yield rf"\frac{{1}}{{{k}!}}", rf"\frac{{1}}{{{k + 1}!}}"
+        yield rf"\{{\frac{{1}}{{2^{{{k + 40}}}}}, 1\}}", rf"\{{\frac{{1}}{{2^{{{k + 41}}}}}, 1\}}"
+
+
+def test_a_thousand_neighbours_are_told_apart() -> None:
+    pairs = list(neighbours())
+    assert len(pairs) == 1000
+    assert [pair for pair in pairs if latex.same_latex(*pair)] == []
+
+
 @pytest.mark.parametrize(
     "stated", [None, "", " ", "$", "$$", ".", "\\frac{1}{", "}{", "\\", "5+", "x^", "\\text{", "3" * 301]
 )

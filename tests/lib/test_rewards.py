@@ -203,7 +203,9 @@ def test_what_is_explained_is_what_is_paid_and_no_text_raises(completion: str, g
 
 @pytest.mark.parametrize("function", OWN, ids=lambda function: function.__name__)
 def test_a_trainer_sees_the_convention_and_may_pickle(function) -> None:
-    assert list(inspect.signature(function).parameters) == ["prompts", "completions", "answer", "kind", "kwargs"]
+    assert list(inspect.signature(function).parameters) == [
+        *("prompts", "completions", "answer", "kind", "thinking", "kwargs")
+    ]
     assert pickle.loads(pickle.dumps(function)) is function
 
 

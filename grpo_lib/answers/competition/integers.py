@@ -6,16 +6,19 @@ an answer block. What stands there must be one integer and nothing else: "3 or 4
 are none, and nothing earlier in the text is read instead.
 """
 
+import functools
+import math
 import re
 from fractions import Fraction
 
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import LONGEST, NARROW, canonical_form, find_numbers, parse_decimal, strip_markup
+from grpo_lib.prompts import THINK_MARK, after_thoughts
 
 # Most completions end in one of these, and for them no closer look is needed. "Answer: 33" is the last statement
-# wherever it stands, because nothing follows it.
+# wherever it stands, because nothing follows it; so is "the answer is 33."
 _COMMON_END = re.compile(
-    r"(?:answer|Answer|ANSWER)(?:\*\*)?:(?:\*\*)?\s?(?:\$\\boxed\{(-?[0-9]+)\}\$|\\boxed\{(-?[0-9]+)\}|\$(-?[0-9]+)\$"
+    r"(?:(?:\*\*)?:(?:\*\*)?| is:?)\s?(?:\$\\boxed\{(-?[0-9]+)\}\$|\\boxed\{(-?[0-9]+)\}|\$(-?[0-9]+)\$"
     r"|(-?[0-9]+))\.?\s*\Z"
 )
 _COMMON_WINDOW = 60
@@ -26,11 +29,14 @@ _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|\{)")
 # The others, such as \binom and \log, make another number of what they stand before.
 _KNOWN_COMMANDS = frozenset(
     ("frac", "dfrac", "tfrac", "cfrac", "left", "right", "big", "Big", "displaystyle", "circ", "degree", "times",
-     "quad", "qquad", "Rightarrow", "implies", "text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit",
-     "mathsf", "emph", "bf", "rm", "mbox", "bm", "boldsymbol")
+     "cdot", "quad", "qquad", "Rightarrow", "implies", "text", "textbf", "textit", "textrm", "mathrm", "mathbf",
+     "mathit", "mathsf", "emph", "bf", "rm", "mbox", "bm", "boldsymbol")
 )  # fmt: skip
 _MARKUP = f"$*_`\"' \t\r\n{NARROW}"
 _POWER = re.compile(r"([-−–]?) ?([0-9]{1,20}) ?\^ ?([0-9]{1,4})")
+_IN_DOLLARS = re.compile(r"\s*\$([^$]+)\$(?=\s+[A-Za-z])")  # the $12$ of "$12$ cm"
+_NARROW_SPACE = re.compile(r"\\,(?![0-9])|(?<=[0-9}$])~(?=[A-Za-z\\])")  # what groups no digits and hedges nothing
+_CALCULATION = re.compile(r"[0-9]+(?: *[+×*] *[0-9]+)+")
 _APPROXIMATE = re.compile(r"[≈≃≅~<>≠]|!=|\\(?:approx|simeq|sim|cong|equiv|neq?)(?![A-Za-z])|:=")
 _SEVERAL = re.compile(r"[,;|&]|\b(?:or|and)\b", re.I)
 _SAYS = re.compile(r"[^0-9=]{0,100}\b(?:is|are|equals?|be)\b:?\s*(?=[-−+$0-9])", re.I)
@@ -46,25 +52,31 @@ _SHORT_UNITS = frozenset(
     ("m", "s", "g", "h", "L", "cm", "mm", "km", "nm", "ft", "in", "yd", "mi", "kg", "mg", "lb", "oz", "ml", "mL", "hr",
      "Hz", "sq", "cu")
 )  # fmt: skip
-_UNIT = re.compile(r"[°%]?(?:(?P<space>[ \-])? *(?P<words>[A-Za-z][A-Za-z /'-]{0,60}))?[°%]?")
+_UNIT = re.compile(r"° ?[CF]|[°%]?(?:(?P<space>[ \-])? *(?P<words>[A-Za-z][A-Za-z /'-]{0,60}))?[°%]?")
 
 
-def integer_answer(completion: str) -> str | None:
+def integer_answer(completion: str, thinking: bool = False) -> str | None:
     """The integer that a completion states last, canonically spelled ("33", "-7"); None if that is not one integer.
 
     Never raises, and takes well under a second for megabytes of any text.
     """
-    common = _COMMON_END.search(completion, max(0, len(completion) - _COMMON_WINDOW))
-    if common and "<" not in common[0]:
+    if thinking or THINK_MARK in completion:
+        completion = after_thoughts(completion, thinking)
+    cue = completion.rfind("nswer", -_COMMON_WINDOW)
+    common = _COMMON_END.match(completion, cue + len("nswer")) if cue > 0 and completion[cue - 1] in "aA" else None
+    if common:
         return parse_decimal(common[1] or common[2] or common[3] or common[4])
     stated = last_statement(completion)
     return None if not stated else read_integer(stated)
 
 
+@functools.lru_cache(maxsize=4096)  # the completions of a group state the same few answers
 def read_integer(text: str) -> str | None:
     """The integer that a short text is, with or without markup, a unit, or "x =" before it; else None."""
     if len(text) > LONGEST:
         return None
+    if "\\," in text or "~" in text or "$" in text:
+        text = _IN_DOLLARS.sub(r"\1 ", _NARROW_SPACE.sub(" ", text), count=1)
     text = _trim(text)
     simple = parse_decimal(text)
     if simple is not None:
@@ -83,10 +95,9 @@ def read_integer(text: str) -> str | None:
     if not before and (says := _SAYS.match(text)) and not _NO_ANSWER.search(says[0]):
         text = text[says.end() :]
     text = _trim(_trim(text).removeprefix("+"))
-    value = _value(text)
-    if any(parse_decimal(_trim(part)) not in (None, value) for part in before):
-        return None  # 32 = 33
-    return value
+    steps = _steps(before)
+    value = _step(text) if steps and _CALCULATION.fullmatch(text) else _value(text)  # 12 = 3 * 4, but not 3 * 4 alone
+    return value if steps <= {value} else None  # 32 = 33
 
 
 def _value(text: str) -> str | None:
@@ -95,7 +106,7 @@ def _value(text: str) -> str | None:
         value = Fraction(int(power[2])) ** int(power[3])
         return canonical_form(-value if power[1] else value)
     numbers = find_numbers(text)
-    if len(numbers) != 1 or numbers[0].start != 0 or not _only_a_unit(text[numbers[0].end :]):
+    if len(numbers) != 1 or numbers[0].start != 0 or not only_a_unit(text[numbers[0].end :]):
         return None
     value = numbers[0].value
     if value is None or (numbers[0].scale > 1 and text[numbers[0].end - 1] in "kKMBmb"):
@@ -103,12 +114,26 @@ def _value(text: str) -> str | None:
     return canonical_form(value) if value.denominator == 1 else None
 
 
+def _steps(sides: list[str]) -> set[str]:
+    """The values of those sides of an equation that have one; what stands before an arrow is another equation."""
+    last = "=".join(sides).rpartition("→")[2]
+    return {value for side in last.split("=") if (value := _step(_trim(side)))}
+
+
+def _step(text: str) -> str | None:
+    """The value of a text that is a number, or a sum of products of whole ones; None for others."""
+    if not _CALCULATION.fullmatch(text):
+        return parse_decimal(text)
+    products = (product.replace("*", "×").split("×") for product in text.split("+"))
+    return str(sum(math.prod(map(int, factors)) for factors in products))
+
+
 def _trim(text: str) -> str:
     """`text` without markup around it and without a full stop; a point before it stays, as in ".33"."""
     return text.strip(_MARKUP).rstrip(f".,;{_MARKUP}")
 
 
-def _only_a_unit(text: str) -> bool:
+def only_a_unit(text: str) -> bool:
     """Whether what follows a number leaves its value alone: "", "°", " degrees", " cm", ", because …"."""
     text = _REASON.sub("", text) if not _NO_ANSWER.search(text) else text
     match = _UNIT.fullmatch(text)

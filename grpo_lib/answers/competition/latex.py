@@ -28,9 +28,11 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from grpo_lib.answers.competition.integers import only_a_unit
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import find_numbers, strip_markup
 from grpo_lib.common.errors import CourseError
+from grpo_lib.prompts import after_thoughts
 
 LONGEST_LATEX = 300  # characters; no gold of MATH-500 is nearly as long
 CPU_SECONDS = 2.0  # of one comparison; most take a few milliseconds
@@ -44,17 +46,17 @@ _WRAPPED = re.compile(r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])([^0-9$
 _MORE = re.compile(r"[,;&]|\b(?:or|and|not|to)\b", re.I)
 
 
-def latex_answer(completion: str) -> str | None:
+def latex_answer(completion: str, thinking: bool = False) -> str | None:
     """The LaTeX that a completion states last as its answer, without `$`; None if there is none, or it is too long.
 
     Never raises, and takes well under a second for megabytes of any text.
     """
-    stated = last_statement(completion)
+    stated = last_statement(after_thoughts(completion, thinking))
     text = (stated or "").strip(" \t\r\n*").strip()
     wrapped = _WRAPPED.fullmatch(text)
     if wrapped and not _MORE.search(wrapped[4]):
         text = next(part for part in wrapped.groups() if part is not None)
-    text = text.strip().rstrip(".*").strip()
+    text = text.strip().rstrip(".*。").strip()
     return text if 0 < len(text) <= LONGEST_LATEX else None
 
 
@@ -264,11 +266,14 @@ def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
     """As `_compare`, for two texts that are not lists."""
     if bool(_EQUALS.search(stated)) != bool(_EQUALS.search(gold)):  # x = 5 is 5, but 2x + 3 = 0 is not 0
         stated, gold = _right_side(stated), _right_side(gold)
+        if steps := _calculation(stated):
+            return _compare_steps(steps, gold, equal)
     if _compact(stated) == _compact(gold):
         return True
-    kind = _kind(stated)
-    if kind != _kind(gold):
-        return False
+    kind, wanted = _kind(stated), _kind(gold)
+    if kind != wanted:
+        value = _read_measure(stated) if wanted == "number" else None
+        return value is not None and value == _read_number(gold)  # 12 cm
     if kind == "words":
         return _plain_words(stated) == _plain_words(gold)
     if kind == "number":
@@ -283,6 +288,20 @@ def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
 def _right_side(text: str) -> str:
     parts = _EQUALS.split(text)
     return parts[-1].strip() if len(parts) > 1 and _NAME.fullmatch(parts[0].strip()) else text
+
+
+def _calculation(text: str) -> list[str]:
+    """The sides of an equation without variables, such as 3 \\cdot 4 = 12; empty for any other text."""
+    sides = [side.strip() for side in _EQUALS.split(text)]
+    return sides if len(sides) > 1 and all(side and _kind(side) == "number" for side in sides) else []
+
+
+def _compare_steps(steps: list[str], gold: str, equal: Equal | None) -> bool | None:
+    """Whether every step of a calculation is the gold."""
+    verdicts = [_compare_single(step, gold, equal) for step in steps]
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
 
 
 def _kind(text: str) -> str:
@@ -317,6 +336,17 @@ def _read_number(text: str) -> Fraction | None:
     if len(numbers) != 1 or (numbers[0].start, numbers[0].end) != (0, len(text)) or numbers[0].scale != 1:
         return None
     return numbers[0].value
+
+
+def _read_measure(text: str) -> Fraction | None:
+    """The number of a text that is one with a unit in plain words: "12 cm", "12 apples"; else None."""
+    if _COMMAND.search(text.replace("\\frac", "")):
+        return None
+    text = strip_markup(text).strip()
+    numbers = find_numbers(text)
+    if len(numbers) != 1 or numbers[0].start != 0 or numbers[0].scale != 1:
+        return None
+    return numbers[0].value if only_a_unit(text[numbers[0].end :]) else None
 
 
 # --- The worker, seen from this process ---
@@ -470,7 +500,65 @@ def _algebra(stated: str, gold: str) -> bool:
         one, other = _complex(one), _complex(other)
     if any(isinstance(one, kind) != isinstance(other, kind) for kind in (Set, Tuple, Relational)):
         return False
-    return verify(one, other, timeout_seconds=None)
+    return verify(one, other, timeout_seconds=None) and _confirmed(one, other)
+
+
+DIGITS = 3000  # to which a difference is worked out; LONGEST_LATEX characters can hold a smaller one only with effort
+
+
+def _confirmed(one: Any, other: Any) -> bool:
+    """Whether two SymPy objects that math-verify takes for equal are equal in their smallest factors, too.
+
+    Its last look at two numbers rounds their difference: what is below 1e-15 counts as 0 there, however small the
+    numbers are (math-verify 0.9.0, `sympy_numeric_eq`), so that 1/2^99 is 1/2^98.  Here the difference itself is worked
+    out, of matrices, tuples, sets and relations part by part, and of two expressions at a point.
+    """
+    from sympy import Basic, Expr, FiniteSet, MatrixBase, Tuple
+    from sympy.core.relational import Relational
+
+    if one == other:
+        return True
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        one, other = Tuple(*one), Tuple(*other)
+    if not isinstance(one, Basic) or not isinstance(other, Basic):
+        return True  # texts
+    if isinstance(one, Expr) and isinstance(other, Expr):
+        return _is_zero(_at_a_point(one) - _at_a_point(other))
+    if isinstance(one, FiniteSet):
+        return all(any(_confirmed(part, another) for another in other.args) for part in one.args)
+    if isinstance(one, Relational):
+        one, other = _solved_for_its_left(one), _solved_for_its_left(other)
+        return one.args[0] != other.args[0] or _confirmed(one.args[1], other.args[1])
+    return len(one.args) != len(other.args) or all(map(_confirmed, one.args, other.args))
+
+
+def _solved_for_its_left(relation: Any) -> Any:
+    """`relation` with a lone variable on the left: 2 < x as x > 2."""
+    return relation.reversed if relation.rhs.is_Symbol and not relation.lhs.is_Symbol else relation
+
+
+def _at_a_point(expression: Any) -> Any:
+    """The value of an expression where its variables are numbers that no formula singles out."""
+    from sympy import Rational, prime
+
+    names = {variable.name for variable in expression.free_symbols}
+    values = {name: Rational(prime(50 + n), 101) for n, name in enumerate(sorted(names))}
+    return expression.subs({variable: values[variable.name] for variable in expression.free_symbols})
+
+
+def _is_zero(number: Any) -> bool:
+    """Whether a SymPy number is 0: exactly of a rational one, else to `DIGITS` digits of its largest term."""
+    from sympy import PrecisionExhausted, simplify
+
+    number = number.doit()
+    if number.is_Rational:
+        return number == 0
+    try:
+        return number.evalf(2, maxn=DIGITS, strict=True) == 0
+    except PrecisionExhausted:  # no digit of it is other than 0
+        return True
+    except Exception:  # what SymPy cannot evaluate, it may yet simplify
+        return simplify(number) == 0
 
 
 def _complex(expression: Any) -> Any:
