@@ -369,6 +369,10 @@ def _warn_of_cut_thinking(run: evaluation.EvalRun, log: Callable[[str], None]) -
         )
 
 
+# Share of the first step's completions that are cut, from which on it is said.
+CUT_IN_FIRST_STEP = 0.05
+
+
 class _Clock:
     """The seconds of a run, over all its processes; those of one that is killed count up to its last step."""
 
@@ -392,10 +396,29 @@ class _NewAlerts:
         self.logged: set[tuple[int, str]] = set()
 
     def log_new(self) -> None:
-        for alert in health_checks.new_alerts(self.session.recorder.rows):
-            if (alert.step, alert.kind) not in self.logged:
-                self.logged.add((alert.step, alert.kind))
-                self.log(f"warning: {alert}")
+        rows = self.session.recorder.rows
+        if rows and (cut := _cut_in_first_step(rows[-1], self.session.recipe)):
+            self.alert(health_checks.Alert(1, "cut in the first step", cut))
+        for alert in health_checks.new_alerts(rows):
+            self.alert(alert)
+
+    def alert(self, alert: health_checks.Alert) -> None:
+        if (alert.step, alert.kind) not in self.logged:
+            self.logged.add((alert.step, alert.kind))
+            self.log(f"warning: {alert}")
+
+
+def _cut_in_first_step(row: dict[str, Any], recipe: Recipe) -> str | None:
+    """What to say of the first step where many completions have no end, before hours are spent on such ones."""
+    limit = recipe.rollout.max_completion_length
+    share = row.get("completions/clipped_ratio") or 0.0
+    if row.get("step") != 1 or share < CUT_IN_FIRST_STEP:
+        return None
+    other = "" if recipe.grpo.mask_truncated else ", or leave them out of the loss (grpo.mask_truncated=true)"
+    return (
+        f"{share:.0%} of the completions are cut at {limit} tokens; take rollout.max_completion_length={2 * limit} and "
+        f"look again{other}"
+    )
 
 
 def _seconds_before(directory: Path, log: Callable[[str], None]) -> float:

@@ -385,7 +385,7 @@ class GRPORecipe(_Section):
     overlong_penalty: PositiveFloat = Field(default=1.0, description="taken off the reward of the longest completions")
     mask_truncated: bool = Field(
         default=False,
-        description="truncated completions are left out of the loss and of what it is divided by (overlong filtering of "
+        description="truncated completions are left out of the loss and of what it is divided by (overlong filtering, "
         "DAPO); their rewards still count in the advantages of their group",
     )
     dynamic_sampling: Positive | None = Field(

@@ -19,7 +19,7 @@ from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import load_problems
 from grpo_lib.rewards import overlong_penalty
-from grpo_train import checks, losses, training
+from grpo_train import checks, losses, pipeline, training
 from grpo_train.engines import learner, weight_sync
 from grpo_train.losses.for_tunix import completion_keys
 from grpo_train.losses.packing import to_example
@@ -114,6 +114,26 @@ def test_the_overlong_penalty_is_of_tokens_and_not_of_characters(root):
     short, long = function(prompts=["", ""], completions=["a", "a" * 500])
     assert short == long == -0.5
     assert function.__name__ == "overlong_penalty"
+
+
+@pytest.mark.parametrize(
+    ("step", "share", "changes", "said"),
+    [
+        (1, 0.3, [], ["30% ", "cut at 24", "rollout.max_completion_length=48", "grpo.mask_truncated=true"]),
+        (1, 0.3, ["grpo.mask_truncated=true"], ["rollout.max_completion_length=48 and look again"]),
+        (1, 0.01, [], []),
+        (2, 0.3, [], []),
+    ],
+)
+def test_the_first_step_says_what_share_was_cut(root, step, share, changes, said):
+    recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", changes)
+    rows = [{"step": step, "completions/clipped_ratio": share}]
+    lines = []
+    alerts = pipeline._NewAlerts(SimpleNamespace(recipe=recipe, recorder=SimpleNamespace(rows=rows)), lines.append)
+    alerts.log_new()
+    alerts.log_new()  # a row comes again when its validation joins it
+    assert len(lines) == bool(said)
+    assert [part for part in said if part not in "".join(lines)] == []
 
 
 @settings(max_examples=10)
