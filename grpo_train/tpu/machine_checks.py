@@ -21,7 +21,8 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.engines import model_files
-from grpo_train.engines.tokens import load_tokenizer
+from grpo_train.engines.prompt_check import check_prompts
+from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.recipes import Recipe, dump_recipe
 from grpo_train.runs import machine, multihost, tracking
 from grpo_train.runs.run_directory import is_address, location
@@ -84,6 +85,7 @@ def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
         "checkpoints": checkpoints,
         "model": lambda: _model(recipe),
         "tokenizer": lambda: _tokenizer(recipe),
+        "prompt": lambda: check_prompts(recipe, Renderer(recipe.prompts, load_tokenizer(recipe.model))),
         "tracking": lambda: _tracking(recipe),
     }
 
