@@ -63,6 +63,7 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
     """
 
     mesh: jax.sharding.Mesh | None = None
+    _compiled_decode_fn: Any
     sampled: np.ndarray  # [B, C], of the last call: with the end tokens, which its output leaves out
 
     def tokenize(self, input_string: str) -> np.ndarray:

@@ -85,7 +85,7 @@ def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
         "checkpoints": checkpoints,
         "model": lambda: _model(recipe),
         "tokenizer": lambda: _tokenizer(recipe),
-        "prompt": lambda: check_prompts(recipe, Renderer(recipe.prompts, load_tokenizer(recipe.model))),
+        "prompt": lambda: _prompt(recipe),
         "tracking": lambda: _tracking(recipe),
     }
 
@@ -201,6 +201,10 @@ def _tokenizer(recipe: Recipe) -> str:
     if read != text:
         raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
     return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}, pads with {tokenizer.pad_token!r}"
+
+
+def _prompt(recipe: Recipe) -> str:
+    return check_prompts(recipe, Renderer(recipe.prompts, load_tokenizer(recipe.model)))
 
 
 def _devices(recipe: Recipe) -> str:

@@ -5,8 +5,11 @@ import json
 import shutil
 
 import pytest
+from helpers import without_clocks
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import read_jsonl
+from grpo_lib.eval_cache import EvalCache
 from grpo_lib.problems import load_problems
 from grpo_train import checks, pipeline
 from grpo_train.cli import evaluate as evaluate_command
@@ -219,6 +222,30 @@ def test_a_completion_ends_at_the_ends_of_generation_config(copy, tiny_base) -> 
     assert not any(generation.truncated for generation in found[1])
 
 
+STEPS = [
+    *("training.steps=2", "training.prompts_per_step=4", "grpo.group_size=4", "training.validate_every=0"),
+    *("problems.train=200", "problems.test=8", "evaluation.batch_size=8"),
+]
+
+
+@pytest.mark.long(minutes=1)
+def test_a_training_is_the_same_with_a_named_bos_or_another_end_token(copy, grpo, tmp_path, converted_base) -> None:
+    models = {
+        "tiny": "assets/tiny-base",
+        "bos": copy(tokenizer={"bos_token": "<reasoning>"}),
+        "end": copy(tokenizer={"eos_token": "<|im_start|>"}, generation_config='{"eos_token_id": [2, 1]}'),
+    }
+    rows = {}
+    for name, model in models.items():
+        place = ["--runs", tmp_path / "runs", "--run", name, "--base", converted_base]
+        done = grpo("train", TINY, *STEPS, f"model.path={model}", *place)
+        assert done.returncode == 0, done.stderr
+        rows[name] = without_clocks(read_jsonl(tmp_path / "runs" / name / "metrics.jsonl"))
+    assert rows["bos"] == rows["tiny"] == rows["end"]
+    exported = load_tokenizer(load_recipe(TINY, [f"model.path={tmp_path / 'runs' / 'end' / 'export'}"]).model)
+    assert end_tokens(exported) == [2, 1]
+
+
 # --------------------------------------------------------------------------------------------------------- the date
 
 
@@ -231,6 +258,26 @@ def test_a_run_keeps_its_date(copy, tmp_path, monkeypatch) -> None:
     assert ready.render.writes_date
     assert checks.check(recipe).render("1?").startswith(datetime.date.today().strftime("%d %B %Y"))
     assert checks.check(recipe, run=directory, date=datetime.date(2026, 3, 1)).render("1?").startswith("01 March")
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_yesterday_goes_on(copy, grpo, tmp_path, monkeypatch) -> None:
+    output = tmp_path / "answers.jsonl"
+    command = ["evaluate", TINY, f"model.path={copy(DATED)}", "problems.test=8", "evaluation.batch_size=4"]
+    add = EvalCache.add
+
+    def add_one(cache, batch):
+        add(cache, batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate_command, "_date", lambda _: datetime.date(2026, 2, 28))
+        patch.setattr(EvalCache, "add", add_one)
+        assert grpo(*command, "--output", output).returncode
+    assert len(read_jsonl(f"{output}.partial")) == 2
+    done = grpo(*command, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert all(record["prompt"].startswith("28 February 2026") for record in read_jsonl(output))
 
 
 def test_an_evaluation_that_goes_on_keeps_its_date(tmp_path) -> None:
