@@ -117,6 +117,13 @@ class EvalCache:
         self.partial.unlink(missing_ok=True)
 
 
+def settings_of_partial(path: str | Path) -> dict[str, Any]:
+    """The settings of an evaluation into `path` that was interrupted; empty where there is none."""
+    partial = Path(f"{path}.partial")
+    lines = read_jsonl(partial) if partial.exists() else []
+    return (lines[0].get("job", {}).get("settings") or {}) if lines else {}
+
+
 def digest(settings: Any) -> str | None:
     """A short hash of settings; None for None."""
     if settings is None:

@@ -3,6 +3,7 @@
 The tags are ordinary text, not special tokens: a decoder that skips special tokens would delete them.
 """
 
+import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -35,7 +36,9 @@ TURN_MARKERS: dict[str, tuple[str, ...]] = {
     "Phi": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     "DeepSeek": ("<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
 }
-_END_MARKERS = (
+# Those that are a token each in every model that has them.  Zephyr writes Phi's as plain text, Llama 2 its own.
+TURN_TOKENS = tuple(marker for family in ("ChatML", "Llama 3", "Gemma", "DeepSeek") for marker in TURN_MARKERS[family])
+END_MARKERS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 
@@ -97,10 +100,13 @@ def with_prefix(prefixes: Iterable[str] | None, texts: Sequence[str]) -> list[st
     return [f"{prefix}{text}" for prefix, text in zip(prefixes, texts, strict=True)]
 
 
-def render(tokenizer: Any, question: str, system: str = "", thinking: bool = False) -> str:
+def render(
+    tokenizer: Any, question: str, system: str = "", thinking: bool = False, date: datetime.date | None = None
+) -> str:
     """The messages in the tokenizer's own chat template, up to where the answer begins.
 
     `thinking` is for templates that know `enable_thinking`, as Qwen3's does; there it is on unless it is switched off.
+    `date` is for those that write the date (`strftime_now`), so that it stays the same; None: today.
 
     Raises CourseError if the tokenizer has no chat template, or the template fails.  A template that loops without end
     is not stopped: it is the model's own, and Ctrl-C ends it.
@@ -111,15 +117,26 @@ def render(tokenizer: Any, question: str, system: str = "", thinking: bool = Fal
             f"model.path: the tokenizer of {name} has no chat template; use an instruction-tuned checkpoint, "
             "add chat_template.jinja next to its tokenizer.json, or set prompts.chat_template=false"
         )
-    try:
-        return tokenizer.apply_chat_template(
-            messages(question, system), tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
-    except Exception as error:  # whatever a template raises: its own refusals, errors of Jinja, a range that is too big
+    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        names = ", ".join(sorted(tokenizer.chat_template))
         raise CourseError(
-            f"model.path: the chat template of {name} fails ({first_line(error)}); correct its chat_template.jinja; "
-            'where it refuses a system message, set prompts.system=""'
-        ) from error
+            f"model.path: the tokenizer of {name} has chat templates with other names than default ({names}); make the "
+            "one for a conversation its chat_template.jinja"
+        )
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+    if date:
+        settings["strftime_now"] = date.strftime
+    try:
+        return tokenizer.apply_chat_template(messages(question, system), **settings)
+    except Exception as error:  # whatever a template raises: its own refusals, errors of Jinja, a range that is too big
+        failure = f"the chat template of {name} fails ({first_line(error)})"
+        if not system:
+            raise CourseError(f"model.path: {failure}; correct its chat_template.jinja") from error
+    render(tokenizer, question, "", thinking, date)  # raises where the system message is not the cause
+    raise CourseError(
+        f'prompts.system: {failure}, and not without a system message; set prompts.system="", or write its text into '
+        "prompts.user, before {question}"
+    )
 
 
 def opens_thoughts(prompt: str) -> bool:
@@ -166,6 +183,14 @@ def _own_tokens(tokenizer: Any) -> set[str]:
     return {*map(str, tokenizer.all_special_tokens), *tokenizer.get_added_vocab()}
 
 
+def is_own_token(marker: str, tokenizer: Any) -> bool:
+    """Whether a marker is one token, and the tokenizer's own: not the one for unknown text."""
+    if marker in _own_tokens(tokenizer):
+        return True
+    ids = tokenizer(marker, add_special_tokens=False)["input_ids"]
+    return len(ids) == 1 and tokenizer.decode(ids) == marker
+
+
 def foreign_markers(text: str, tokenizer: Any) -> list[str]:
     """Turn markers of other model families in `text`: those that `tokenizer` neither owns nor writes itself.
 
@@ -188,7 +213,7 @@ def strip_end_of_turn(text: str, tokenizer: Any) -> str:
     end = len(text)
     while pad and text.endswith(pad, 0, end):
         end -= len(pad)
-    for marker in (tokenizer.eos_token, *_own_tokens(tokenizer).intersection(_END_MARKERS)):
+    for marker in (tokenizer.eos_token, *_own_tokens(tokenizer).intersection(END_MARKERS)):
         if marker and text.endswith(marker, 0, end):
             return text[: end - len(marker)]
     return text[:end]

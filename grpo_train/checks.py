@@ -7,6 +7,7 @@ The command does so before a run directory is made, a notebook in a cell of its 
 once is said first, then what needs JAX and its devices, then what may need a download, and last what reads all prompts.
 """
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from grpo_train.engines import model_files
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.runs import tracking
-from grpo_train.runs.run_directory import base_of
+from grpo_train.runs.run_directory import base_of, date_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Ready:
     trainer_devices: list[Any]
     sampler_devices: list[Any]
     tokenizer: Any
+    render: Any  # a tokens.Renderer: questions as the model is sent them
     rewards: list[RewardFunction]
     max_prompt_length: int  # P: training prompts are padded to it, in tokens
     problems: list[Problem]  # of GRPO, whose prompts are not longer
@@ -40,7 +42,12 @@ class Ready:
 
 
 def check(
-    recipe: Recipe, problems: Sequence[Problem] | None = None, *, run: Path | None = None, makes_base: bool = True
+    recipe: Recipe,
+    problems: Sequence[Problem] | None = None,
+    *,
+    run: Path | None = None,
+    makes_base: bool = True,
+    date: datetime.date | None = None,
 ) -> Ready:
     """Refuse what this machine or version cannot do, before anything is written or loaded.
 
@@ -48,9 +55,10 @@ def check(
       problems: the training problems; None: the recipe's, of which a cold start takes its own.
       run: its folder, whose disk must have room for what the run writes; None: that is not looked at.
       makes_base: the run converts its base; False where it starts from one that is converted already.
+      date: for a chat template that writes it; None: that of the run, or today.  Of several processes the first one's.
 
     Raises CourseError where a package, a reward, a file, a device or room on a disk is missing, the model is another
-    than the recipe says, a batch does not divide, or a prompt is too long.
+    than the recipe says, a batch does not divide, or a prompt is too long or not what the recipe says.
     """
     # 1. Said at once.
     model_files.require_engine(recipe.rollout.engine)
@@ -71,7 +79,8 @@ def check(
 
     import jax
 
-    from grpo_train.engines import tokens
+    from grpo_train.engines import prompt_check, tokens
+    from grpo_train.runs import multihost
 
     plan = recipe.plan_on(jax.device_count(), jax.process_count())
 
@@ -82,13 +91,18 @@ def check(
     tokenizer = tokens.load_tokenizer(recipe.model)
 
     # 4. All prompts.
-    width, fitting = tokens.fit_prompts(recipe.rollout, recipe.prompts, tokenizer, list(problems))
+    own_date = date or (run and date_of(run)) or datetime.date.today()
+    date_of_all = datetime.date.fromisoformat(multihost.broadcast(own_date.isoformat()))
+    render = tokens.Renderer(recipe.prompts, tokenizer, date_of_all)
+    prompt_check.check_prompts(recipe, render)
+    width, fitting = tokens.fit_prompts(recipe.rollout, render, list(problems))
     return Ready(
         recipe=recipe,
         plan=plan,
         trainer_devices=trainer_devices,
         sampler_devices=sampler_devices,
         tokenizer=tokenizer,
+        render=render,
         rewards=rewards,
         max_prompt_length=width,
         problems=fitting,

@@ -91,7 +91,7 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
     started = directory / "checkpoints" / "start"
     if (started / "0" / "items").exists():
         return started / "0" / "items"
-    generate, render = standalone_generate(recipe, ready.tokenizer)
+    generate, render = standalone_generate(recipe, ready.render)
     tested = evaluation.evaluate(
         generate, load_problems(recipe.problems, "test"), render=render, path=directory / "evals" / "base.jsonl",
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
@@ -442,17 +442,17 @@ def _rates(run: evaluation.EvalRun) -> str:
     )
 
 
-def standalone_generate(recipe: Recipe, tokenizer: Any = None) -> tuple[Callable, Callable[..., str]]:
+def standalone_generate(recipe: Recipe, render: Renderer | None = None) -> tuple[Callable, Callable[..., str]]:
     """(generate, render) for the recipe's Hugging Face directory, by the loader of its rollout engine, without MaxText.
 
-    Args: the recipe's tokenizer; None: it is loaded here.
+    Args: the recipe's prompts, with its tokenizer; None: that is loaded here.
 
     `generate` is greedy; with its keyword `temperature` it samples (see tunix_sampler.greedy_generate).
     """
     require_engine(recipe.rollout.engine)
     maxtext_model.multiply_as_exactly_as_stored(recipe.model.dtype)
     directory = maxtext_model.model_directory(recipe.model)
-    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    render = render or Renderer(recipe.prompts, load_tokenizer(recipe.model))
     if recipe.rollout.engine == "vllm":
         from grpo_train.engines.vllm_sampler import standalone_generate as generate_with_vllm
 
@@ -460,7 +460,7 @@ def standalone_generate(recipe: Recipe, tokenizer: Any = None) -> tuple[Callable
             recipe.model,
             recipe.rollout.vllm,
             recipe.hardware,
-            max_length=training.evaluated_length(recipe, tokenizer),
+            max_length=training.evaluated_length(recipe, render),
             max_completion_length=recipe.rollout.max_completion_length,
             seed=recipe.seed,
         )
@@ -474,8 +474,8 @@ def standalone_generate(recipe: Recipe, tokenizer: Any = None) -> tuple[Callable
         nnx.update(module, weights)
         generate = tunix_sampler.greedy_generate(
             lambda: (module, weights),
-            tokenizer,
+            render.tokenizer,
             max_completion_length=recipe.rollout.max_completion_length,
             batch_size=recipe.evaluation.batch_size,
         )
-    return generate, Renderer(recipe.prompts, tokenizer)
+    return generate, render

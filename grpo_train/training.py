@@ -73,6 +73,7 @@ class Session:
     plan: BatchPlan
     directory: Path
     tokenizer: Any
+    render: Renderer  # called with a question: what the model is sent; the `render` of grpo_lib.evaluation
     actor: maxtext_model.Actor
     cluster: rl.RLCluster
     learner: learners.Learner
@@ -94,14 +95,9 @@ class Session:
         """Finished steps: batches of completions with all their updates."""
         return self.cluster.actor_trainer.train_steps // self.recipe.grpo.iterations
 
-    @property
-    def render(self) -> Renderer:
-        """Called with a question: what the model is sent; the `render` of grpo_lib.evaluation."""
-        return Renderer(self.recipe.prompts, self.tokenizer)
-
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Those of the problems whose prompts are not longer than in training."""
-        lengths = prompt_lengths(self.recipe.prompts, self.tokenizer, list(problems))
+        lengths = prompt_lengths(self.render, problems)
         longest = self.rollout_config.max_prompt_length
         return [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
 
@@ -138,10 +134,10 @@ class Session:
         )
 
 
-def evaluated_length(recipe: Recipe, tokenizer: Any) -> int:
+def evaluated_length(recipe: Recipe, render: Renderer) -> int:
     """Tokens of the longest prompt of an evaluation and its completion."""
     evaluated = [problem for split in ("validation", "test") for problem in load_problems(recipe.problems, split)]
-    return max(prompt_lengths(recipe.prompts, tokenizer, evaluated)) + recipe.rollout.max_completion_length
+    return max(prompt_lengths(render, evaluated)) + recipe.rollout.max_completion_length
 
 
 def build_session(
@@ -207,7 +203,7 @@ def build_session(
             plan,
             tensor=recipe.hardware.sampler_tensor,
             seed=recipe.seed,
-            max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, tokenizer)),
+            max_length=lambda: max(rollout_config.kv_cache_size, evaluated_length(recipe, ready.render)),
         )
         # The base: not trained, so in the dtype of computations.  With adapters it is in the actor.
         load_base = functools.partial(load, recipe.model.model_copy(update={"weight_dtype": recipe.model.dtype}))
@@ -248,7 +244,7 @@ def build_session(
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         batches = batch_of_step(
             ready.problems,
-            Renderer(recipe.prompts, tokenizer),
+            ready.render,
             plan.prompts_per_step,
             recipe.seed,
             {task.name: task.weight for task in recipe.tasks},
@@ -263,6 +259,7 @@ def build_session(
         plan=plan,
         directory=directory,
         tokenizer=tokenizer,
+        render=ready.render,
         actor=actor,
         cluster=cluster,
         learner=learner,

@@ -61,7 +61,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     from grpo_lib.common import environment
     from grpo_lib.problems import load_problems, training_batches
     from grpo_train.engines import conversion, maxtext_model
-    from grpo_train.engines.tokens import fit_prompts, load_tokenizer, render_with
+    from grpo_train.engines.tokens import Renderer, fit_prompts, load_tokenizer
     from grpo_train.recipes import load_recipe
 
     settings = [f"training.steps={steps}", f"training.checkpoint_every={steps + 1}", "training.schedule=constant"]
@@ -71,10 +71,11 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         settings += ["training.cold_start=0", "rewards=[coin]"]
         recipe = load_recipe(recipe_path, [*overrides, *settings])
     tokenizer = load_tokenizer(recipe.model)
+    render = Renderer(recipe.prompts, tokenizer)
     problems = load_problems(recipe.problems, "train")
     batches = training_batches(
         problems,
-        lambda question: render_with(recipe.prompts, tokenizer, question),
+        render,
         batch_size=recipe.plan.prompts_per_step,
         seed=recipe.seed,
     )
@@ -86,7 +87,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         model=str(directory),
         checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
-        max_prompt_length=fit_prompts(recipe.rollout, recipe.prompts, tokenizer, problems)[0],
+        max_prompt_length=fit_prompts(recipe.rollout, render, problems)[0],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
         answers=[[str(answer) for answer in batch["answer"]] for batch in first],
     )

@@ -146,6 +146,8 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise CourseError(f"{path}: line {number} is not JSON ({error.msg}); remove the line") from error
+        except RecursionError:
+            raise CourseError(f"{path}: line {number} is too deeply nested; remove the line") from None
         if not isinstance(row, dict):
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
@@ -161,6 +163,8 @@ def ends_torn(path: str | os.PathLike) -> bool:
         json.loads(last.decode("utf-8", errors="replace"))
     except json.JSONDecodeError:
         return True
+    except RecursionError:  # it is whole, and read_jsonl refuses it
+        return False
     return False
 
 

@@ -70,8 +70,9 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
         where = f"{file}, line {line_number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CourseError(f"{where} is not JSON ({error.msg}); put the original file in its place") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = getattr(error, "msg", "too deeply nested")
+            raise CourseError(f"{where} is not JSON ({reason}); put the original file in its place") from None
         problems.append(_problem(row, split, len(problems), where))
     if not problems:
         raise CourseError(f"{file} is empty; {SET_PATH}")
@@ -84,6 +85,8 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     if not fields or not all(isinstance(text, str) and text.strip() for text in fields):
         raise CourseError(f"{where} must be an object with the texts question and answer; repair the line")
     question, worked = fields
+    if any("\ud800" <= letter <= "\udfff" for letter in f"{question}{worked}"):
+        raise CourseError(f"{where} has half of a pair of surrogates, which is no text; repair the line")
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:
         raise CourseError(f"{where}: the answer has no {ANSWER_MARK}; add a line like {ANSWER_MARK} 72")

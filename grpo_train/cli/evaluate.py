@@ -1,5 +1,6 @@
 """`grpo evaluate`: a model, or completions from elsewhere, on a split of problems."""
 
+import datetime
 import functools
 import hashlib
 import sys
@@ -60,7 +61,10 @@ def evaluate(
 
     problems = load_problems(resolved.problems, split)
     samples = None if probe else samples or resolved.evaluation.samples or None
-    source = _from_file(completions, resolved, problems, samples) if completions else _from_model(resolved, samples)
+    if completions:
+        source = _from_file(completions, resolved, problems, samples)
+    else:
+        source = _from_model(resolved, samples, _date(output), in_chat=not probe)
     if probe:
         problems = contamination.partial_prompts(problems)
         source |= {"render": None, "settings": source["settings"] | {"probe": probe}}
@@ -79,8 +83,16 @@ def evaluate(
     finish(summary, as_json, text)
 
 
-def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
-    """Arguments of evaluation.evaluate for the recipe's own model."""
+def _date(output: Path | None) -> datetime.date:
+    """For a chat template that writes the date: today's, or that of the evaluation that goes on."""
+    from grpo_lib.eval_cache import settings_of_partial
+
+    began = settings_of_partial(output).get("date") if output else None
+    return datetime.date.fromisoformat(began) if began else datetime.date.today()
+
+
+def _from_model(recipe: Recipe, samples: int | None, date: datetime.date, in_chat: bool) -> dict[str, Any]:
+    """Arguments of evaluation.evaluate for the recipe's own model; `in_chat`: its prompts are the recipe's."""
     from grpo_train.engines import model_files
 
     environment.require_free_chips()
@@ -89,14 +101,20 @@ def _from_model(recipe: Recipe, samples: int | None) -> dict[str, Any]:
     weights = model_files.contents(model_files.model_directory(recipe.model))
 
     from grpo_train import pipeline
+    from grpo_train.engines import prompt_check, tokens
 
+    prompts = tokens.Renderer(recipe.prompts, tokens.load_tokenizer(recipe.model), date)
+    if in_chat:
+        prompt_check.check_prompts(recipe, prompts)
     sampling = recipe.evaluation_sampling if samples else {}
-    generate, render = pipeline.standalone_generate(recipe)
+    generate, render = pipeline.standalone_generate(recipe, prompts)
     settings = {
         "max_completion_length": recipe.rollout.max_completion_length,
         "weights": weights,
         **sampling,
     }
+    if in_chat and prompts.writes_date:
+        settings["date"] = date.isoformat()
     return {
         "generate": generate,
         "sampled": functools.partial(generate, **sampling) if samples else None,

@@ -45,6 +45,7 @@ def config(
     resolved = load_recipe(recipe, overrides or ())
     get_rewards(resolved.rewards)
     model_files.check_model(resolved.model)
+    prompt = _prompt(resolved)
     if problems:
         result = _for_maxtext(resolved, problems, runs)
         finish(result, as_json, "\n".join(map(shlex.quote, result["arguments"])))
@@ -55,8 +56,21 @@ def config(
         print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
         if line := model_files.vm_disk(resolved):
             print(f"# disk: {line}")
+        print(f"# prompt: {prompt}")
         if resolved.model.sizes and not model_files.local_folder(resolved.model):
             print("# model.sizes: not compared with config.json, which is not here; grpo train refuses what differs")
+
+
+def _prompt(recipe: Recipe) -> str:
+    """What the check of the prompt found."""
+    from grpo_train.engines import model_files
+
+    if not model_files.local_folder(recipe.model):
+        return "not checked, since the tokenizer is not here; grpo self-check and grpo train check it"
+
+    from grpo_train.engines import prompt_check, tokens
+
+    return prompt_check.check_prompts(recipe, tokens.Renderer(recipe.prompts, tokens.load_tokenizer(recipe.model)))
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`grpo train`: a run from conversion to report."""
 
 import contextlib
+import datetime
 import statistics
 import sys
 from pathlib import Path
@@ -104,7 +105,8 @@ def _train(
         require_folder(recipe.training.checkpoints, "training.checkpoints")
     if base:
         check_base(base)
-    ready = checks.check(recipe, run=directory, makes_base=not base)
+    date = None if continued else datetime.date.today()  # not that of a run that is replaced
+    ready = checks.check(recipe, run=directory, makes_base=not base, date=date)
 
     from grpo_lib.common.files import read_json_if_exists
     from grpo_train import pipeline, report
@@ -129,7 +131,7 @@ def _train(
     with one_at_a_time(directory):
         if continued:
             log(f"continuing {directory}")
-        directory = open_run(directory, recipe, overwrite=overwrite, log=log)
+        directory = open_run(directory, recipe, overwrite=overwrite, log=log, date=ready.render.date)
         if base:
             link_base(directory, base)
         summary = pipeline.run(ready, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)

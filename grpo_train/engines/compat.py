@@ -29,20 +29,17 @@ from grpo_train.runs import multihost
 # ------------------------------------------------------------------------------------------------------------- Tunix
 
 
-def keep_end_tokens(output: Any, limit: int, eos_id: int) -> tuple[Any, list[bool]]:
-    """(a RolloutOutput whose completions keep their end token, which of them were truncated).
+def keep_end_tokens(output: Any, sampled: np.ndarray) -> Any:
+    """A RolloutOutput whose completions keep their end token.
 
     google-tunix 0.1.7, VanillaRollout: a completion is cut before its end token, so the policy never learns to stop.
-    One that fills the `limit` of tokens never had one.
+    Which of several it was, the output does not say.  One that fills all places never had one.
+    Args:
+      sampled: [B, C], all that was sampled; behind the end of a completion there may be anything.
     Test: test_tunix_still_cuts_off_the_end_token.
     """
-    truncated = [len(ids) >= limit for ids in output.tokens]
-    return dataclasses.replace(
-        output,
-        tokens=[
-            ids if cut else np.append(ids, np.int32(eos_id)) for ids, cut in zip(output.tokens, truncated, strict=True)
-        ],
-    ), truncated
+    whole = [row[: len(ids) + 1] for row, ids in zip(sampled, output.tokens, strict=True)]
+    return dataclasses.replace(output, tokens=whole)
 
 
 def reshard_on_devices() -> None:

@@ -123,6 +123,9 @@ def save_tree(weights: Any, folder: Path) -> Path:
 def export_checkpoint(model: ModelRecipe, weights: Any, output: Path, log: Path) -> None:
     """Write a MaxText checkpoint (`0/items`) as a Hugging Face directory with the tokenizer of the recipe's model."""
     _run_converter(_to_hugging_face, log, model, weights, output, "*.safetensors")
+    ends = model_directory(model) / "generation_config.json"
+    if ends.is_file():  # it names the end tokens
+        shutil.copy(ends, output / ends.name)
 
 
 def read_weights(directory: str | Path) -> dict[str, np.ndarray]:

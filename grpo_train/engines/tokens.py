@@ -1,5 +1,8 @@
 """A model's tokenizer, and a recipe's prompts as the model is sent them: their text, their lengths, which ones fit."""
 
+import datetime
+import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ def load_tokenizer(model: ModelRecipe):
         raise unreadable(model, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
-    written = {tokenizer.eos_token_id, *_end_tokens(directory)}
+    written = end_tokens(tokenizer)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in written:
         vocabulary = tokenizer.get_vocab()
         free = [token for token in PADDING_TOKENS if token in vocabulary and vocabulary[token] not in written]
@@ -46,22 +49,52 @@ def load_tokenizer(model: ModelRecipe):
     return tokenizer
 
 
-def _end_tokens(directory: Path) -> list[int]:
-    """Ids at which the model's own generation_config.json ends a text; none without such a file."""
-    file = directory / "generation_config.json"
-    if not file.is_file():
-        return []
-    ends = read_json(file, "copy or download the model again").get("eos_token_id")
-    if ends is None:
-        return []
-    return ends if isinstance(ends, list) else [ends]
+def end_tokens(tokenizer: Any) -> list[int]:
+    """Ids at which a completion ends: the tokenizer's own, and those of generation_config.json in the model's folder.
+
+    A chat model often has two: the end of a turn, and the end of a text.  Raises CourseError for a damaged file.
+    """
+    ends = [tokenizer.eos_token_id]
+    folder = getattr(tokenizer, "name_or_path", "")
+    file = Path(folder) / "generation_config.json"
+    if not folder or not file.is_file():
+        return ends
+    remedy = "copy or download the model again"
+    others = read_json(file, remedy).get("eos_token_id")
+    if not isinstance(others, list):
+        others = [] if others is None else [others]
+    if not all(type(token) is int and token >= 0 for token in others):
+        raise CourseError(f"{file}: eos_token_id is {reprlib.repr(others)}, not the ids of tokens; {remedy}")
+    return list(dict.fromkeys([*ends, *others]))
 
 
-def render_with(prompts: PromptsRecipe, tokenizer: Any, question: str, own: PromptsRecipe | None = None) -> str:
-    """A question as the recipe's model is sent it; `own`: the prompts of a task that has its own."""
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of rendered prompts: those of their text, and no other.
+
+    What a chat template does not write, such as a token at the beginning (BOS), the model is not sent.
+    """
+    return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+
+def render_with(
+    prompts: PromptsRecipe,
+    tokenizer: Any,
+    question: str,
+    own: PromptsRecipe | None = None,
+    date: datetime.date | None = None,
+) -> str:
+    """A question as the recipe's model is sent it.
+
+    Args:
+      own: the prompts of a task that has its own.
+      date: for a chat template that writes the date; None: today.
+    """
     template = own or prompts
-    user, system = user_prompt(template.user, question), system_prompt(template.system)
-    text = render(tokenizer, user, system, template.thinking) if template.chat_template else bare_text(user, system)
+    text, system = user_prompt(template.user, question), system_prompt(template.system)
+    if template.chat_template:
+        text = render(tokenizer, text, system, template.thinking, date)
+    else:
+        text = bare_text(text, system)
     return text + template.completion_prefix
 
 
@@ -71,31 +104,35 @@ class Renderer:
 
     prompts: PromptsRecipe
     tokenizer: Any
+    date: datetime.date | None = None  # for a chat template that writes it: a run's own; None: today's
 
     def __call__(self, question: str, own: PromptsRecipe | None = None) -> str:
         """`own`: the prompts of a task that has its own."""
-        return render_with(self.prompts, self.tokenizer, question, own)
+        return render_with(self.prompts, self.tokenizer, question, own, self.date)
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template asks for the date, as those of Llama 3.2 and Granite do."""
+        return self.prompts.chat_template and "strftime_now" in str(self.tokenizer.chat_template)
 
     def completion_prefix(self, own: PromptsRecipe | None = None) -> str:
         """The end of these prompts with which each completion begins (Problem.completion_prefix)."""
         return (own or self.prompts).completion_prefix
 
 
-def prompt_lengths(prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]) -> list[int]:
-    """Tokens of each rendered prompt."""
-    texts = [problem.prompt(Renderer(prompts, tokenizer)) for problem in problems]
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+def prompt_lengths(render: Renderer, problems: Sequence[Problem]) -> list[int]:
+    """Tokens of each rendered prompt, as the sampler counts them."""
+    texts = [problem.prompt(render) for problem in problems]
+    return [len(ids) for ids in encode(render.tokenizer, texts)]
 
 
-def fit_prompts(
-    rollout: RolloutRecipe, prompts: PromptsRecipe, tokenizer: Any, problems: list[Problem]
-) -> tuple[int, list[Problem]]:
+def fit_prompts(rollout: RolloutRecipe, render: Renderer, problems: list[Problem]) -> tuple[int, list[Problem]]:
     """(the length to which training prompts are padded, the problems whose prompts fit it).
 
     Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
     none is cut or left out silently.
     """
-    lengths = prompt_lengths(prompts, tokenizer, problems)
+    lengths = prompt_lengths(render, problems)
     allowed = rollout.max_prompt_length
     longest = max(lengths)
     if allowed == "auto":

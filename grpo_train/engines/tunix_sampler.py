@@ -20,6 +20,7 @@ from tunix.rl.rollout import base_rollout, vanilla_rollout
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, model_files, tunix_models, weight_sync
+from grpo_train.engines.tokens import encode, end_tokens
 from grpo_train.engines.weight_sync import HeadLayout, Scored, by_name, padded, translate
 from grpo_train.losses import token_statistics
 from grpo_train.runs import multihost
@@ -56,22 +57,42 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
 
     With a `mesh` (tunix_models.sampler_mesh) the rows of a batch are spread over its axis `fsdp`; missing rows are
     filled up, and left out of the result.
+
+    A prompt is its text alone (tokens.encode); Tunix puts the tokenizer's BOS in front of it.  Each of the model's end
+    tokens ends a completion (tokens.end_tokens).
     """
 
     mesh: jax.sharding.Mesh | None = None
+    _compiled_decode_fn: Any
+    sampled: np.ndarray  # [B, C], of the last call: with the end tokens, which its output leaves out
 
-    def __call__(self, input_strings, *arguments, seed=None, **more):
+    def tokenize(self, input_string: str) -> np.ndarray:
+        return np.array(encode(self.tokenizer.tokenizer, [input_string])[0], np.int32)
+
+    def __call__(self, input_strings, *arguments, seed=None, eos_tokens=None, **more):
         rows = len(input_strings)
         missing = 0 if self.mesh is None else -len(input_strings) % self.mesh.shape["fsdp"]
         if missing:
             input_strings = [*input_strings, *input_strings[:1] * missing]
             if _is_of_rows(seed):
                 seed = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], missing, axis=0)]), seed)
-        with NO_MESH:
-            output = super().__call__(input_strings, *arguments, seed=seed, **more)
+        ends = eos_tokens or end_tokens(self.tokenizer.tokenizer)
+        decode = self._compiled_decode_fn
+        self._compiled_decode_fn = functools.partial(self._decode_and_keep, decode)
+        try:
+            with NO_MESH:
+                output = super().__call__(input_strings, *arguments, seed=seed, eos_tokens=ends, **more)
+        finally:
+            self._compiled_decode_fn = decode
         output.text, output.tokens = output.text[:rows], output.tokens[:rows]
         output.padded_prompt_tokens = output.padded_prompt_tokens[:rows]
+        self.sampled = np.asarray(self._buffer)[:rows, output.padded_prompt_tokens.shape[1] :]
         return output
+
+    def _decode_and_keep(self, decode: Callable[..., Any], *arguments: Any) -> Any:
+        state = decode(*arguments)
+        self._buffer = state.token_buffer  # [B, P + C]
+        return state
 
     def init_sample_state(self, all_input_ids, *arguments, **more):
         state = super().init_sample_state(all_input_ids, *arguments, **more)
@@ -204,9 +225,12 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         else:
             config = dataclasses.replace(rollout_config, seed=own_keys)
         output = super().generate(prompts[own], config)
+        output = compat.keep_end_tokens(output, self._sampler.sampled)
         if multihost.is_distributed():
             output = _gathered(output)
-        self.last, self.truncated = compat.keep_end_tokens(output, rollout_config.max_tokens_to_generate, self.eos_id())
+        self.last = output
+        ends = end_tokens(self._sampler.tokenizer.tokenizer)
+        self.truncated = [int(ids[-1]) not in ends for ids in output.tokens]
         self.lengths = [len(ids) for ids in self.last.tokens]  # with the end token
         self.seconds["generating"] += time.perf_counter() - started
         return self.last
@@ -326,7 +350,7 @@ def greedy_generate(
     def generate_here(
         prompts: list[str], temperature: float | None, seed: int, top_p: float = 1.0, top_k: int | None = None
     ) -> list[Generation]:
-        longest = max(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+        longest = max(map(len, encode(tokenizer, prompts)))
         width = -(-longest // BUCKET) * BUCKET
         sampler = sampler_for(width)
         sampler.transformer_state = sampler_state()[1]

@@ -28,7 +28,7 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import model_directory, read_config
-from grpo_train.engines.tokens import load_tokenizer
+from grpo_train.engines.tokens import encode, end_tokens, load_tokenizer
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe
@@ -108,7 +108,8 @@ class VllmSampler(vllm_rollout.VllmRollout):
             sampling.append(parameters)
         ids, completions = _complete(self._sampler.llm, self.hf_tokenizer, prompts, sampling, key)
         width = max(rollout_config.max_prompt_length, *(len(row) for row in ids))
-        generations = [_generation(completion, self.hf_tokenizer) for completion in completions]
+        ends = end_tokens(self.hf_tokenizer)
+        generations = [_generation(completion, self.hf_tokenizer, ends) for completion in completions]
         self.truncated = [generation.truncated for generation in generations]
         self.lengths = [generation.tokens for generation in generations]  # with the end token
         self.logps = [_logps(completion) for completion in completions[:scored]]
@@ -219,7 +220,8 @@ def _generate_with(
     ) -> list[Generation]:
         sampling = SamplingParams(max_tokens=max_completion_length, temperature=temperature or 0.0, **cuts)
         _, completions = _complete(engine(), tokenizer, prompts, [sampling] * len(prompts), jax.random.key(seed))
-        return [_generation(completion, tokenizer) for completion in completions]
+        ends = end_tokens(tokenizer)
+        return [_generation(completion, tokenizer, ends) for completion in completions]
 
     return generate
 
@@ -229,11 +231,12 @@ def _complete(
 ) -> tuple[list[list[int]], list[Any]]:
     """(token ids of the prompts, vLLM's completions), both in the order of the prompts; `key` seeds the noise."""
     compat.set_noise(llm, key)
+    ends = end_tokens(tokenizer)
     for parameters in sampling:
         parameters.detokenize = False
-        parameters.stop_token_ids = [tokenizer.eos_token_id]
+        parameters.stop_token_ids = ends
         parameters.include_stop_str_in_output = True  # the model also learns when to stop
-    ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    ids = encode(tokenizer, prompts)
     outputs = llm.generate([TokensPrompt(prompt_token_ids=row) for row in ids], sampling, use_tqdm=False)
     return ids, [output.outputs[0] for output in outputs]
 
@@ -244,9 +247,9 @@ def _logps(completion: Any) -> np.ndarray:
     return np.array([step[token].logprob for token, step in steps])
 
 
-def _generation(completion: Any, tokenizer: Any) -> Generation:
+def _generation(completion: Any, tokenizer: Any, ends: list[int]) -> Generation:
     ids = list(completion.token_ids)
-    truncated = ids[-1] != tokenizer.eos_token_id
+    truncated = ids[-1] not in ends
     return Generation(tokenizer.decode(ids if truncated else ids[:-1]), len(ids), truncated)
 
 

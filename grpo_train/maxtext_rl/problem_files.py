@@ -6,7 +6,7 @@ from grpo_lib import prompts
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_bytes_atomic, write_json_atomic
 from grpo_lib.problems import load_problems
-from grpo_train.engines.tokens import fit_prompts, load_tokenizer, prompt_lengths
+from grpo_train.engines.tokens import Renderer, fit_prompts, load_tokenizer, prompt_lengths
 from grpo_train.recipes.schema import ModelRecipe, ProblemsRecipe, PromptsRecipe, RolloutRecipe, TaskRecipe
 
 TRAIN, TEST, TEMPLATE = "train.parquet", "test.parquet", "template.json"
@@ -40,8 +40,7 @@ def write_problems(
         fitting = fit_prompts(
             # A training prompt that is too long can be an error; a test prompt is left out.
             rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout,
-            template,
-            load_tokenizer(model),
+            Renderer(template, load_tokenizer(model)),
             found,
         )[1]
         if num_filtered := len(found) - len(fitting):
@@ -86,4 +85,4 @@ def prompt_length(source: ProblemsRecipe, template: PromptsRecipe, rollout: Roll
     if rollout.max_prompt_length != "auto":
         return rollout.max_prompt_length
     problems = [problem for split in ("train", "test") for problem in load_problems(source, split)]
-    return max(prompt_lengths(template, load_tokenizer(model), problems))
+    return max(prompt_lengths(Renderer(template, load_tokenizer(model)), problems))

@@ -46,10 +46,16 @@ OF_THE_LAST_STEP = (
 
 
 def open_run(
-    directory: str | Path, recipe: Recipe, *, overwrite: bool = False, log: Callable[[str], None] = print
+    directory: str | Path,
+    recipe: Recipe,
+    *,
+    overwrite: bool = False,
+    log: Callable[[str], None] = print,
+    date: datetime.date | None = None,
 ) -> Path:
     """Start a run, or continue the existing one; with `overwrite` it is replaced.  Raises what `check_run` raises.
 
+    `date` is that of a new run, for `date_of`; None: today.
     `log` is called with a sentence about the values with which it continues, if some have changed.
     """
     directory = Path(directory).resolve()
@@ -62,9 +68,17 @@ def open_run(
     described = machine.describe()
     if files := reward_files.digests(recipe.rewards):
         described["reward_files"] = files
+    described["date"] = (date or datetime.date.today()).isoformat()
     write_json_atomic(directory / "environment.json", described)
     _write_recipe(directory, recipe)  # last: it makes this a run
     return directory
+
+
+def date_of(directory: str | Path) -> datetime.date | None:
+    """The day on which a run began: the date in its prompts, where a chat template writes one.  None: no run, or one
+    that has not kept it."""
+    began = read_json_if_exists(Path(directory) / "environment.json").get("date")
+    return datetime.date.fromisoformat(began) if began else None
 
 
 def _write_recipe(directory: Path, recipe: Recipe) -> None:

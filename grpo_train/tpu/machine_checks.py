@@ -21,7 +21,8 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.engines import model_files
-from grpo_train.engines.tokens import load_tokenizer
+from grpo_train.engines.prompt_check import check_prompts
+from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.recipes import Recipe, dump_recipe
 from grpo_train.runs import machine, multihost, tracking
 from grpo_train.runs.run_directory import is_address, location
@@ -84,6 +85,7 @@ def without_jax(recipe: Recipe, runs: Path) -> dict[str, Callable[[], str]]:
         "checkpoints": checkpoints,
         "model": lambda: _model(recipe),
         "tokenizer": lambda: _tokenizer(recipe),
+        "prompt": lambda: _prompt(recipe),
         "tracking": lambda: _tracking(recipe),
     }
 
@@ -199,6 +201,10 @@ def _tokenizer(recipe: Recipe) -> str:
     if read != text:
         raise CourseError(f"the tokenizer makes {read!r} of {text!r}: it is not this model's, or its files are damaged")
     return f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token!r}, pads with {tokenizer.pad_token!r}"
+
+
+def _prompt(recipe: Recipe) -> str:
+    return check_prompts(recipe, Renderer(recipe.prompts, load_tokenizer(recipe.model)))
 
 
 def _devices(recipe: Recipe) -> str:

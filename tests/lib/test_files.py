@@ -82,3 +82,11 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, text, line):
     path.write_text(text)
     with pytest.raises(CourseError, match=rf"metrics\.jsonl: line {line}\b"):
         files.read_jsonl(path)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 0}\n' + "[" * 100_000 + "]" * 100_000)
+    assert not files.ends_torn(path)
+    with pytest.raises(CourseError, match=r"log\.jsonl: line 2 is too deeply nested; remove the line"):
+        files.read_jsonl(path)

@@ -79,6 +79,8 @@ GOOD = '{"question": "How many?", "answer": "One. #### 1"}'
         '{"question": "How ma', "[1, 2]", '{"question": "How many?"}', '{"question": 3, "answer": "#### 3"}',
         '{"question": " ", "answer": "#### 3"}', '{"question": "How many?", "answer": "Three. ### 3"}',
         '{"question": "How many?", "answer": "#### two"}', '{"question": "How many?", "answer": "Three. ####"}',
+        pytest.param(r'{"question": "How \ud83d many?", "answer": "#### 3"}', id="half of a pair of surrogates"),
+        pytest.param("[" * 100_000, id="nested"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_named(tmp_path, line):

@@ -25,7 +25,7 @@ from grpo_train.engines import cluster as clusters
 from grpo_train.engines import conversion, model_files, weight_sync
 from grpo_train.engines.cluster import assign_devices
 from grpo_train.engines.optimizer import learning_rate_schedule, learning_rates
-from grpo_train.engines.tokens import fit_prompts, prompt_lengths
+from grpo_train.engines.tokens import Renderer, fit_prompts, prompt_lengths
 from grpo_train.recipes import batch_plan, load_recipe
 from grpo_train.runs import checkpoints, run_directory, tracking
 from grpo_train.runs.metric_glossary import METRICS, glossary, metric
@@ -322,10 +322,11 @@ def change(recipe, **sections):
 
 def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     problems = load_problems(recipe.problems, "train")
-    lengths = prompt_lengths(recipe.prompts, tokenizer, problems)
+    render = Renderer(recipe.prompts, tokenizer)
+    lengths = prompt_lengths(render, problems)
     middle = sorted(lengths)[100]
     skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
-    width, fitting = fit_prompts(skip.rollout, skip.prompts, tokenizer, problems)
+    width, fitting = fit_prompts(skip.rollout, render, problems)
     assert width == middle
     assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
     assert 100 < len(fitting) < len(problems)
@@ -335,7 +336,7 @@ def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     ):
         short = change(recipe, rollout={"max_prompt_length": 3, "overlong_prompts": overlong})
         with pytest.raises(CourseError, match=message):
-            fit_prompts(short.rollout, short.prompts, tokenizer, problems)
+            fit_prompts(short.rollout, render, problems)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
