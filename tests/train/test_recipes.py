@@ -193,8 +193,8 @@ def test_the_page_of_all_keys_is_the_schema():
     [
         f"{path}{profile}"
         for path in RECIPES
-        if load_recipe(path).hardware.accelerator
         for profile in ("", *(f"@{name}" for name in profiles_of(path)))
+        if load_recipe(f"{path}{profile}").hardware.accelerator
     ],
     ids=lambda path: Path(path).name,
 )
