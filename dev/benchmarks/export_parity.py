@@ -2,7 +2,7 @@
 
     python dev/benchmarks/export_parity.py                       # small random models of four architectures
     python dev/benchmarks/export_parity.py runs/course           # a run: its export against its own evaluation
-    python dev/benchmarks/export_parity.py runs/course --json    # both, and write assets/reference/export_parity.json
+    python dev/benchmarks/export_parity.py --json                # also into assets/reference/export_parity.json
 
 The environments are .venv-transformers4 and .venv-trl, which has the course's version 5; each is made when it is first
 needed (1 GB and 1.4 GB).
@@ -32,12 +32,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from job import ROOT, machine, run_worker
 from peer_environments import TRANSFORMERS4, TRL, EnvironmentFailed, ensure
 
 from grpo_lib.answers import is_correct
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import read_json, read_jsonl, write_json_atomic
+from grpo_lib.common.files import read_json, read_json_if_exists, read_jsonl, write_json_atomic
 
 TIE = 1e-3  # nats
 READERS = {"4": TRANSFORMERS4, "5": TRL}
@@ -50,6 +51,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "SmolLM2": ("llama3-8b", {"logits_via_embedding": True}, "GPT2Tokenizer"),
     "Llama 3.1": ("llama3.1-8b", {}, "PreTrainedTokenizerFast"),
 }
+LOUDER = {"q_proj": 2, "k_proj": 2, "q_norm": 2, "k_norm": 2, "o_proj": 10, "down_proj": 10}
 COUNT, QUESTIONS, LENGTH = 100, 4, 32  # prompts, questions in each, tokens of a completion
 
 
@@ -73,16 +75,14 @@ def compare_architecture(name: str, folder: Path, pythons: dict[str, Path]) -> d
     as_before = write_control(export, folder / "control")
     control = greedy(pythons["4"], as_before, prompts, LENGTH)
     four, five = (found[version] for version in ("4", "5"))
-    return {
-        "n": len(prompts),
-        "same": same(four, five),
-        "same_prompt_tokens": four["prompt_tokens"] == five["prompt_tokens"],
-        "distinct": len(set(four["completions"])),
-        "prompt_lengths": [size(len(ids) for ids in four["prompt_tokens"]) for size in (min, max)],
-        "control_same": same(control, five),
-        "tokenizers": {version: one["classes"]["tokenizer"] for version, one in found.items()},
-        "versions": {version: one["versions"] for version, one in found.items()},
-    }
+    lengths = [len(ids) for ids in four["prompt_tokens"]]
+    row: dict[str, Any] = {"n": len(prompts), "same": same(four, five), "control_same": same(control, five)}
+    row["same_prompt_tokens"] = four["prompt_tokens"] == five["prompt_tokens"]
+    row["distinct"] = len(set(four["completions"]))
+    row["prompt_lengths"] = [min(lengths), max(lengths)]
+    row["tokenizers"] = {version: one["classes"]["tokenizer"] for version, one in found.items()}
+    row["versions"] = {version: one["versions"] for version, one in found.items()}
+    return row
 
 
 def export_random_model(name: str, folder: Path) -> Path:
@@ -97,11 +97,23 @@ def export_random_model(name: str, folder: Path) -> Path:
     maxtext_name, sizes, tokenizer_class = ARCHITECTURES[name]
     published = ModelRecipe(path="nobody/nothing", maxtext_name=maxtext_name, sizes=sizes)
     base = write_random_model(published, folder / "base")
+    louder(base / "model.safetensors")
     tokenizer_config = read_json(base / "tokenizer_config.json", "make the model again")
     write_json_atomic(base / "tokenizer_config.json", tokenizer_config | {"tokenizer_class": tokenizer_class})
     model = ModelRecipe(path=str(base), maxtext_name=maxtext_name)
     weights = conversion.convert_to_maxtext(model, folder / "maxtext")
     return conversion.export_weights(lambda _: weights, model, folder / "export")
+
+
+def louder(file: Path) -> None:
+    """Make what the layers add large beside the token itself, which a tied model would else only repeat."""
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(file)
+    for name, weight in weights.items():
+        factors = [factor for part, factor in LOUDER.items() if part in name and name.endswith(".weight")]
+        weights[name] = weight * np.float32(factors[0] if factors else 1)
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def write_control(export: Path, folder: Path) -> Path:
@@ -204,7 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="only the first so many records")
     parser.add_argument("--tolerance", type=float, default=0.005, help="largest difference of accuracies (%(default)s)")
     parser.add_argument(
-        "--json", action="store_true", help="also with a run: the random models too, and write the record"
+        "--json", action="store_true", help="put the result into assets/reference/export_parity.json, and print it"
     )
     return parser.parse_args()
 
@@ -222,7 +234,7 @@ def main() -> None:
             result["run"] = compare_run(export, records, completion_length(arguments.run), pythons)
             off = [version for version, row in result["run"].items() if abs(row["difference"]) > arguments.tolerance]
             wrong += [f"Transformers {version}: the accuracies differ by more than the tolerance" for version in off]
-        if arguments.json or not arguments.run:
+        else:
             result["architectures"] = compare_architectures(pythons)
             failed = [row["model"] for row in result["architectures"] if not sound(row)]
             wrong += [f"{name}: the versions differ, or the control does not" for name in failed]
@@ -232,7 +244,8 @@ def main() -> None:
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
     if arguments.json:
-        write_json_atomic(RECORD, {"command": "export_parity.py runs/course --json"} | result | {"machine": machine()})
+        result["machine"] = machine()
+        write_json_atomic(RECORD, read_json_if_exists(RECORD) | result)  # a run beside the random models
         print(json.dumps(result))
     sys.exit(1 if wrong else 0)
 

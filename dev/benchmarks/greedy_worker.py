@@ -1,6 +1,6 @@
-"""Worker of export_parity.py: greedy completions of an export by Transformers on torch, in .venv-trl or .venv-transformers4.
+"""Worker of export_parity.py: greedy completions of an export by Transformers on torch.
 
-    .venv-transformers4/bin/python dev/benchmarks/greedy_worker.py /tmp/job.json
+    .venv-transformers4/bin/python dev/benchmarks/greedy_worker.py /tmp/job.json     # or .venv-trl
 
 The export's own files say all that the reader knows: tokenizer, rotary embedding, end tokens.  The job is one JSON
 object: `export`, `prompts`, `length` (tokens), `batch_size`, and `expected`, completions or null; of those that differ
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import job as jobs
-
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRANSFORMERS_VERBOSITY="error")
 
 
 def decode(job: dict[str, Any]) -> dict[str, Any]:
@@ -56,20 +54,20 @@ def decode(job: dict[str, Any]) -> dict[str, Any]:
         return abs(float(logits[a[at]] - logits[b[at]]))
 
     expected = job["expected"] or completions
-    pairs = zip(job["prompts"], expected, completions, strict=True)
-    return {
-        "completions": completions,
-        "prompt_tokens": tokenizer(job["prompts"], add_special_tokens=False)["input_ids"],
-        "gaps": [gap(prompt, one, other) for prompt, one, other in pairs if one != other],
-        "classes": {"tokenizer": type(tokenizer).__name__, "model": type(model).__name__},
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+    trios = zip(job["prompts"], expected, completions, strict=True)
+    result: dict[str, Any] = {"completions": completions}
+    result["gaps"] = [gap(prompt, one, other) for prompt, one, other in trios if one != other]
+    result["prompt_tokens"] = tokenizer(job["prompts"], add_special_tokens=False)["input_ids"]
+    result["classes"] = {"tokenizer": type(tokenizer).__name__, "model": type(model).__name__}
+    result["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, help="file made by export_parity.py")
     arguments = parser.parse_args()
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRANSFORMERS_VERBOSITY="error")
     with jobs.only_result_on_stdout() as stdout:
         print(json.dumps(decode(json.loads(arguments.job.read_text(encoding="utf-8")))), file=stdout)
 

@@ -119,7 +119,9 @@ def _install_torch(peer: Peer, uv: str, version: str) -> bool:
 
 
 def _install_lock(peer: Peer, uv: str) -> bool:
-    return _runs(peer, [uv, "pip", "install", "--python", peer.python, "--no-deps", "--require-hashes", "-r", peer.lock])
+    return _runs(
+        peer, [uv, "pip", "install", "--python", peer.python, "--no-deps", "--require-hashes", "-r", peer.lock]
+    )
 
 
 def _runs(peer: Peer, command: list) -> bool:
