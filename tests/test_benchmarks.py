@@ -153,6 +153,7 @@ def parity(program):
         ({"same": 99}, False),
         ({"same_prompt_tokens": False}, False),
         ({"control_same": 100}, False),  # it could not have found another rotary embedding
+        ({"unscaled_same": 100}, False),
         ({"distinct": 3}, False),
     ],
 )
@@ -165,7 +166,7 @@ def test_the_control_is_the_export_as_transformers_5_alone_spells_it(parity, tmp
     (tmp_path / "export").mkdir()
     config = {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e6, "rope_scaling": None}
     (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    folder = parity.write_control(tmp_path / "export", tmp_path / "control")
+    folder = parity.write_control(tmp_path / "export", tmp_path / "control", ("rope_theta", "rope_scaling"))
     assert json.loads((folder / "config.json").read_text()) == {"rope_parameters": {"rope_theta": 1e6}}
 
 

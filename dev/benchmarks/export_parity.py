@@ -11,7 +11,7 @@ Random models: Qwen3, Qwen2.5, SmolLM2 (Llama, tied) and Llama 3.1 with its scal
 converted to MaxText and exported as a run's policy is.  Both versions complete the same 100 prompts; all must be the
 same.  The control is the same export with config.json as Transformers 5 alone spells it: version 4 then reads another
 rotary embedding, and fewer completions are the same; where all are, the comparison shows nothing, and the program
-fails.  `distinct` is the number of different completions.
+fails.  Llama 3.1 has a second control, without `rope_scaling` alone.  `distinct` counts different completions.
 
 Runs: the prompts that evals/after.jsonl holds.  The same grader reads both texts.  The accuracies may differ by
 --tolerance.  MaxText and torch round differently, so where two tokens are equally likely either may be chosen: a
@@ -63,7 +63,8 @@ def compare_architectures(pythons: dict[str, Path]) -> list[dict[str, Any]]:
             rows.append({"model": name} | compare_architecture(name, Path(folder), pythons))
         row = rows[-1]
         found = f"{row['same']} of {row['n']} completions are the same ({row['distinct']} distinct)"
-        print(f"{name:10} {found}; control: {row['control_same']}", flush=True)
+        unscaled = f", without rope_scaling alone: {row['unscaled_same']}" if "unscaled_same" in row else ""
+        print(f"{name:10} {found}; control: {row['control_same']}{unscaled}", flush=True)
     return rows
 
 
@@ -72,7 +73,7 @@ def compare_architecture(name: str, folder: Path, pythons: dict[str, Path]) -> d
     export = export_random_model(name, folder)
     prompts = long_prompts(COUNT)
     found = {version: greedy(python, export, prompts, LENGTH) for version, python in pythons.items()}
-    as_before = write_control(export, folder / "control")
+    as_before = write_control(export, folder / "control", ("rope_theta", "rope_scaling"))
     control = greedy(pythons["4"], as_before, prompts, LENGTH)
     four, five = (found[version] for version in ("4", "5"))
     lengths = [len(ids) for ids in four["prompt_tokens"]]
@@ -82,6 +83,9 @@ def compare_architecture(name: str, folder: Path, pythons: dict[str, Path]) -> d
     row["prompt_lengths"] = [min(lengths), max(lengths)]
     row["tokenizers"] = {version: one["classes"]["tokenizer"] for version, one in found.items()}
     row["versions"] = {version: one["versions"] for version, one in found.items()}
+    if read_json(export / "config.json", "make the export again")["rope_scaling"]:
+        unscaled = write_control(export, folder / "unscaled", ("rope_scaling",))
+        row["unscaled_same"] = same(greedy(pythons["4"], unscaled, prompts, LENGTH), five)
     return row
 
 
@@ -116,11 +120,11 @@ def louder(file: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def write_control(export: Path, folder: Path) -> Path:
-    """A copy of an export whose config.json has Transformers 5's rotary embedding alone."""
+def write_control(export: Path, folder: Path, dropped: tuple[str, ...]) -> Path:
+    """A copy of an export, its config.json without these keys, which version 5 has in `rope_parameters` as well."""
     shutil.copytree(export, folder)
     config = read_json(folder / "config.json", "make the export again")
-    kept = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
+    kept = {key: value for key, value in config.items() if key not in dropped}
     write_json_atomic(folder / "config.json", kept)
     return folder
 
@@ -150,7 +154,8 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> int:
 def sound(row: dict[str, Any]) -> bool:
     """Whether both versions agree, and the control shows that they could have differed."""
     agree = row["same"] == row["n"] and row["same_prompt_tokens"]
-    return agree and row["control_same"] < row["n"] and row["distinct"] > row["n"] // 2
+    told = max(row["control_same"], row.get("unscaled_same", 0)) < row["n"]
+    return agree and told and row["distinct"] > row["n"] // 2
 
 
 def compare_run(export: Path, records: list[dict[str, Any]], length: int, pythons: dict[str, Path]) -> dict[str, Any]:
