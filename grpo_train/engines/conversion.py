@@ -25,8 +25,9 @@ from flax import nnx
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines import compat
+from grpo_train.engines import compat, export_files
 from grpo_train.engines.maxtext_model import Actor, maxtext_arguments, model_directory, quiet, register_architecture
+from grpo_train.engines.tokens import load_tokenizer
 from grpo_train.recipes import ModelRecipe
 from grpo_train.runs import multihost
 from grpo_train.runs.run_directory import has_base, is_address, location
@@ -123,9 +124,7 @@ def save_tree(weights: Any, folder: Path) -> Path:
 def export_checkpoint(model: ModelRecipe, weights: Any, output: Path, log: Path) -> None:
     """Write a MaxText checkpoint (`0/items`) as a Hugging Face directory with the tokenizer of the recipe's model."""
     _run_converter(_to_hugging_face, log, model, weights, output, "*.safetensors")
-    ends = model_directory(model) / "generation_config.json"
-    if ends.is_file():  # it names the end tokens
-        shutil.copy(ends, output / ends.name)
+    export_files.write_for_both(output, model_directory(model, weights=False), load_tokenizer(model))
 
 
 def read_weights(directory: str | Path) -> dict[str, np.ndarray]:
