@@ -123,29 +123,52 @@ class HardwareRecipe(_Section):
         return self
 
 
+class ColumnsRecipe(_Section):
+    """Names of the columns, for `source: file`; a.b is field b of column a."""
+
+    question: str = Field(default="question", description="column with the question")
+    answer: str = Field(
+        default="answer", description="column with the gold answer; where it has ####, what follows the last of them"
+    )
+    solution: str | None = Field(default=None, description="column with a worked solution; null: there is none")
+
+
 class ProblemsRecipe(_Section):
     """The problems. Counts are upper limits; null: all there are, or 20,000, 500 and 1,000 word problems."""
 
-    source: Literal["words", "code", "gsm8k", "dapo-math", "math", "aime", "math500"] = Field(
+    source: Literal["words", "code", "gsm8k", "dapo-math", "math", "aime", "math500", "file"] = Field(
         default="words",
         description="words: generated word problems; code: generated functions to write in Python, whose code is run; "
+        "file: a CSV, JSON-lines or Parquet file of yours (docs/own-data.md); "
         "dapo-math and math have no test split, aime and math500 have nothing else",
     )
     difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
     path: str | None = Field(
         default=None,
         description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, math, aime, math500: a .parquet or "
-        ".jsonl file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
+        ".jsonl file, or a folder with some; file: a .csv, .jsonl or .parquet file, of which a tenth is held out to "
+        "test, or a folder with train.… and test.…; null: load with tensorflow-datasets or from the Hugging Face hub",
+    )
+    columns: ColumnsRecipe = Field(
+        default=ColumnsRecipe(), description="file: its columns, such as {question: prompt, answer: target}"
+    )
+    kind: Literal["tagged", "integer", "latex"] = Field(
+        default="tagged",
+        description="file: how its answers are graded; tagged: one number in <answer> tags; integer, latex: what the "
+        "completion states last",
     )
     conflicts: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="dapo-math, math, aime, math500: problems with two different gold answers; refuse: stop with an "
-        "error; skip: leave them out",
+        description="dapo-math, math, aime, math500, file: problems with two different gold answers; refuse: stop "
+        "with an error; skip: leave them out",
     )
     test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
-        default=None, description="dapo-math, math: where the test problems come from; needed to evaluate"
+        default=None,
+        description="dapo-math, math: where the test problems come from; needed to evaluate. file: in place of its own",
     )
-    test_path: str | None = Field(default=None, description="path of test_source, with the meaning of path")
+    test_path: str | None = Field(
+        default=None, description="path of test_source, with the meaning of path; file: without one, its test problems"
+    )
     train: Positive | None = Field(default=None, description="training problems")
     validation: Positive | None = Field(default=None, description="validation problems, held out of training")
     test: Positive | None = Field(default=None, description="test problems")
@@ -153,12 +176,23 @@ class ProblemsRecipe(_Section):
 
     @model_validator(mode="after")
     def _test_split_is_one(self) -> Self:
-        if self.test_source and self.source not in ("dapo-math", "math"):
+        if self.test_source and self.source not in ("dapo-math", "math", "file"):
             raise ValueError(
                 f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
             )
-        if self.test_path and not self.test_source:
+        if self.test_path and not self.test_source and self.source != "file":
             raise ValueError(f"test_path={self.test_path} needs test_source: set it, or test_path to null")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_are_of_a_file(self) -> Self:
+        if self.source == "file":
+            if not self.path:
+                raise ValueError("source=file needs path: set it to your .csv, .jsonl or .parquet file")
+            return self
+        for key, default in (("columns", ColumnsRecipe()), ("kind", "tagged")):
+            if getattr(self, key) != default:
+                raise ValueError(f"{key} is for a file of yours: set source to file, and path to it")
         return self
 
 

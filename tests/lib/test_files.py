@@ -82,3 +82,12 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, text, line):
     path.write_text(text)
     with pytest.raises(CourseError, match=rf"metrics\.jsonl: line {line}\b"):
         files.read_jsonl(path)
+
+
+def test_a_byte_order_mark_is_read_and_nested_brackets_are_one_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n')
+    assert files.read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    path.write_text(f'{{"a": 1}}\n{"[" * 100_000}\n', encoding="utf-8")
+    with pytest.raises(CourseError, match=r"line 2 has too many brackets"):
+        files.read_jsonl(path)
