@@ -71,8 +71,9 @@ def saved_completions(
         model wrote after it.
 
     Raises:
-      CourseError: no such file, no row matches a problem, none of these has a text, a row without an id has the question of two problems, a row
-        has the id of one problem and another question, or samples are repeated or not numbered from 0.
+      CourseError: no such file, no row matches a problem, none of these has a text, a row without an id has the
+        question of two problems, a row has the id of one problem and another question, or samples are repeated or not
+        numbered from 0.
     """
     path = Path(path)
     try:

@@ -4,6 +4,7 @@ Unknown keys and wrong types are refused.  The defaults suit most runs; a recipe
 docs/recipes.md is generated from the descriptions (dev/tools/make_recipe_docs.py).
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.prompts import QUESTION, REASONING_OPEN, USER_PROMPTS
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.batch_plan import BatchPlan
@@ -196,17 +198,35 @@ class ProblemsRecipe(_Section):
         return self
 
 
+TEXT_FILES = (".txt", ".md")
+
+
+def _text_of_file(name: str) -> str:
+    """The text of a file, relative to here or to the repository, without the line break at its end."""
+    path = Path(name).expanduser()
+    places = (path, environment.repo_root() / path)
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise ValueError("there is no such file; give one relative to here or to the repository")
+    try:
+        return file.read_text(encoding="utf-8-sig").removesuffix("\n")  # with or without a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read ({first_line(error)}); save it as UTF-8") from None
+
+
 class PromptsRecipe(_Section):
     """The prompt template."""
 
     system: str = Field(
-        default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; empty: none"
+        default="default",
+        description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; tunix: the words of Tunix's and "
+        "MaxText's demos; empty: none; or a text of its own, or a .txt or .md file with it",
     )
     user: str = Field(
         default="question",
         description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
-        "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, with {question} where the "
-        "question stands",
+        "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, or a .txt or .md file with "
+        "it, with {question} where the question stands",
     )
     thinking: bool = Field(
         default=False,
@@ -224,11 +244,22 @@ class PromptsRecipe(_Section):
         "completion: rewards, graders and records have it in front of what the model wrote",
     )
 
+    @field_validator("system", "user")
+    @classmethod
+    def _content_of_a_file(cls, text: str) -> str:
+        """In place of the name of a file what it holds: so the run's own recipe has it."""
+        return _text_of_file(text) if text.endswith(TEXT_FILES) and "\n" not in text else text
+
     @field_validator("user")
     @classmethod
     def _user_has_the_question(cls, user: str) -> str:
-        if user not in USER_PROMPTS and QUESTION not in user:
-            raise ValueError(f"give {', '.join(USER_PROMPTS)}, or a text with {QUESTION} where the question stands")
+        count = user.count(QUESTION)
+        if user not in USER_PROMPTS and count != 1:
+            found = f"it has {QUESTION} {count} times; " if count else ""
+            names = ", ".join(USER_PROMPTS)
+            raise ValueError(
+                f"{found}give {names}, or a text with {QUESTION} where the question stands, once, or a file with it"
+            )
         return user
 
     @model_validator(mode="after")
