@@ -300,8 +300,8 @@ def run(
         )
     if _tags_are_untold(ready):
         log(
-            "warning: answers are looked for in <answer> tags, and neither prompts.system nor prompts.user asks for them: "
-            "set prompts.system=default, or name the tags in your own words"
+            "warning: answers are looked for in <answer> tags, and neither prompts.system nor prompts.user asks for "
+            "them: set prompts.system=default, or name the tags in your own words"
         )
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")

@@ -226,7 +226,7 @@ class PromptsRecipe(_Section):
         default="question",
         description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
         "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, or a .txt or .md file with "
-        "it, with {question} where the question stands",
+        "it; {question} in it is where the question stands",
     )
     thinking: bool = Field(
         default=False,
