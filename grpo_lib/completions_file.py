@@ -1,11 +1,18 @@
 """Completions from a JSON-lines file: a `generate` for grpo_lib.evaluation.
 
 Nothing is skipped: a missing completion comes back as a Generation with an error, and counts as wrong.
+
+Rows of other programs are read as well, and made rows of ours first (`FORMS`):
+
+    {"question": "…", "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+    {"doc_id": 0, "doc": {"question": "…"}, "resps": [["…", "…"]], "filter": "strict-match"}      lm-eval's samples
+    {"custom_id": "gsm8k-test-00000", "response": {"body": {"choices": [{"message": {…}}]}}}      OpenAI's batch output
 """
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,15 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 from grpo_lib.problems.types import Problem
 from grpo_lib.records import Generation
+
+# What a file may be, for errors and --help.
+FORMS = (
+    "JSON lines with a text or chat messages as completion, response or messages, samples of lm-eval (--log_samples), "
+    "or output of OpenAI's batches"
+)
+
+
+TEXTS = ("prompt", "completion", "response")
 
 
 @dataclass(frozen=True)
@@ -43,10 +59,11 @@ def saved_completions(
 ) -> SavedCompletions:
     """Completions from a JSON-lines file, in any order.
 
-    A row has its text as `completion` or `response`, and is matched to its problem by `id`, `question`, or `prompt` (if
-    that is the bare question). Several rows of one problem are its samples, in their order or by their `sample` number,
-    from 0. `prompt`, `tokens` (a count), and `truncated` or a `finish_reason` of "length" are kept if they are there,
-    so files that `evaluate` wrote can be read as well. Rows of other problems are ignored.
+    A row has its text as `completion` or `response`, a text or chat messages, of which the last one counts, or is one
+    of the other FORMS. It is matched to its problem by `id`, `question`, or `prompt` (if that is the bare question).
+    Several rows of one problem are its samples, in their order or by their `sample` number, from 0. `prompt`, `tokens`
+    (a count), and `truncated` or a `finish_reason` of "length" are kept if they are there, so files that `evaluate`
+    wrote can be read as well. Rows of other problems are ignored.
 
     Args:
       prefix_of: the end of a problem's prompt that counts as the beginning of its completion. A row that `evaluate`
@@ -54,8 +71,9 @@ def saved_completions(
         model wrote after it.
 
     Raises:
-      CourseError: no such file, no row matches a problem, a row without an id has the question of two problems, a row
-        has the id of one problem and another question, or samples are repeated or not numbered from 0.
+      CourseError: no such file, no row matches a problem, none of these has a text, a row without an id has the
+        question of two problems, a row has the id of one problem and another question, or samples are repeated or not
+        numbered from 0.
     """
     path = Path(path)
     try:
@@ -68,7 +86,7 @@ def saved_completions(
     prefixes: dict[tuple[str, int], str] = {}
     counts: Counter[str] = Counter()
     greedy = set()
-    for number, row in enumerate(rows, start=1):
+    for number, row in _of_our_form(rows):
         problem = _owner(row, named, f"{path}: row {number}")
         if problem is None:
             continue
@@ -84,12 +102,83 @@ def saved_completions(
     if not found:
         raise CourseError(
             f"{path}: none of its {len(rows)} rows matches one of the {len(problems)} problems; "
-            "rows are matched by id, or by question or prompt if that is the bare question"
+            "rows are matched by id or custom_id, or by question or prompt if that is the bare question"
         )
     most = max(counts.values())
     if not all(0 <= sample < most for _, sample in found):
         raise CourseError(f"{path}: no problem has more than {most} rows, so sample must run from 0 to {most - 1}")
+    if all(generation.error for generation in found.values()):
+        first = next(generation.error for generation in found.values())
+        raise CourseError(f"{path}: none of its {len(rows)} rows has a completion ({first}); give {FORMS}")
     return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts, prefixes)
+
+
+def _of_our_form(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of a row, a row of ours): one for each sample, of a row in any of the FORMS."""
+    for number, row in enumerate(rows, start=1):
+        if "resps" in row and "doc" in row:
+            # lm-eval writes each sample once for each of its filters.
+            made = _of_lm_eval(row) if row.get("filter") == rows[0].get("filter") else []
+        elif "custom_id" in row:
+            made = _of_a_batch(row)
+        else:
+            made = [_with_text(row)]
+        for one in made:
+            yield number, one
+
+
+def _with_text(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose completion, and prompt, may be chat messages, with what the last one says in their place."""
+    texts = {key: _message_text(row[key]) for key in TEXTS if isinstance(row.get(key), list | dict)}
+    if isinstance(row.get("messages"), list) and not {"completion", "response"} & set(row):
+        asked = [message for message in row["messages"] if _mapping(message).get("role") == "user"]
+        texts = {"prompt": _message_text(asked), "completion": _message_text(row["messages"])} | texts
+    if prompt := texts.get("prompt"):
+        texts["prompt"] = prompt.strip()  # as questions are read
+    return row | texts
+
+
+def _message_text(message: Any) -> str | None:
+    """What a chat message, or the last of several, says; None if it is no such message."""
+    if isinstance(message, list):
+        return _message_text(message[-1]) if message else None
+    content = _mapping(message).get("content")
+    if isinstance(content, list):  # parts of several types
+        content = "".join(str(_mapping(part).get("text") or "") for part in content)
+    return content if isinstance(content, str) else None
+
+
+def _of_lm_eval(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each response that lm-eval has sampled, by the question in its document."""
+    document = _mapping(row["doc"])
+    question = next((document[key] for key in ("question", "problem", "prompt") if key in document), "")
+    texts = row["resps"]
+    while isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], list):
+        texts = texts[0]  # of a task that generates: [[text, …]]
+    found = texts if isinstance(texts, list) else []
+    return [{"question": str(question).strip(), "completion": text} for text in found]
+
+
+def _of_a_batch(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each choice of a batch's request, by its custom_id, which is the problem's id."""
+    body = _mapping(_mapping(row.get("response")).get("body"))
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        said = json.dumps(row.get("error") or body.get("error") or "there is no choice")[:200]
+        return [{"id": row["custom_id"], "completion": "", "error": f"request {row['custom_id']}: {said}"}]
+    # Of several choices there is one count for all.
+    tokens = _mapping(body.get("usage")).get("completion_tokens") if len(choices) == 1 else None
+    made = []
+    for choice in map(_mapping, choices):
+        text = choice.get("text") if "message" not in choice else _message_text(choice["message"])
+        ended = choice.get("finish_reason")
+        made.append({"id": row["custom_id"], "completion": text, "finish_reason": ended, "tokens": tokens})
+    return made
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _by_name(problems: Sequence[Problem]) -> dict[tuple[str, str], list[Problem]]:

@@ -27,6 +27,15 @@ SYSTEM_PROMPT = (
     "as one number without any words."
 )
 
+# The words of Tunix's and MaxText's GRPO demos on GSM8K: tunix/examples/data/math_dataset.py of google-tunix 0.1.7, and
+# maxtext/examples/chat_templates/gsm8k_rl.json of maxtext 0.2.5, with its tokens filled in.  Both: Apache License 2.0.
+TUNIX_SYSTEM_PROMPT = (
+    "You are given a problem. Think about the problem and provide your reasoning. Place it between "
+    f"{REASONING_OPEN} and {REASONING_CLOSE}. Then, provide the final answer (i.e., just one numerical value) between "
+    f"{ANSWER_OPEN} and {ANSWER_CLOSE}."
+)
+SYSTEM_PROMPTS = {"default": SYSTEM_PROMPT, "tunix": TUNIX_SYSTEM_PROMPT}
+
 # Text that opens or closes a turn, by model family. What running text may hold (<s>, "User:") is left out.
 TURN_MARKERS: dict[str, tuple[str, ...]] = {
     "ChatML": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
@@ -60,7 +69,7 @@ USER_PROMPTS = {
 class PromptSettings(Protocol):
     """What a recipe's section `prompts` says."""
 
-    system: str  # "default", or a text of its own; empty: no system message
+    system: str  # a name in SYSTEM_PROMPTS, or a text of its own; empty: no system message
     user: str  # a name in USER_PROMPTS, or a text with {question} in it
     thinking: bool  # for templates such as Qwen3's: may the model think, in <think> tags, before it answers?
     chat_template: bool  # whether the tokenizer's chat template is around the messages; else they are sent as bare text
@@ -74,8 +83,14 @@ def user_prompt(setting: str, question: str) -> str:
 
 
 def system_prompt(setting: str) -> str:
-    """The system message of a recipe's `prompts.system`: "default" is SYSTEM_PROMPT, anything else its own text."""
-    return SYSTEM_PROMPT if setting == "default" else setting
+    """The system message of a recipe's `prompts.system`: a name in SYSTEM_PROMPTS, or a text of its own."""
+    return SYSTEM_PROMPTS.get(setting, setting)
+
+
+def asks_for_tags(prompts: PromptSettings) -> bool:
+    """Whether a model is told of the tags in which its answer is looked for."""
+    told = system_prompt(prompts.system) + user_prompt(prompts.user, "") + prompts.completion_prefix
+    return ANSWER_OPEN in told
 
 
 def messages(question: str, system: str = "") -> list[dict[str, str]]:

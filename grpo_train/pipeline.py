@@ -20,7 +20,7 @@ from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems
-from grpo_lib.prompts import cut_while_thinking, opens_thoughts, template_completion
+from grpo_lib.prompts import asks_for_tags, cut_while_thinking, opens_thoughts, template_completion
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training  # first: they prepare the environment before JAX is imported
@@ -31,7 +31,7 @@ import jax
 
 from grpo_train.checks import Ready
 from grpo_train.engines import conversion, maxtext_model
-from grpo_train.engines.model_files import require_engine
+from grpo_train.engines.model_files import is_tiny, require_engine
 from grpo_train.engines.optimizer import nearest_moves
 from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.export import export_policy
@@ -298,6 +298,11 @@ def run(
             f"warning: training.warmup_steps={recipe.training.warmup_steps} is not less than the steps: the learning "
             "rate never reaches its peak; take fewer"
         )
+    if _tags_are_untold(ready):
+        log(
+            "warning: answers are looked for in <answer> tags, and neither prompts.system nor prompts.user asks for "
+            "them: set prompts.system=default, or name the tags in your own words"
+        )
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")
 
@@ -340,6 +345,16 @@ def run(
     # 7. Export and compare: export/, summary.json.
     log(f"exported to {export_policy(session)}")
     return write_summary(recipe, directory, clock.save()) if multihost.is_main_process() else None
+
+
+def _tags_are_untold(ready: Ready) -> bool:
+    """Whether a model is graded by tags that nothing tells it of.  Not refused, since a model may know them: the tiny
+    one does, and a cold start or an own fine-tuning teaches them."""
+    recipe = ready.recipe
+    if recipe.training.cold_start or is_tiny(recipe.model):
+        return False
+    kinds = {(problem.kind, problem.prompts or recipe.prompts) for problem in ready.problems}
+    return any(kind == "tagged" and not asks_for_tags(prompts) for kind, prompts in kinds)
 
 
 def _check_sampler(session: training.Session, log: Callable[[str], None]) -> None:

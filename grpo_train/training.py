@@ -31,6 +31,7 @@ from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
 from grpo_lib.records import Generation
+from grpo_lib.reward_files import RewardError
 from grpo_lib.rewards import overlong_penalty
 from grpo_train import losses  # first: it prepares the environment before JAX is imported
 
@@ -522,18 +523,45 @@ def train(
             if session.step >= recipe.training.steps:  # a run may have been killed in its last validation
                 validate_after(session.step)
         except Exception as error:
-            if full := _disk_full(error):
-                step = max(checkpoints.updates(session.checkpoints), default=0) // recipe.grpo.iterations
-                good = f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
-                raise CourseError(
-                    f"{session.directory} cannot be written, its disk is full ({full}); {good}; make room "
-                    "and give the same command again"
-                ) from error
+            _explain_failure(session, error)
             raise
         finally:
             profile.close()
             recorder.finish()
     return rows
+
+
+def _explain_failure(session: Session, error: Exception) -> None:
+    """Raise CourseError, which says what is kept, where a training ends with a full disk or a failed reward function.
+
+    Before a failed reward function ends it, the steps before that are logged and saved.
+    """
+    if full := _disk_full(error):
+        raise CourseError(
+            f"{session.directory} cannot be written, its disk is full ({full}); {_last_checkpoint(session)}; make room "
+            "and give the same command again"
+        ) from error
+    if isinstance(error, RewardError):
+        step = session.step
+        if not multihost.is_distributed():  # else the others may not have failed
+            _close(session)
+        raise CourseError(f"step {step + 1}: {error}; {_last_checkpoint(session)}") from error
+
+
+def _close(session: Session) -> None:
+    """Finish what Tunix does one step late or in the background: metrics and checkpoints."""
+    trainer = session.cluster.actor_trainer
+    accumulated = trainer.iter_steps % trainer.config.get_with_default("gradient_accumulation_steps", 1)
+    if accumulated or trainer.train_steps % session.recipe.grpo.iterations:
+        trainer.checkpoint_manager.close()  # in mid-step: a checkpoint of it would not be that of any step
+    else:
+        session.cluster.close()
+
+
+def _last_checkpoint(session: Session) -> str:
+    """What a run that has failed can go on from."""
+    step = max(checkpoints.updates(session.checkpoints), default=0) // session.recipe.grpo.iterations
+    return f"the last good checkpoint is of step {step}" if step else "there is no checkpoint yet"
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     path = Path(path)
     # Split at "\n" alone: str.splitlines would also split at U+2028 inside a completion.
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    lines = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")  # with or without a byte order mark
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -147,7 +147,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
                 break
             raise CourseError(f"{path}: line {number} is not JSON ({error.msg}); remove the line") from error
         except RecursionError:
-            raise CourseError(f"{path}: line {number} is too deeply nested; remove the line") from None
+            raise CourseError(f"{path}: line {number} has too many brackets in each other; remove the line") from None
         if not isinstance(row, dict):
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
@@ -163,8 +163,8 @@ def ends_torn(path: str | os.PathLike) -> bool:
         json.loads(last.decode("utf-8", errors="replace"))
     except json.JSONDecodeError:
         return True
-    except RecursionError:  # it is whole, and read_jsonl refuses it
-        return False
+    except RecursionError:
+        return False  # `read_jsonl` refuses it
     return False
 
 

@@ -57,9 +57,9 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
     Raises:
       CourseError: no such folder or file; a line that is not a GSM8K problem (it is named).
     """
-    file = Path(path).expanduser() / f"{split}.jsonl"
+    file = _file(path, split)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise CourseError(f"problems.path={path}: {file.name} cannot be read ({error}); {SET_PATH}") from None
     problems: list[Problem] = []
@@ -70,13 +70,23 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
         where = f"{file}, line {line_number}"
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = getattr(error, "msg", "too deeply nested")
-            raise CourseError(f"{where} is not JSON ({reason}); put the original file in its place") from None
+        except RecursionError:
+            raise CourseError(f"{where} has too many brackets in each other; repair the line") from None
+        except json.JSONDecodeError as error:
+            raise CourseError(f"{where} is not JSON ({error.msg}); repair the line") from None
         problems.append(_problem(row, split, len(problems), where))
     if not problems:
         raise CourseError(f"{file} is empty; {SET_PATH}")
     return problems
+
+
+def has(path: str | os.PathLike, split: str) -> bool:
+    """Whether folder `path` has the original file of a split."""
+    return _file(path, split).is_file()
+
+
+def _file(path: str | os.PathLike, split: str) -> Path:
+    return Path(path).expanduser() / f"{split}.jsonl"
 
 
 def _problem(row: Any, split: str, number: int, where: str) -> Problem:
@@ -85,8 +95,8 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     if not fields or not all(isinstance(text, str) and text.strip() for text in fields):
         raise CourseError(f"{where} must be an object with the texts question and answer; repair the line")
     question, worked = fields
-    if any("\ud800" <= letter <= "\udfff" for letter in f"{question}{worked}"):
-        raise CourseError(f"{where} has half of a pair of surrogates, which is no text; repair the line")
+    if any("\ud800" <= character <= "\udfff" for character in question + worked):
+        raise CourseError(f"{where} has half a character (\\ud800 to \\udfff); repair the line")
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:
         raise CourseError(f"{where}: the answer has no {ANSWER_MARK}; add a line like {ANSWER_MARK} 72")

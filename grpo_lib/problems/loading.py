@@ -3,17 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from grpo_lib.common.errors import CourseError
 
-from . import code, gsm8k, words
+from . import code, gsm8k, own_files, words
 from .types import SPLITS, Problem, ProblemSettings, TaskSettings
 
 # How many word problems where no limit is given: they never end.
 WORD_PROBLEMS = {"train": 20_000, "validation": 500, "test": 1_000}
 CODE_PROBLEMS = {"train": 20_000, "validation": 20, "test": 20}
-ALWAYS_LOADED = ("words", "code", "gsm8k")  # the other sources are competition's
-HELD_OUT = 500  # validation problems of GSM8K, DAPO-Math-17k and MATH, taken out of their train split
+HELD_OUT = 500  # validation problems of GSM8K, DAPO-Math-17k, MATH and files, taken out of their train split
 
 
 def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n: int | None = None) -> list[Problem]:
@@ -22,12 +22,13 @@ def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n:
     `n` is an upper limit that replaces the recipe's own (`problems.train` and so on); null there means all, or
     WORD_PROBLEMS and CODE_PROBLEMS where they never end.
     GSM8K, DAPO-Math-17k and MATH have no validation split: it is held out of train, and test stays untouched.
-    The last two have no test split either (`problems.test_source`); AIME and MATH-500 have nothing else. A problem of
-    it that is also, letter for letter, a test problem is in neither train nor validation.
+    The last two have no test split either (`problems.test_source`); AIME and MATH-500 have nothing else. Files of your
+    own have one, or it is held out, too.  A problem that is also, letter for letter, a test problem is in neither train
+    nor validation.
     Of several tasks the problems come one task after the other, `n` of each; ids begin with the task's name.
 
     Raises:
-      CourseError: unknown split; a split that the source does not have; no data (see gsm8k, competition).
+      CourseError: unknown split; a split that the source does not have; no data (see gsm8k, competition, own_files).
     """
     if split not in SPLITS:
         raise CourseError(f"problems: split {split!r} does not exist; use one of {', '.join(SPLITS)}")
@@ -40,6 +41,8 @@ def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n:
         return code.generate(split, limit or CODE_PROBLEMS[split], problems.seed)
     if problems.source == "gsm8k":
         return _load_gsm8k(problems.path, split)[:limit]
+    if problems.source == "file":
+        return _load_files(problems, split)[:limit]
     return _load_competition(problems, split)[:limit]
 
 
@@ -47,15 +50,19 @@ def describe_filtering(problems: ProblemSettings | list[TaskSettings]) -> str | 
     """How many rows of the training source repeat a problem, or are left out; None where a source has no such rows."""
     if isinstance(problems, list):
         return "; ".join(filter(None, map(describe_filtering, problems))) or None
-    if problems.source in ALWAYS_LOADED:
+    if problems.source in ("words", "code"):
         return None
+    if problems.source == "gsm8k":
+        return _describe_gsm8k(problems.path) if problems.path else None
+    if problems.source == "file":
+        train, test, described = _files(problems)
+        return "; ".join(filter(None, [described, _left_out(len(train) - len(_unjudged(train, test)))]))
 
     from . import competition
 
     _, counts = competition.load(problems.source, problems.path, problems.conflicts)
     also_test = counts.kept - len(_without_test_problems(problems))
-    left_out = f"; {also_test:,} left out of training, because they are test problems" if also_test else ""
-    return f"{problems.source}: {counts}{left_out}"
+    return "; ".join(filter(None, [f"{problems.source}: {counts}", _left_out(also_test)]))
 
 
 def take_different(problems: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
@@ -66,14 +73,17 @@ def take_different(problems: Sequence[Problem], count: int) -> tuple[list[Proble
     return [first[question] for question in questions], [each for each in problems if each.question not in taken]
 
 
-def hold_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
+def hold_out(problems: Sequence[Problem], split: str = "validation") -> tuple[list[Problem], list[Problem]]:
     """(train, validation): the last 500 questions of a shuffle, but at most a tenth of all, are held out.
 
     The shuffle sorts by a hash of the question: it is the same on every machine and for any order of the
     input.  Both parts keep the order of the input, and a question that occurs twice is never in both.
+
+    Args:
+      split: what they are held out for; for another one it is another shuffle.
     """
     questions = {problem.question for problem in problems}
-    shuffled = sorted(questions, key=lambda text: hashlib.sha256(f"validation {text}".encode()).digest())
+    shuffled = sorted(questions, key=lambda text: hashlib.sha256(f"{split} {text}".encode()).digest())
     count = min(HELD_OUT, len(shuffled) // 10)
     held_out = set(shuffled[len(shuffled) - count :])
     train = [problem for problem in problems if problem.question not in held_out]
@@ -92,7 +102,56 @@ def _load_task(task: TaskSettings, split: str, n: int | None) -> list[Problem]:
 def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
     stored = "test" if split == "test" else "train"
     problems = gsm8k.from_folder(path, stored) if path is not None else gsm8k.from_tfds(stored)
-    return problems if split == "test" else _take_split(problems, split, path)
+    if split == "test":
+        return problems
+    if path is not None and gsm8k.has(path, "test"):  # own data in its form; the original has no problem in both
+        problems = _unjudged(problems, gsm8k.from_folder(path, "test"))
+    return _take_split(problems, split, path)
+
+
+def _describe_gsm8k(path: str) -> str | None:
+    train, test = (gsm8k.from_folder(path, split) for split in ("train", "test"))
+    also_test = _left_out(len(train) - len(_unjudged(train, test)))
+    return also_test and f"{path}: {len(train):,} train problems; {also_test}"
+
+
+def _unjudged(train: Sequence[Problem], test: Sequence[Problem]) -> list[Problem]:
+    """The problems to train on, without those that are judged on; white space makes no difference."""
+    judged = {own_files.question_key(problem.question) for problem in test}
+    return [problem for problem in train if own_files.question_key(problem.question) not in judged]
+
+
+def _left_out(count: int) -> str | None:
+    """Words about problems that `_unjudged` leaves out; None where there are none."""
+    return f"{count:,} left out of training, because they are test problems" if count else None
+
+
+def _load_files(problems: ProblemSettings, split: str) -> list[Problem]:
+    train, test, _ = _files(problems)
+    return test if split == "test" else _take_split(_unjudged(train, test), split, problems.path)
+
+
+def _files(problems: ProblemSettings) -> tuple[list[Problem], list[Problem], str]:
+    """(train problems, test problems, what was found) of files of the user's; the first may hold some of the second.
+
+    The test problems are those of `test_source` or `test_path`; else, in a folder, of its file of that name, and of a
+    single file those that are held out.
+    """
+    columns, kind, conflicts = problems.columns, problems.kind, problems.conflicts
+    path = problems.path or ""
+    train = own_files.read(own_files.find_file(path, "train", "problems.path"), columns, kind, conflicts, "file-train")
+    if problems.test_source:
+        return list(train.problems), _load_test_problems(problems), train.described
+    if problems.test_path or Path(path).expanduser().is_dir():
+        key = "problems.test_path" if problems.test_path else "problems.path"
+        file = own_files.find_file(problems.test_path or path, "test", key)
+        test = own_files.read(file, columns, kind, conflicts, "file-test")
+        return list(train.problems), list(test.problems), f"{train.described}; {test.described}"
+    rest, held_out = hold_out(train.problems, "test")
+    if not held_out:
+        count = len(train.problems)
+        raise CourseError(f"problems.path={path}: tenth of {count} problems is none; use at least 10, or test_path")
+    return rest, held_out, f"{train.described}; {len(held_out):,} of them held out as test problems"
 
 
 def _load_competition(problems: ProblemSettings, split: str) -> list[Problem]:
@@ -131,14 +190,13 @@ def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
 
 
 def _without_test_problems(problems: ProblemSettings) -> list[Problem]:
-    """The problems to train on, without those that are judged on; spaces around a text make no difference."""
+    """The problems of a competition source to train on."""
     from . import competition
 
     found, _ = competition.load(problems.source, problems.path, problems.conflicts)
     if problems.source not in competition.TRAINED or problems.test_source is None:
         return found
-    judged = {problem.question.strip() for problem in _load_test_problems(problems)}
-    return [problem for problem in found if problem.question.strip() not in judged]
+    return _unjudged(found, _load_test_problems(problems))
 
 
 def _take_split(problems: Sequence[Problem], split: str, path: str | None) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from grpo_lib.prompts import PromptSettings
 
@@ -42,6 +42,8 @@ class ProblemSettings(Protocol):
     source: str
     difficulty: str
     path: str | None
+    columns: Any  # own_files.Columns
+    kind: str  # of the answers in these columns
     conflicts: str
     test_source: str | None
     test_path: str | None

@@ -35,7 +35,13 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Samples per problem, for pass@k and maj@k; default: the recipe's.")
     ] = None,
-    completions: Annotated[Path | None, typer.Option(help="Grade the completions in this JSON-lines file.")] = None,
+    completions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Grade the completions in this file: JSON lines with a text or chat messages as completion, response "
+            "or messages; samples of lm-eval; output of OpenAI's batches, with problem ids as custom_id."
+        ),
+    ] = None,
     probe: Annotated[
         Literal["partial-prompt"] | None, typer.Option(help="Has it seen the problems? It completes their questions.")
     ] = None,

@@ -4,6 +4,7 @@ Unknown keys and wrong types are refused.  The defaults suit most runs; a recipe
 docs/recipes.md is generated from the descriptions (dev/tools/make_recipe_docs.py).
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common import environment
+from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.prompts import QUESTION, REASONING_OPEN, USER_PROMPTS
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.batch_plan import BatchPlan
@@ -123,29 +125,52 @@ class HardwareRecipe(_Section):
         return self
 
 
+class ColumnsRecipe(_Section):
+    """Names of the columns, for `source: file`; a.b is field b of column a."""
+
+    question: str = Field(default="question", description="column with the question")
+    answer: str = Field(
+        default="answer", description="column with the gold answer; where it has ####, what follows the last of them"
+    )
+    solution: str | None = Field(default=None, description="column with a worked solution; null: there is none")
+
+
 class ProblemsRecipe(_Section):
     """The problems. Counts are upper limits; null: all there are, or 20,000, 500 and 1,000 word problems."""
 
-    source: Literal["words", "code", "gsm8k", "dapo-math", "math", "aime", "math500"] = Field(
+    source: Literal["words", "code", "gsm8k", "dapo-math", "math", "aime", "math500", "file"] = Field(
         default="words",
         description="words: generated word problems; code: generated functions to write in Python, whose code is run; "
+        "file: a CSV, JSON-lines or Parquet file of yours (docs/own-data.md); "
         "dapo-math and math have no test split, aime and math500 have nothing else",
     )
     difficulty: Literal["standard", "hard"] = Field(default="standard", description="words: hard has larger numbers")
     path: str | None = Field(
         default=None,
         description="gsm8k: folder with train.jsonl and test.jsonl; dapo-math, math, aime, math500: a .parquet or "
-        ".jsonl file, or a folder with some; null: load with tensorflow-datasets or from the Hugging Face hub",
+        ".jsonl file, or a folder with some; file: a .csv, .jsonl or .parquet file, of which a tenth is held out to "
+        "test, or a folder with train.… and test.…; null: load with tensorflow-datasets or from the Hugging Face hub",
+    )
+    columns: ColumnsRecipe = Field(
+        default=ColumnsRecipe(), description="file: its columns, such as {question: prompt, answer: target}"
+    )
+    kind: Literal["tagged", "integer", "latex"] = Field(
+        default="tagged",
+        description="file: how its answers are graded; tagged: one number in <answer> tags; integer, latex: what the "
+        "completion states last",
     )
     conflicts: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="dapo-math, math, aime, math500: problems with two different gold answers; refuse: stop with an "
-        "error; skip: leave them out",
+        description="dapo-math, math, aime, math500, file: problems with two different gold answers; refuse: stop "
+        "with an error; skip: leave them out",
     )
     test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
-        default=None, description="dapo-math, math: where the test problems come from; needed to evaluate"
+        default=None,
+        description="dapo-math, math: where the test problems come from; needed to evaluate. file: in place of its own",
     )
-    test_path: str | None = Field(default=None, description="path of test_source, with the meaning of path")
+    test_path: str | None = Field(
+        default=None, description="path of test_source, with the meaning of path; file: without one, its test problems"
+    )
     train: Positive | None = Field(default=None, description="training problems")
     validation: Positive | None = Field(default=None, description="validation problems, held out of training")
     test: Positive | None = Field(default=None, description="test problems")
@@ -153,26 +178,55 @@ class ProblemsRecipe(_Section):
 
     @model_validator(mode="after")
     def _test_split_is_one(self) -> Self:
-        if self.test_source and self.source not in ("dapo-math", "math"):
+        if self.test_source and self.source not in ("dapo-math", "math", "file"):
             raise ValueError(
                 f"test_source={self.test_source}: {self.source} has a test split of its own; set test_source to null"
             )
-        if self.test_path and not self.test_source:
+        if self.test_path and not self.test_source and self.source != "file":
             raise ValueError(f"test_path={self.test_path} needs test_source: set it, or test_path to null")
         return self
+
+    @model_validator(mode="after")
+    def _columns_are_of_a_file(self) -> Self:
+        if self.source == "file":
+            if not self.path:
+                raise ValueError("source=file needs path: set it to your .csv, .jsonl or .parquet file")
+            return self
+        for key, default in (("columns", ColumnsRecipe()), ("kind", "tagged")):
+            if getattr(self, key) != default:
+                raise ValueError(f"{key} is for a file of yours: set source to file, and path to it")
+        return self
+
+
+TEXT_FILES = (".txt", ".md")
+
+
+def _text_of_file(name: str) -> str:
+    """The text of a file, relative to here or to the repository, without the line break at its end."""
+    path = Path(name).expanduser()
+    places = (path, environment.repo_root() / path)
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise ValueError("there is no such file; give one relative to here or to the repository")
+    try:
+        return file.read_text(encoding="utf-8-sig").removesuffix("\n")  # with or without a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read ({first_line(error)}); save it as UTF-8") from None
 
 
 class PromptsRecipe(_Section):
     """The prompt template."""
 
     system: str = Field(
-        default="default", description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; empty: none"
+        default="default",
+        description="system prompt; default: grpo_lib.prompts.SYSTEM_PROMPT; tunix: the words of Tunix's and "
+        "MaxText's demos; empty: none; or a text of its own, or a .txt or .md file with it",
     )
     user: str = Field(
         default="question",
         description="user message; question: the question alone; dapo: in the words of DAPO-Math-17k, which ask for a "
-        "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, with {question} where the "
-        "question stands",
+        "last line `Answer: N`; boxed: with a request for \\boxed{}; or a text of its own, or a .txt or .md file with "
+        "it; {question} in it is where the question stands",
     )
     thinking: bool = Field(
         default=False,
@@ -190,11 +244,22 @@ class PromptsRecipe(_Section):
         "completion: rewards, graders and records have it in front of what the model wrote",
     )
 
+    @field_validator("system", "user")
+    @classmethod
+    def _content_of_a_file(cls, text: str) -> str:
+        """In place of the name of a file what it holds: so the run's own recipe has it."""
+        return _text_of_file(text) if text.endswith(TEXT_FILES) and "\n" not in text else text
+
     @field_validator("user")
     @classmethod
     def _user_has_the_question(cls, user: str) -> str:
-        if user not in USER_PROMPTS and QUESTION not in user:
-            raise ValueError(f"give {', '.join(USER_PROMPTS)}, or a text with {QUESTION} where the question stands")
+        count = user.count(QUESTION)
+        if user not in USER_PROMPTS and count != 1:
+            found = f"it has {QUESTION} {count} times; " if count else ""
+            names = ", ".join(USER_PROMPTS)
+            raise ValueError(
+                f"{found}give {names}, or a text with {QUESTION} where the question stands, once, or a file with it"
+            )
         return user
 
     @model_validator(mode="after")

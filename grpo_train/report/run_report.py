@@ -32,6 +32,7 @@ SOURCES = {
     "math500": "MATH-500",
     "math": "MATH",
     "code": "Python functions",
+    "file": "a file of the user's",
 }
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl, write_text_atomic
+from grpo_lib.problems import competition
 from grpo_train.engines import model_files
 from grpo_train.recipes import HardwareRecipe, ProblemsRecipe, Recipe, differences, dump_recipe, parse_recipe
 from grpo_train.tpu import random_model
@@ -319,7 +320,7 @@ def gsm8k_folder(recipe: Recipe) -> str | None:
 
 def placeholders(recipe: Recipe) -> dict[str, Path] | None:
     """Files for a recipe whose problems are on the hub, written by us; None for another recipe."""
-    if all(source.source in ("words", "code", "gsm8k") for source in recipe.sources):
+    if not any(source.test_source or source.source in competition.KINDS for source in recipe.sources):
         return None
     return write_placeholders(environment.cache_dir() / "placeholders")
 

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from grpo_lib import reward_files
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.spreadsheets import for_spreadsheet
@@ -112,7 +113,7 @@ def train_entry(
                 f"recipe.yaml: {count:,} completions, and the budget is {BUDGET:,}: training.steps times "
                 "training.prompts_per_step, grpo.group_size and grpo.dynamic_sampling"
             )
-        digest = hashlib.sha256(repr(resolved).encode() + reward.read_bytes()).hexdigest()[:12]
+        digest = hashlib.sha256(f"{resolved}{reward_files.digest(reward)}".encode()).hexdigest()[:12]
         names = [f"{digest}-{training_seed}" for training_seed in training_seeds]
 
         def train(training_seed: int, name: str) -> dict[str, Any]:
@@ -204,5 +205,5 @@ def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:
     )
     if done.returncode:  # the last line is an error of grpo, or the end of a traceback
         last = ("\n" + done.stderr.strip()).rpartition("\n")[2]
-        raise CourseError(last.removeprefix("error: ").removeprefix(f"{CourseError.__module__}.CourseError: "))
+        raise CourseError(last.removeprefix("error: "))
     return json.loads(done.stdout.splitlines()[-1])

@@ -6,9 +6,9 @@ the process that trains.  Each call is a new process, so a reward keeps nothing 
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
+from grpo_lib import reward_files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.rewards import REWARDS, Part
 from grpo_teach import limited
@@ -16,11 +16,10 @@ from grpo_teach.leaderboard import REWARD
 from grpo_train import cli
 
 EACH = """def each(reward, pairs):
-    values = [float(reward(completion, gold)) for completion, gold in pairs]
-    if not all(map(np.isfinite, values)):
-        raise ValueError("reward returned a number that is not finite")
-    return values
+    return [reward(completion, gold) for completion, gold in pairs]
 """
+# Two completions to try a function on.
+TRIED = ["<reasoning>9*2=18</reasoning><answer>18</answer>", "?"]
 
 
 def reward_function(code: str) -> Any:
@@ -34,7 +33,7 @@ def reward_function(code: str) -> Any:
         values = limited.run(code, [limited.Call("reward", EACH, (pairs,))])[0]
         if isinstance(values, limited.Failed):
             raise CourseError(f"reward.py: {values.reason}")
-        return values
+        return reward_files.as_rewards(values, len(pairs), "reward.py: reward", "return one number")
 
     batch.__name__ = REWARD
     # The report asks for each completion, and each call is a process: it gets no values.
@@ -44,8 +43,11 @@ def reward_function(code: str) -> Any:
 
 def main() -> None:
     path = sys.argv.pop(1)
-    REWARDS[REWARD] = reward_function(Path(path).read_text("utf-8"))
-    REWARDS[REWARD](None, ["<reasoning>9*2=18</reasoning><answer>18</answer>", "?"], ["18", "18"])  # fails before JAX
+    try:
+        REWARDS[REWARD] = reward_function(reward_files.read_source(path))
+        REWARDS[REWARD](None, TRIED, ["18", "18"])  # fails before JAX
+    except CourseError as error:
+        sys.exit(f"error: {error}")
     cli.main()
 
 

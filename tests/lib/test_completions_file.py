@@ -40,6 +40,72 @@ def test_rows_are_matched_by_id_question_or_prompt_in_any_order(tmp_path, row):
     assert [r["id"] for r in run.records] == [p.id for p in PROBLEMS]
 
 
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def batch_row(problem, *texts):
+    choices = [{"index": n, "message": said(text), "finish_reason": "stop"} for n, text in enumerate(texts)]
+    body = {"choices": choices, "usage": {"completion_tokens": 7}}
+    return {"id": "batch_req_1", "custom_id": problem.id, "error": None, "response": {"status_code": 200, "body": body}}
+
+
+def lm_eval_row(problem, *texts, kept="strict-match"):
+    document = {"question": f"{problem.question} ", "answer": f"#### {problem.answer}"}
+    return {"doc_id": 5, "doc": document, "target": "#### 1", "resps": [list(texts)], "filter": kept, "exact_match": 0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda p: {"id": p.id, "completion": [said(right(p.question))]},
+        lambda p: {"id": p.id, "response": said(right(p.question))},
+        lambda p: {"prompt": [{"role": "user", "content": p.question}], "completion": [said(right(p.question))]},
+        lambda p: {"messages": [{"role": "user", "content": f"{p.question}\n"}, said(right(p.question))]},
+        lambda p: {"id": p.id, "messages": [said([{"type": "text", "text": right(p.question)}])]},
+        lambda p: batch_row(p, right(p.question)),
+        lambda p: lm_eval_row(p, right(p.question)),
+    ],
+)
+def test_rows_of_other_programs_are_read(tmp_path, row):
+    path = write(tmp_path / "c.jsonl", [row(p) for p in PROBLEMS])
+    run = quiet(saved_completions(path, PROBLEMS), PROBLEMS)
+    assert run.summary()["accuracy"] == 1
+    assert not any(record["error"] for record in run.records)
+
+
+@pytest.mark.parametrize("row", [batch_row, lm_eval_row])
+def test_several_choices_or_responses_are_samples(tmp_path, row):
+    path = write(tmp_path / "c.jsonl", [row(p, "no", right(p.question)) for p in PROBLEMS])
+    saved = saved_completions(path, PROBLEMS)
+    assert saved.most == 2
+    assert [saved.found["p3", sample].text for sample in (0, 1)] == ["no", right("What is 3 plus 3?")]
+
+
+def test_lm_evals_other_filters_repeat_its_samples(tmp_path):
+    rows = [lm_eval_row(p, right(p.question), kept=kept) for kept in ("strict-match", "flexible") for p in PROBLEMS]
+    assert saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS).most == 1
+
+
+def test_a_failed_request_of_a_batch_counts_as_wrong(tmp_path):
+    failed = {"custom_id": "p0", "response": None, "error": {"code": "batch_expired", "message": "too late"}}
+    rows = [failed, *(batch_row(p, right(p.question)) for p in PROBLEMS[1:])]
+    saved = saved_completions(write(tmp_path / "c.jsonl", rows), PROBLEMS)
+    assert "request p0" in saved.found["p0", 0].error and "batch_expired" in saved.found["p0", 0].error
+    assert saved.found["p1", 0].tokens == 7
+    with pytest.raises(CourseError, match=r"none of its 1 rows has a completion \(request p0"):
+        saved_completions(write(tmp_path / "c.jsonl", [failed]), PROBLEMS)
+
+
+def test_a_file_without_a_text_is_refused_and_a_byte_order_mark_is_not(tmp_path):
+    path = write(tmp_path / "c.jsonl", [{"id": p.id, "completion": [{"role": "assistant"}]} for p in PROBLEMS])
+    with pytest.raises(CourseError, match=r"none of its 12 rows has a completion .*; give JSON lines .*lm-eval"):
+        saved_completions(path, PROBLEMS)
+    rows = [json.dumps({"id": p.id, "completion": "a"}) for p in PROBLEMS]
+    path.write_bytes("\r\n".join([*rows, ""]).encode("utf-8-sig"))
+    assert len(saved_completions(path, PROBLEMS).found) == 12
+
+
 def test_a_rendered_prompt_matches_no_problem_and_is_kept_where_there_is_an_id(tmp_path):
     rows = [{"prompt": f"<user>{p.question}<model>", "completion": tagged(0)} for p in PROBLEMS]
     with pytest.raises(CourseError, match=r"c\.jsonl: none of its 12 rows .*if that is the bare question"):

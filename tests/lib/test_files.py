@@ -84,9 +84,11 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, text, line):
         files.read_jsonl(path)
 
 
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 0}\n' + "[" * 100_000 + "]" * 100_000)
+def test_a_byte_order_mark_is_read_and_nested_brackets_are_one_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n')
+    assert files.read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    path.write_text(f'{{"a": 1}}\n{"[" * 100_000}\n', encoding="utf-8")
     assert not files.ends_torn(path)
-    with pytest.raises(CourseError, match=r"log\.jsonl: line 2 is too deeply nested; remove the line"):
+    with pytest.raises(CourseError, match=r"line 2 has too many brackets"):
         files.read_jsonl(path)

@@ -65,7 +65,7 @@ def test_a_function_gets_what_those_of_the_library_get(write):
     functions = rewards.get_rewards(["correct_answer", entry], ["latex"])
     assert functions[1](**ASKED) == [1.0, 2.0, 0.0]
     assert functions[1].__name__ == "points"
-    with pytest.raises(CourseError, match="points raises AssertionError"):
+    with pytest.raises(CourseError, match=r"points \(line 7\) raises AssertionError"):
         functions[1](**ASKED | {"prompts": ["other"] * 3})
 
 
@@ -102,11 +102,11 @@ def test_an_entry_that_names_no_function(entry, message):
     [
         ("points = 3", r"has no function points; write def points\(prompts, completions, answer, \*\*kwargs\)"),
         ("def point(**kwargs): pass", "has no function points"),
-        ("def points(prompts, completions): pass", r"does not take the arguments .*write def points"),
+        ("\ndef points(prompts, completions): pass", r"\(line 2\) does not take the arguments .*write def points"),
         ("def points(completion, gold): pass", "does not take the arguments"),
-        ("def points(:", "cannot be run: SyntaxError"),
-        ("import nonesuch_module", "cannot be run: ModuleNotFoundError: No module named 'nonesuch_module'; correct"),
-        ("import sys\nsys.exit('bye')", "cannot be run: SystemExit: bye"),
+        ("\ndef points(:", r"\(line 2\) cannot be run: SyntaxError: invalid syntax; correct"),
+        ("import nonesuch_module", r"\(line 1\) cannot be run: ModuleNotFoundError: No module named 'nonesuch_"),
+        ("import sys\nsys.exit('bye')", r"\(line 2\) cannot be run: SystemExit: bye"),
         ("raise RuntimeError('one\\ntwo')", "cannot be run: RuntimeError: one; correct"),
     ],
 )
@@ -118,17 +118,20 @@ def test_a_file_that_has_no_such_function(write, code, message):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 1 / 0", "raises ZeroDivisionError: division by zero"),
+        ("return 1 / 0", r"\(line 2\) raises ZeroDivisionError: division by zero"),
+        ("import json\n    return json.loads('{')", r"\(line 3\) raises JSONDecodeError"),
         ("raise SystemExit(3)", "raises SystemExit: 3"),
-        ("return [1.0, 2.0]", "returned 2 for 3 completions; return a list of 3 numbers"),
+        ("return [1.0, 2.0]", r"\(line 1\) returned 2 for 3 completions; return a list of 3 numbers"),
         ("import itertools; return itertools.count()", "returned more for 3 completions"),
-        ("return None", "returned a NoneType, which is no list"),
-        ("return 1.0", "returned a float, which is no list"),
+        ("return None", "returned None, which is no list"),
+        ("return 1.0", r"returned 1\.0, which is no list"),
         ("return 'abc'", "returned a str"),
         ("return {1: 1, 2: 2, 3: 3}", "returned a dict"),
-        ("return [1.0, '2', 3.0]", "returned a str that is no finite number"),
-        ("return [1.0, None, 3.0]", "returned a NoneType that is no finite number"),
-        ("return [1.0, float('nan'), 3.0]", "returned a float that is no finite number"),
+        ("return [1.0, '2', 3.0]", "returned '2' for completion 2 of 3, which is no finite number"),
+        ("return [1.0, None, 3.0]", "returned None for completion 2 of 3"),
+        ("return [1.0, float('nan'), 3.0]", "returned nan for completion 2 of 3, which is no finite number"),
+        ("return [1.0, 2.0, [3.0]]", "returned a value of type list for completion 3"),
+        ("import numpy; return numpy.ones((3, 1))", r"a value of type ndarray and shape \(1,\) for completion 1"),
         ("return (1 / i for i in (1, 0, 2))", "which is no list .ZeroDivisionError"),
     ],
 )
@@ -138,6 +141,24 @@ def test_values_that_are_no_rewards(write, body, message):
     with pytest.raises(CourseError, match=message) as caught:
         function(**ASKED)
     assert entry in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "returned", ["[True, 1, 1.0]", "(1, 1, 1)", "(1 for _ in 'abc')", "np.ones(3, bool)", "list(np.ones(3, np.int8))"]
+)
+def test_whole_numbers_and_truth_values_are_rewards(write, returned):
+    entry = write(f"import numpy as np\ndef points(prompts, completions, answer, **kwargs):\n    return {returned}\n")
+    (function,) = rewards.get_rewards([entry])
+    assert function(**ASKED) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\r\n"])
+def test_the_file_may_have_a_byte_order_mark_or_name_its_encoding(tmp_path, start):
+    path = tmp_path / "mine.py"
+    path.write_bytes(start + b"def points(prompts, completions, answer, **kwargs):\r\n    return [1, 2, 3]\r\n")
+    (function,) = rewards.get_rewards([f"{path}:points"])
+    assert function(**ASKED) == [1.0, 2.0, 3.0]
+    assert "def points" in reward_files.read_source(path)
 
 
 def test_two_functions_that_metrics_could_not_tell_apart(write):

@@ -16,7 +16,7 @@ ENTRIES = {
     "loop": ({"reward.py": "def reward(*_):\n    while True: pass"}, "stopped after"),
     "exit": ({"reward.py": "import os\ndef reward(*_): os._exit(0)"}, "ended its process"),
     "memory": ({"reward.py": "def reward(*_): return len(bytearray(10 * 2**30))"}, "MemoryError"),
-    "shape": ({"reward.py": "def reward(*_): return [1.0, 2.0]"}, "TypeError"),
+    "shape": ({"reward.py": "def reward(*_): return [1.0, 2.0]"}, "which is no finite number"),
     "reads": ({"reward.py": "def reward(*_): return len(open('/etc/hosts').read())"}, "are read, not"),
     "empty": ({"recipe.yaml": ""}, "no reward.py"),
     "list": ({"reward.py": RIGHT, "recipe.yaml": "- steps"}, "sections"),

@@ -179,7 +179,7 @@ def test_a_run_goes_on_with_the_same_reward_file_alone(run):
 def test_a_reward_file_that_fails_is_refused_before_a_model_is_loaded(tiny, tmp_path):
     file = tmp_path / "short.py"
     file.write_text("def one(prompts, completions, answer, **kwargs):\n    return [1.0]\n", encoding="utf-8")
-    with pytest.raises(CourseError, match=r"short\.py:one returned 1 for 2 completions"):
+    with pytest.raises(CourseError, match=r"short\.py:one \(line 1\) returned 1 for 2 completions"):
         checks.check(tiny(f"rewards=['{file}:one']", "model.path=nowhere"))
 
 

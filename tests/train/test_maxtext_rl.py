@@ -32,6 +32,8 @@ GSM8K = f"problems.path={ROOT / 'tests' / 'lib' / 'gsm8k_fixture'}"
 IN_THE_FILES = {
     "problems.difficulty",
     "problems.path",
+    "problems.kind",
+    *(f"problems.columns.{column}" for column in ("question", "answer", "solution")),
     "problems.conflicts",
     "problems.test_source",
     "problems.test_path",
