@@ -95,7 +95,7 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     if not fields or not all(isinstance(text, str) and text.strip() for text in fields):
         raise CourseError(f"{where} must be an object with the texts question and answer; repair the line")
     question, worked = fields
-    if any("\ud800" <= character <= "\udfff" for character in question + worked):
+    if any("\ud800" <= character <= "\udfff" for character in f"{question}{worked}"):
         raise CourseError(f"{where} has half a character (\\ud800 to \\udfff); repair the line")
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:
