@@ -46,7 +46,8 @@ keys follow, by section, to look things up. This page is generated from the sche
 `prompts.chat_template: false` both are sent as bare text, as a model without a chat template needs it. A prompt may end
 with the beginning of the completion, such as `prompts.completion_prefix: <reasoning>`. Rewards, graders and records
 then have that text in front of what the model wrote, so that a well continued form counts as whole; each record has it
-in a field `completion_prefix`, too. `recipes/published/qwen3-1.7b-gsm8k-tunix.yaml` uses all of these.
+in a field `completion_prefix`, too. `recipes/published/qwen3-1.7b-gsm8k-tunix.yaml` uses all of these. Either text may
+be the name of a .txt or .md file with it.
 
 ## A reward of your own
 
@@ -62,7 +63,8 @@ It may stand beside functions of the library; the values are added. Whatever the
 before a model is loaded: `grpo train` calls the function on two problems first. A run keeps the SHA-256 of the file in
 environment.json, and goes on with the same content alone. The file runs in the trainer's process, so take none that you
 have not read. With `grpo_lib.rewards.reward_function` a function scores one completion and says why, which the report
-shows (`recipes/published/qwen3_tunix_reward.py`).
+shows (`recipes/published/qwen3_tunix_reward.py`). [own-data.md](own-data.md) trains with a table and a function of your
+own, step by step.
 
 ## Batch sizes
 

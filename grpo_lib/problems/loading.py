@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from grpo_lib.common.errors import CourseError
 
@@ -137,20 +136,18 @@ def _files(problems: ProblemSettings) -> tuple[list[Problem], list[Problem], str
     The test problems are those of `test_source` or `test_path`; else, in a folder, of its file of that name, and of a
     single file those that are held out.
     """
-    columns, kind, conflicts = problems.columns, problems.kind, problems.conflicts
-    path = problems.path or ""
-    train = own_files.read(own_files.find_file(path, "train", "problems.path"), columns, kind, conflicts, "file-train")
+    file, test_file = own_files.train_and_test(problems)
+    settings = problems.columns, problems.kind, problems.conflicts
+    train = own_files.read(file, *settings, "file-train")
     if problems.test_source:
         return list(train.problems), _load_test_problems(problems), train.described
-    if problems.test_path or Path(path).expanduser().is_dir():
-        key = "problems.test_path" if problems.test_path else "problems.path"
-        file = own_files.find_file(problems.test_path or path, "test", key)
-        test = own_files.read(file, columns, kind, conflicts, "file-test")
+    if test_file:
+        test = own_files.read(test_file, *settings, "file-test")
         return list(train.problems), list(test.problems), f"{train.described}; {test.described}"
     rest, held_out = hold_out(train.problems, "test")
     if not held_out:
         count = len(train.problems)
-        raise CourseError(f"problems.path={path}: tenth of {count} problems is none; use at least 10, or test_path")
+        raise CourseError(f"problems.path={file}: tenth of {count} problems is none; use at least 10, or test_path")
     return rest, held_out, f"{train.described}; {len(held_out):,} of them held out as test problems"
 
 

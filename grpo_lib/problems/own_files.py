@@ -26,7 +26,7 @@ from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.common.errors import CourseError, first_line
 
 from .gsm8k import ANSWER_MARK
-from .types import Problem
+from .types import Problem, ProblemSettings
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 DELIMITERS = ",;\t"
@@ -82,6 +82,20 @@ def find_file(path: str, name: str, key: str) -> Path:
         found = f"has {' and '.join(file.name for file in files)}" if files else f"has no file {name}"
         raise CourseError(f"{key}={path} {found}; {wanted}")
     return files[0]
+
+
+def train_and_test(problems: ProblemSettings) -> tuple[Path, Path | None]:
+    """The files of the train and the test problems; None where these are of another source, or held out of the first.
+
+    Raises CourseError where there is no such file.
+    """
+    path = problems.path or ""
+    train = find_file(path, "train", "problems.path")
+    if problems.test_source:
+        return train, None
+    if problems.test_path:
+        return train, find_file(problems.test_path, "test", "problems.test_path")
+    return train, find_file(path, "test", "problems.path") if Path(path).expanduser().is_dir() else None
 
 
 def read(file: Path, columns: Columns, kind: str, conflicts: str, prefix: str) -> Found:

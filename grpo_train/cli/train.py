@@ -139,10 +139,10 @@ def _train(
 
 
 def _digest(recipe: Recipe) -> str:
-    """What all processes of a run must have in common: the recipe, and the files that its rewards come from."""
-    from grpo_lib import reward_files
+    """What all processes of a run must have in common: the recipe, and the user's own files that it names."""
+    from grpo_train.runs.run_directory import digests_of_files
 
-    return f"{dump_recipe(recipe)}{reward_files.digests(recipe.rewards)}"
+    return f"{dump_recipe(recipe)}{digests_of_files(recipe)}"
 
 
 def finished_summary(directory: Path, recipe: Recipe) -> dict[str, Any]:

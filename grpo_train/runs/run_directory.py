@@ -29,6 +29,7 @@ from grpo_lib import reward_files
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_json_if_exists, read_jsonl, write_json_atomic, write_text_atomic
+from grpo_lib.problems import own_files
 from grpo_train.recipes import Recipe, changed_values, continuing, differences, dump_recipe, load_recipe, plan_table
 from grpo_train.runs import machine
 from grpo_train.runs.metric_glossary import read_metrics
@@ -65,9 +66,7 @@ def open_run(
     if overwrite and directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    described = machine.describe()
-    if files := reward_files.digests(recipe.rewards):
-        described["reward_files"] = files
+    described = machine.describe() | digests_of_files(recipe)
     described["date"] = (date or datetime.date.today()).isoformat()
     write_json_atomic(directory / "environment.json", described)
     _write_recipe(directory, recipe)  # last: it makes this a run
@@ -192,24 +191,35 @@ def check_run(directory: str | Path, recipe: Recipe, *, overwrite: bool = False)
                 f"values, or start a new run: grpo train RECIPE … --run {_free_name(directory)}; --overwrite replaces "
                 "the old one"
             )
-        _require_same_reward_files(directory, recipe)
+        _require_same_files(directory, recipe)
         return True
     if directory.is_dir() and any(path.name != "notebooks" for path in directory.iterdir()):
         raise CourseError(f"{directory} exists and is not a run (it has no recipe.yaml); choose another run name")
     return False
 
 
-def _require_same_reward_files(directory: Path, recipe: Recipe) -> None:
-    """Raise CourseError where a file of `rewards` is another one than when the run began."""
-    began = read_json_if_exists(directory / "environment.json").get("reward_files", {})
-    if not began:
-        return
-    now = reward_files.digests(recipe.rewards)
-    if changed := [setting for setting, digest in now.items() if began.get(setting, digest) != digest]:
-        raise CourseError(
-            f"run {directory} began with another content of {changed[0]}; put the file back as it was, or start a new "
-            f"run: grpo train RECIPE … --run {_free_name(directory)}; --overwrite replaces the old one"
-        )
+def digests_of_files(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """SHA-256 of the user's own files that a recipe names: those of `rewards`, and of problems from files.
+
+    Raises CourseError where one is not there.
+    """
+    own = [own_files.train_and_test(source) for source in recipe.sources if source.source == "file"]
+    problems = {str(file): reward_files.digest(file) for files in own for file in files if file}
+    found = {"reward_files": reward_files.digests(recipe.rewards), "problem_files": problems}
+    return {kind: digests for kind, digests in found.items() if digests}
+
+
+def _require_same_files(directory: Path, recipe: Recipe) -> None:
+    """Raise CourseError where a file of `rewards`, or of problems, is another one than when the run began."""
+    began = read_json_if_exists(directory / "environment.json")
+    for kind, digests in digests_of_files(recipe).items():
+        before = began.get(kind, {})
+        changed = [name for name, digest in digests.items() if before.get(name, digest) != digest]
+        if changed:
+            raise CourseError(
+                f"run {directory} began with another content of {changed[0]}; put the file back as it was, or start a "
+                f"new run: grpo train RECIPE … --run {_free_name(directory)}; --overwrite replaces the old one"
+            )
 
 
 def changed_keys(directory: str | Path, recipe: Recipe) -> set[str]:

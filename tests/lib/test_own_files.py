@@ -8,7 +8,9 @@ import pytest
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.problems import describe_filtering, load_problems
+from grpo_train.recipes import load_recipe
 from grpo_train.recipes.schema import ProblemsRecipe
+from grpo_train.runs.run_directory import open_run
 
 ROWS = [{"prompt": f"What is {n} plus 2?", "target": str(n + 2)} for n in range(40)]
 COLUMNS = {"question": "prompt", "answer": "target"}
@@ -18,9 +20,9 @@ def recipe(path, **fields) -> ProblemsRecipe:
     return ProblemsRecipe(source="file", path=str(path), columns=COLUMNS, **fields)
 
 
-def as_csv(rows, delimiter=",", end="\n") -> str:
+def as_csv(rows, delimiter=",") -> str:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, rows[0], delimiter=delimiter, lineterminator=end)
+    writer = csv.DictWriter(text, rows[0], delimiter=delimiter, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -41,22 +43,22 @@ def splits(problems) -> dict[str, list]:
     return {split: load_problems(problems, split) for split in ("train", "validation", "test")}
 
 
-# With "utf-8-sig" a byte order mark comes first.
-TEXTS = {
-    "own.csv": as_csv(ROWS).encode(),
-    "semicolons.csv": as_csv(ROWS, ";").encode(),
-    "excel.csv": as_csv(ROWS, end="\r\n").encode("utf-8-sig"),
-    "own.jsonl": as_jsonl(ROWS).encode(),
-    "windows.jsonl": as_jsonl(ROWS).replace("\n", "\r\n").encode("utf-8-sig"),
-}
+def write(path):
+    """ROWS as a file of this name."""
+    if path.suffix == ".parquet":
+        return write_parquet(path, ROWS)
+    text = as_jsonl(ROWS) if path.suffix == ".jsonl" else as_csv(ROWS, ";" if path.stem == "semicolons" else ",")
+    if path.stem == "windows":
+        return path.write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    return path.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "own.parquet"])
+NAMES = ("own.csv", "semicolons.csv", "windows.csv", "own.jsonl", "windows.jsonl", "own.parquet")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_one_file_is_cut_into_three_splits_that_share_nothing(tmp_path, name):
-    if name in TEXTS:
-        (tmp_path / name).write_bytes(TEXTS[name])
-    else:
-        write_parquet(tmp_path / name, ROWS)
+    write(tmp_path / name)
     found = splits(recipe(tmp_path / name))
     assert [len(part) for part in found.values()] == [33, 3, 4]
     pairs = {(problem.question, problem.answer) for part in found.values() for problem in part}
@@ -65,7 +67,7 @@ def test_one_file_is_cut_into_three_splits_that_share_nothing(tmp_path, name):
     said = describe_filtering(recipe(tmp_path / name))
     assert "40 rows, 40 problems: 0 duplicates removed" in said and "4 of them held out as test problems" in said
     odd = "byte order mark taken off, Windows line ends read"
-    assert (odd in said) == name.startswith(("excel", "windows"))
+    assert (odd in said) == name.startswith("windows")
 
 
 def test_a_folder_has_a_file_of_each_and_test_questions_leave_train(tmp_path):
@@ -156,6 +158,18 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, content, words):
         load_problems(recipe(path), "test")
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert path.name in str(caught.value)
+
+
+def test_a_run_goes_on_with_the_same_problems_alone(root, tmp_path):
+    path = tmp_path / "own.csv"
+    write(path)
+    columns = "problems.columns={question: prompt, answer: target}"
+    own = load_recipe(root / "recipes" / "tiny-cpu.yaml", ["problems.source=file", f"problems.path={path}", columns])
+    directory = open_run(tmp_path / "run", own)
+    open_run(directory, own)
+    path.write_text(as_csv(ROWS[1:]), encoding="utf-8")
+    with pytest.raises(CourseError, match=r"began with another content of .*own\.csv; put the file back"):
+        open_run(directory, own)
 
 
 def test_a_folder_must_have_both_files_once(tmp_path):
