@@ -176,7 +176,7 @@ def test_no_text_raises(completion, gold, solution):
 )
 def test_a_megabyte_takes_no_time(unit):
     text = unit * (1_000_000 // len(unit))
-    with within(1):
+    with within(3):  # a quadratic search would take minutes; the collector of garbage may take some tenths
         list(analysis.calculations(text))
 
 
