@@ -179,10 +179,10 @@ def _record(task: Task, model: str | None, settings_hash: str | None, output: An
         output = Generation("", None, False, f"generate returned {type(output).__name__} instead of a completion")
     # As it comes back from a UTF-8 file, without lone surrogates: what is graded is what is stored.
     text = task.completion_prefix + output.text.encode("utf-8", errors="replace").decode()
-    thinking = opens_thoughts(task.sent)
-    grades = grade(text, task.problem.answer, task.problem.kind, thinking=thinking)
     if output.error is not None:
         grades = wrong(output.error)
+    else:
+        grades = grade(text, task.problem.answer, task.problem.kind, thinking=opens_thoughts(task.sent))
     record = {
         "id": task.problem.id,
         "sample": task.sample,

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,25 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
     return rows
+
+
+def parse_json_lines(file: str | os.PathLike, text: str) -> Iterator[tuple[str, Any]]:
+    """(where it stands, such as "train.jsonl, line 3", value) for each line of a user's file that is not empty.
+
+    Raises CourseError for a line that is not JSON: nothing of what a user wrote is passed over.
+    """
+    # Not splitlines(): it would also break lines at characters that JSON allows inside a string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            value = json.loads(line)
+        except RecursionError:
+            raise CourseError(f"{where} has too many brackets in each other; repair the line") from None
+        except ValueError as error:  # also of a number with too many digits
+            raise CourseError(f"{where} is not JSON ({first_line(error)}); repair the line") from None
+        yield where, value
 
 
 def ends_torn(path: str | os.PathLike) -> bool:

@@ -7,7 +7,6 @@ tensorflow-datasets and the original files give the same problems in the same or
 TensorFlow is not needed: tensorflow-datasets writes and reads array_record files without it.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from grpo_lib import answers
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import parse_json_lines
 
 from .types import Problem
 
@@ -62,19 +62,8 @@ def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
         text = file.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise CourseError(f"problems.path={path}: {file.name} cannot be read ({error}); {SET_PATH}") from None
-    problems: list[Problem] = []
-    # Not splitlines(): it would also break lines at characters that JSON allows inside a string.
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {line_number}"
-        try:
-            row = json.loads(line)
-        except RecursionError:
-            raise CourseError(f"{where} has too many brackets in each other; repair the line") from None
-        except json.JSONDecodeError as error:
-            raise CourseError(f"{where} is not JSON ({error.msg}); repair the line") from None
-        problems.append(_problem(row, split, len(problems), where))
+    rows = parse_json_lines(file, text)
+    problems = [_problem(row, split, number, where) for number, (where, row) in enumerate(rows)]
     if not problems:
         raise CourseError(f"{file} is empty; {SET_PATH}")
     return problems

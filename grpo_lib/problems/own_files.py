@@ -12,7 +12,6 @@ anything else that is odd is a CourseError of one line with file, line and remed
 
 import csv
 import io
-import json
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 from grpo_lib import answers
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import parse_json_lines
 
 from .gsm8k import ANSWER_MARK
 from .types import Problem, ProblemSettings
@@ -157,17 +157,7 @@ def _rows(file: Path) -> tuple[list[_Row], list[str]]:
 
 
 def _json_rows(file: Path, text: str) -> Iterator[_Row]:
-    # Not splitlines(): it would also break lines at characters that JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        try:
-            values = json.loads(line)
-        except RecursionError:
-            raise CourseError(f"{where} has too many brackets in each other; repair the line") from None
-        except ValueError as error:
-            raise CourseError(f"{where} is not JSON ({first_line(error)}); repair the line") from None
+    for where, values in parse_json_lines(file, text):
         if not isinstance(values, dict):
             raise CourseError(f"{where} is a JSON {type(values).__name__}, and not an object; repair the line")
         yield _Row(where, values)
