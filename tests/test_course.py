@@ -142,6 +142,17 @@ def test_a_notebook_that_goes_another_way_is_found_by_its_line(tmp_path):
     assert "kind = 'long' if len(RUN) > 6" in other and other.endswith("(yes; tiny recipe: no)")
 
 
+def test_the_way_of_a_function_belongs_to_the_cell_that_has_it(tmp_path):
+    late = "# one\n# two\ndef kind():\n    return 'long' if len(RUN) > 6 else 'short'"
+    folder = write_all(tmp_path / "notebooks", late, "print(kind())")
+    run_notebooks.run_course("recipes/tiny-cpu.yaml", "course", folder, tmp_path / "runs", in_place=True)
+    committed = folder / "00_setup.ipynb"
+    run_dir = run_notebooks.run_course("recipes/tiny-cpu.yaml", "a-rehearsal", folder, tmp_path / "runs")
+    executed = nbformat.read(run_dir / "notebooks" / "00_setup.ipynb", as_version=4)
+    [other] = rehearse.other_ways(committed, executed)
+    assert "return 'long' if len(RUN) > 6" in other
+
+
 def test_the_overrides_reach_the_notebooks(tmp_path):
     folder = write_all(tmp_path / "notebooks", "import os\nprint(os.environ['GRPO_OVERRIDES'], OVERRIDES)")
     run_dir = run_notebooks.run_course(

@@ -18,7 +18,15 @@ TOOK = "__took__"  # the name under which a cell finds the function that notes i
 
 
 class _WrapConditions(ast.NodeTransformer):
-    """`if a:` becomes `if __took__(LINE, a):`; the same for `a if b else c`."""
+    """`if a:` becomes `if __took__(CELL, LINE, a):`; the same for `a if b else c`.
+
+    CELL is the one whose code it is: a function is often called in a later cell.
+    """
+
+    cell = ""  # digest of the one that is about to run
+
+    def begin(self, info: Any) -> None:
+        self.cell = digest(info.raw_cell)
 
     def visit_If(self, node: ast.If) -> ast.AST:  # the name is ast's
         return self._wrap(node)
@@ -28,7 +36,8 @@ class _WrapConditions(ast.NodeTransformer):
 
     def _wrap(self, node: Any) -> ast.AST:
         self.generic_visit(node)
-        call = ast.Call(ast.Name(TOOK, ast.Load()), [ast.Constant(node.test.lineno), node.test], [])
+        place = [ast.Constant(self.cell), ast.Constant(node.test.lineno)]
+        call = ast.Call(ast.Name(TOOK, ast.Load()), [*place, node.test], [])
         node.test = ast.copy_location(call, node.test)
         return ast.fix_missing_locations(node)
 
@@ -41,22 +50,23 @@ def record(file: str) -> None:
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("", encoding="utf-8")
-    found: set[tuple[int, bool]] = set()
+    found: dict[str, set[tuple[int, bool]]] = {}
 
-    def took(line: int, condition: Any) -> bool:
+    def took(cell: str, line: int, condition: Any) -> bool:
         outcome = bool(condition)
-        found.add((line, outcome))
+        found.setdefault(cell, set()).add((line, outcome))
         return outcome
 
-    def finish(result: Any) -> None:
-        if found:
-            row = {"cell": digest(result.info.raw_cell), "branches": sorted(found)}
-            with path.open("a", encoding="utf-8") as output:
-                output.write(json.dumps(row) + "\n")
+    def finish(_: Any) -> None:
+        with path.open("a", encoding="utf-8") as output:
+            for cell, ways in found.items():
+                output.write(json.dumps({"cell": cell, "branches": sorted(ways)}) + "\n")
         found.clear()
 
+    wrap = _WrapConditions()
     shell.user_ns_hidden[TOOK] = shell.user_ns[TOOK] = took
-    shell.ast_transformers.append(_WrapConditions())
+    shell.ast_transformers.append(wrap)
+    shell.events.register("pre_run_cell", wrap.begin)
     shell.events.register("post_run_cell", finish)
 
 

@@ -13,9 +13,12 @@ import ctypes
 import dataclasses
 import functools
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -304,6 +307,37 @@ def set_noise(llm: Any, key: Any) -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     if hasattr(scheduler, "_round_robin_next_rank"):  # the replica decides a row's noise: not what was asked before
         scheduler._round_robin_next_rank = 0
+
+
+@contextlib.contextmanager
+def weights_in(dtype: str, directory: Path) -> Iterator[Path]:
+    """A model's directory for vLLM's loader: itself, or a temporary copy with its float32 weights in this dtype.
+
+    tpu-inference 0.31.0 loads some weights as they are stored, and bfloat16 values beside float32 keys stop its
+    attention (AssertionError, without a word).
+    Test: test_training_and_evaluation_come_to_their_ends_through_vllm (tests/tpu/stack/test_rehearsal.py), whose 05
+    stops there without it.
+    """
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    def stored(file: Path) -> set[str]:
+        with safe_open(file, "np") as weights:
+            return {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118 - a file, not a dictionary
+
+    files = list(directory.glob("*.safetensors"))
+    if dtype == "float32" or not any("F32" in stored(file) for file in files):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for path in directory.iterdir():
+            if path.suffix == ".safetensors":
+                weights = {name: array.astype(jnp.dtype(dtype)) for name, array in load_file(path).items()}
+                save_file(weights, copy / path.name, metadata={"format": "pt"})
+            elif path.is_file():
+                shutil.copy(path, copy / path.name)
+        yield copy
 
 
 # ------------------------------------------------------------------------------------------- MaxText's own train_rl

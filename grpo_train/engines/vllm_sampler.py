@@ -201,15 +201,16 @@ def _start_engine(
     if tensor > len(devices):
         raise CourseError(f"hardware.sampler_tensor={tensor}, but JAX finds {len(devices)} devices here")
     indexes = [device.id for device in devices[:tensor]]
-    return LLM(
-        model=str(directory),
-        max_model_len=max_length,
-        max_num_seqs=settings.max_sequences,
-        tensor_parallel_size=tensor,
-        gpu_memory_utilization=settings.memory_fraction,
-        additional_config={"sharding": {"sharding_strategy": {"device_indexes": indexes}}},
-        **engine_options(settings, model.dtype, seed),
-    )
+    with compat.weights_in(model.dtype, directory) as loaded:
+        return LLM(
+            model=str(loaded),
+            max_model_len=max_length,
+            max_num_seqs=settings.max_sequences,
+            tensor_parallel_size=tensor,
+            gpu_memory_utilization=settings.memory_fraction,
+            additional_config={"sharding": {"sharding_strategy": {"device_indexes": indexes}}},
+            **engine_options(settings, model.dtype, seed),
+        )
 
 
 def _generate_with(

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 from tunix.rl import common, rl_cluster
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 from tunix.sft.peft_trainer import PeftTrainer
@@ -193,3 +195,16 @@ def test_a_model_with_other_products_or_without_a_scan_gives_the_same_numbers(ti
     assert float(loss) == pytest.approx(float(their_loss), rel=1e-6)
     for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(their_gradient), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(abs(one).max()))
+
+
+def test_weights_of_another_dtype_are_copied_while_they_are_loaded(tmp_path, root):
+    base = root / "assets" / "tiny-base"
+    with compat.weights_in("float32", base) as loaded:
+        assert loaded == base
+    with compat.weights_in("bfloat16", base) as loaded:
+        assert {array.dtype for array in load_file(loaded / "model.safetensors").values()} == {jnp.dtype("bfloat16")}
+        assert (loaded / "config.json").read_text() == (base / "config.json").read_text()
+        kept = Path(shutil.copytree(loaded, tmp_path / "rounded"))
+    assert not loaded.exists()
+    with compat.weights_in("bfloat16", kept) as loaded:
+        assert loaded == kept

@@ -1,4 +1,4 @@
-"""The notebooks' way on a TPU VM: 04 with a recipe that samples through vLLM, scaled down."""
+"""The notebooks' way on a TPU VM: 04 and 05 with a recipe that samples through vLLM, scaled down."""
 
 import json
 import os
@@ -33,9 +33,8 @@ def rehearse(*notebooks: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, env=environment)
 
 
-def test_training_comes_to_its_end_through_vllm(run_dir):
-    """Not yet 05: after this 04 it stops at an AssertionError, which has to be found (make rehearse goes through)."""
-    done = rehearse("04_grpo_training")
+def test_training_and_evaluation_come_to_their_ends_through_vllm(run_dir):
+    done = rehearse("04_grpo_training", "05_evaluation")
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads((run_dir / "sync.json").read_text())["mean_gap"] <= 0.01  # nats
     executed = nbformat.read(run_dir / "notebooks" / "04_grpo_training.ipynb", as_version=4)
@@ -46,5 +45,5 @@ def test_training_comes_to_its_end_through_vllm(run_dir):
     table = done.stdout[done.stdout.index("notebook  ") :]
     assert "if small != recipe:" in table  # a way that the tiny recipe's notebook does not go
 
-    again = rehearse("04_grpo_training")
-    assert again.stdout.count("done before") == 1
+    again = rehearse("04_grpo_training", "05_evaluation")
+    assert again.stdout.count("done before") == 2
