@@ -390,25 +390,29 @@ def test_devices_are_given_out_in_order(recipe, hardware, trains, samples):
     assert ([FOUR.index(one) for one in trainer], [FOUR.index(one) for one in sampler]) == (trains, samples)
 
 
+NOISY = """
+def noisy(prompts, completions, **_):
+    return [sum(map(ord, completion)) % 97 for completion in completions]
+"""
+
+
 @pytest.mark.long(minutes=2)
 @pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.nightly), "stochastic"])
-def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, monkeypatch, rounding):
+def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path, rounding):
     """Stopped in step 3, it goes on after the checkpoint of step 2, with the same problems and the same noise.
 
     With checkpoints in a folder for those of all runs, and a reward that differs between completions.  And with
     bfloat16 weights, whose rounding is noise, too, and a sum of gradients over micro-batches.
     """
 
-    def noisy(prompts, completions, **_):
-        return [sum(map(ord, completion)) % 97 for completion in completions]
-
-    monkeypatch.setattr(checks, "get_rewards", lambda *_: [noisy])
+    file = tmp_path / "noisy.py"
+    file.write_text(NOISY)
     twice = change(
         recipe,
         grpo={"iterations": 2},
         rollout={"temperature": 0.8},
         training={"checkpoints": str(tmp_path / "all"), "rounding": rounding},
-    )
+    ).model_copy(update={"rewards": [f"{file}:noisy"]})
     if rounding == "stochastic":
         twice = change(twice, model={"weight_dtype": "bfloat16"}, training={"micro_batch_size": 8, "layout": "padded"})
     whole = training.train(build(tmp_path / "whole", twice))
