@@ -3,12 +3,14 @@
 import random
 
 import pytest
+import yaml
 from playwright.sync_api import expect, sync_playwright
 
 from grpo_lib.common.files import append_jsonl
 from grpo_lib.evaluation import EvalRun, evaluate
 from grpo_lib.problems import words
 from grpo_lib.records import Generation
+from grpo_lib.rewards import REFERENCE_REWARDS
 from grpo_train import report
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -53,7 +55,12 @@ def run_dir(tmp_path_factory):
     for phase in ("before", "after"):
         path = folder / "evals" / f"{phase}.jsonl"
         evaluate(answers_of(phase), PROBLEMS, render="Q: {}".format, path=path, progress=False, model=f"model {phase}")
-    (folder / "recipe.yaml").write_text("name: demo\nmodel: {path: a/model, maxtext_name: qwen3-0.6b}\n")
+    recipe = {
+        "name": "demo",
+        "model": {"path": "a/model", "maxtext_name": "qwen3-0.6b"},
+        "rewards": [function.__name__ for function in REFERENCE_REWARDS],
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     for step in range(1, 31):
         append_jsonl(folder / "metrics.jsonl", {"step": step, "reward": step / 30, "accuracy": step / 40})
     report.write_report(folder)
@@ -144,7 +151,7 @@ def test_an_opened_problem_shows_what_was_said_and_why_it_was_paid(page):
     for pane, phase in zip(page.locator(".detail .pane").all(), ("before", "after"), strict=True):
         assert PROBLEMS[2].solution in pane.locator("pre").inner_text()
         assert pane.locator("mark").inner_text() in (PROBLEMS[2].answer, "1000")
-        assert pane.locator("tbody tr").count() == 4
+        assert pane.locator("tbody tr").count() == len(REFERENCE_REWARDS)
         assert pane.locator("tfoot td").first.inner_text() != ""
         assert f"model {phase}" in pane.locator("h3").inner_text()
 
