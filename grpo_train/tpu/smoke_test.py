@@ -161,6 +161,8 @@ def random_recipe(recipe: Recipe, scaled: Recipe, folder: str | Path) -> Recipe:
     for source in data["problems"] if scaled.tasks else [data["problems"]]:
         source["test"] = 2
     data["grpo"]["dynamic_sampling"] = None  # random text is never right, and every group would be left out
+    # Nor is it paid for: without a gradient the update would be weight decay alone, which is too small to be measured.
+    data["rewards"] = list(dict.fromkeys([*data["rewards"], "random_reward"]))
     return parse_recipe(data, origin=f"smoke test of {recipe.name}")
 
 
