@@ -457,6 +457,31 @@ def test_what_was_found(good, tmp_path, name, content):
     check(good, tmp_path, TARGETS[name], with_content(content))
 
 
+def test_a_device_without_an_end_is_no_file_of_completions():
+    with pytest.raises(Refused, match="/dev/zero is a device"):
+        grpo("evaluate", TINY, "problems.test=6", "--completions", "/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"records": 3, "seconds": 1.0}, "line 2 is no batch"),
+        ({"records": [{"id": 3}], "seconds": 1.0}, "line 2: record 1 lacks sample"),
+        ({"records": [7], "seconds": 1.0}, "line 2: record 1 is no object"),
+    ],
+)
+def test_an_interrupted_evaluation_that_is_damaged_is_one_line(good, tmp_path, line, said):
+    output = tmp_path / "output.jsonl"
+    use = ("evaluate", TINY, "problems.test=6", "--completions", good / "completions.jsonl", "--output", output)
+    with mock.patch("grpo_lib.eval_cache.EvalCache.finish"):  # killed after the last batch
+        grpo(*use)
+    partial = Path(f"{output}.partial")
+    first = partial.read_text().splitlines()[0]
+    partial.write_text(f"{first}\n{json.dumps(line)}\n")
+    with pytest.raises(Refused, match=rf"output\.jsonl\.partial: {said}"):
+        grpo(*use)
+
+
 def with_a_broken_text(path: Path, row: int, rows: list[dict[str, str]], column: str) -> None:
     """Parquet whose text in one row is not UTF-8; Arrow takes any bytes."""
     import pyarrow
