@@ -96,7 +96,7 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     if not fields or not all(isinstance(text, str) and text.strip() for text in fields):
         raise CourseError(f"{where} must be an object with the texts question and answer; repair the line")
     question, worked = fields
-    if has_half_a_character(question + worked):
+    if has_half_a_character(f"{question}{worked}"):
         raise CourseError(f"{where} has half a character (\\ud800 to \\udfff); repair the line")
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:

@@ -46,75 +46,40 @@ RAW = {
     "@NaN": "NaN",
     "@infinite": "-Infinity",
 }
-WRONG = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2.5,
-        1e308,
-        -1e308,
-        10**30,
-        "",
-        "x",
-        "5",
-        "é",
-        "日本",
-        "\ud800",
-        "a\x00b",
-        "\x1b[2J",
-    ),
-    *([], {}, [[]], [1], ["x"], {"a": 1}, {"": None}, [None], "x" * 10_000, *RAW),
-]
+NUMBERS = [0, -1, 1, 2.5, 1e308, -1e308, 10**30]
+TEXTS = ["", "x", "5", "é", "日本", "\ud800", "a\x00b", "\x1b[2J", "x" * 10_000]
+NESTED = [[], {}, [[]], [1], ["x"], {"a": 1}, {"": None}, [None]]
+WRONG = [None, True, False, *NUMBERS, *TEXTS, *NESTED, *RAW]
+# What may stand at any place of a file, or be all of it.
+PIECES = [b"\x00", b"\xff", b"\xe9", b"\\ud800", b"\n", b"\r\n", *(character.encode() for character in "[{\"\\,:'#-")]
+OTHERS = [b"", b"\n", b"null", b"[" * DEEP, b'{"a":' * DEEP, b"x" * 300_000]
 
 
 def damaged_bytes(content: bytes, chance: random.Random) -> bytes:
-    """The content cut, flipped, mixed with other encodings, or something else."""
+    """The content cut, flipped, in another encoding, or something else."""
     place = chance.randrange(len(content) + 1)
-    pieces = [
-        b"\x00",
-        b"\xff",
-        b"\xe9",
-        b"[",
-        b"{",
-        b'"',
-        b"\\",
-        b"\n",
-        b"\r\n",
-        b",",
-        b":",
-        b"'",
-        b"#",
-        b"\\ud800",
-        b"- ",
+    damaged = [
+        content[:place],
+        content[place:],
+        flipped(content, chance),
+        content[:place] + chance.choice(PIECES) + content[place:],
+        content + content,
+        content + "é".encode("latin-1"),
     ]
-    flipped = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        if flipped:
-            flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
-    return chance.choice(
-        [
-            content[:place],
-            content[place:],
-            bytes(flipped),
-            content[:place] + chance.choice(pieces) + content[place:],
-            b"\xef\xbb\xbf" + content,
-            content.replace(b"\n", b"\r\n"),
-            content.decode("utf-8", errors="replace").encode("utf-16"),
-            content + content,
-            content + "é".encode("latin-1"),
-            b"",
-            b"\n",
-            b"null",
-            b"[" * DEEP,
-            b'{"a":' * DEEP,
-            b"x" * 300_000,
-            chance.randbytes(200),
-        ]
-    )
+    encoded = [
+        b"\xef\xbb\xbf" + content,
+        content.replace(b"\n", b"\r\n"),
+        content.decode("utf-8", errors="replace").encode("utf-16"),
+    ]
+    return chance.choice([*damaged, *encoded, *OTHERS, chance.randbytes(200)])
+
+
+def flipped(content: bytes, chance: random.Random) -> bytes:
+    """The content with another bit in up to four places."""
+    changed = bytearray(content)
+    for _ in range(chance.randint(1, 4) if content else 0):
+        changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
@@ -439,16 +404,13 @@ def test_damaged_files_at_length(good, scratch, name, chance):
 
 # What has ended in a traceback, or in more than a line, and how it is damaged: (target, content).
 FOUND = {
-    "half a character in a recipe": (
-        "a run's recipe",
-        b'{"name": "a", "model": {"path": "\\ud800", "maxtext_name": "x"}}',
-    ),
+    "half a character in a recipe": ("a run's recipe", b'{"name": "\\ud800", "model": {"path": "a"}}'),
     "too many digits": ("completions", b'{"id": "words-test-0-0", "completion": ' + b"9" * 5000 + b"}\n"),
     "too many digits at the end": ("after.jsonl", b'{"id": ' + b"9" * 5000 + b"}"),
     "a longest text that is none": ("tokenizer_config.json", b'{"eos_token": "<|im_end|>", "model_max_length": "x"}'),
     "no such end token": ("generation_config.json", b'{"eos_token_id": 1000000000000000000000000000000}'),
     "a metric of 400 digits": ("metrics.jsonl, compared", b'{"step": 1, "reward": ' + b"9" * 400 + b"}\n"),
-    "a code that a terminal obeys": ("own jsonl", b'{"q": "\\u001b[2J", "a": "\\u001b[2J"}\n'),
+    "a code that a terminal obeys": ("chat template", b'{{ raise_exception("\x1b[2J") }}'),
 }
 
 
