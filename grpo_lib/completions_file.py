@@ -76,6 +76,8 @@ def saved_completions(
         numbered from 0.
     """
     path = Path(path)
+    if path.is_char_device():  # such as /dev/zero, which has no end
+        raise CourseError(f"{path} is a device; give a file of completions")
     try:
         rows = read_jsonl(path)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import append_jsonl, read_jsonl
 from grpo_lib.problems.types import Problem
-from grpo_lib.records import EvalRun, Record, graded_again
+from grpo_lib.records import EvalRun, Record, graded_again, what_is_wrong
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EvalCache:
         Raises CourseError if the file belongs to another evaluation, or is damaged.
         """
         lines = read_jsonl(self.partial) if self.partial.exists() else []
-        job = lines[0].get("job", {}) if lines else {}
+        job = _job(lines)
         if len(lines) < 2 or (overwrite and job != self.job):
             self.partial.unlink(missing_ok=True)
             append_jsonl(self.partial, {"job": self.job})  # a place that cannot be written shows before an answer does
@@ -106,7 +106,7 @@ class EvalCache:
                 f"{self.partial}: started by another evaluation ({', '.join(other)} differ); remove it to start again, "
                 "or continue with the command that started it"
             )
-        return [Batch([graded_again(record) for record in line["records"]], line["seconds"]) for line in lines[1:]]
+        return [_batch(line, f"{self.partial}: line {number}") for number, line in enumerate(lines[1:], start=2)]
 
     def add(self, batch: Batch) -> None:
         """Write one finished batch, and wait until the disk has it."""
@@ -121,7 +121,25 @@ def settings_of_partial(path: str | Path) -> dict[str, Any]:
     """The settings of an evaluation into `path` that was interrupted; empty where there is none."""
     partial = Path(f"{path}.partial")
     lines = read_jsonl(partial) if partial.exists() else []
-    return (lines[0].get("job", {}).get("settings") or {}) if lines else {}
+    settings = _job(lines).get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _job(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the first line of a file says that was interrupted; empty where it says nothing."""
+    job = lines[0].get("job") if lines else None
+    return job if isinstance(job, dict) else {}
+
+
+def _batch(line: dict[str, Any], place: str) -> Batch:
+    """A finished batch, from a line of such a file.  Raises CourseError, which begins with `place`, for another."""
+    records, seconds = line.get("records"), line.get("seconds")
+    if not isinstance(records, list) or type(seconds) not in (int, float):
+        raise CourseError(f"{place} is no batch of an evaluation; remove the file to start again")
+    for number, record in enumerate(records, start=1):
+        if wrong := (what_is_wrong(record) if isinstance(record, dict) else "is no object"):
+            raise CourseError(f"{place}: record {number} {wrong}; remove the file to start again")
+    return Batch([graded_again(record) for record in records], seconds)
 
 
 def digest(settings: Any) -> str | None:

@@ -7,6 +7,7 @@ their files are.
 """
 
 import os
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,24 @@ Record = dict[str, Any]
 VERDICTS = ("strict", "lenient", "partial", "format")
 CLOSE = 0.1  # partial credit: within 10 % of the gold number
 _GRADER = "the grader raised "  # an error that starts like this is the grader's
-# The fields that statistics and report need.
-REQUIRED = (
-    "id", "sample", "greedy", "model", "question", "solution", "prompt", "completion", "extracted", "gold", *VERDICTS,
-    "truncated",
-)  # fmt: skip
+_TEXT, _NUMBER, _TRUTH = (str,), (int,), (bool,)
+_OR_NONE = (type(None),)
+# The fields that statistics and report need, and what each may be.
+REQUIRED: dict[str, tuple[type, ...]] = {
+    "id": _TEXT,
+    "sample": _NUMBER,
+    "greedy": _TRUTH,
+    "model": _TEXT + _OR_NONE,
+    **dict.fromkeys(("question", "solution", "prompt", "completion"), _TEXT),
+    "extracted": _TEXT + _OR_NONE,
+    "gold": _TEXT,
+    **dict.fromkeys((*VERDICTS, "truncated"), _TRUTH),
+}
+# Those that a record may have, too.
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("task", "completion_prefix", "settings", "error"), _TEXT + _OR_NONE),
+    **dict.fromkeys(("tokens", "steps"), _NUMBER + _OR_NONE),
+}
 
 
 @dataclass(frozen=True)
@@ -182,16 +196,25 @@ class EvalRun:
                 "(before.jsonl only while the run has taken no step)"
             )
         for number, record in enumerate(records, start=1):
-            if missing := [name for name in REQUIRED if name not in record]:
-                raise CourseError(
-                    f"{path}: record {number} lacks {', '.join(missing)}; remove the file and evaluate again"
-                )
-            if not isinstance(record["completion"], str):
-                raise CourseError(f"{path}: the completion of record {number} is no text; evaluate again")
+            if wrong_field := what_is_wrong(record):
+                raise CourseError(f"{path}: record {number} {wrong_field}; remove the file and evaluate again")
         return cls([graded_again(record) for record in records])
 
     def _mean(self, verdict: str) -> float:
         return sum(bool(record[verdict]) for record in self.counted) / len(self.counted)
+
+
+def what_is_wrong(record: Record) -> str | None:
+    """What a record from a file lacks, or has of another type; None where it is as `evaluate` writes it."""
+    if missing := [name for name in REQUIRED if name not in record]:
+        return f"lacks {', '.join(missing)}"
+    for name, types in (REQUIRED | OPTIONAL).items():
+        value = record.get(name)
+        if name in record and type(value) not in types:
+            return f"has {name} {reprlib.repr(value)}"
+    if kind_of(record) not in answers.KINDS:
+        return f"has kind {reprlib.repr(kind_of(record))}"
+    return None
 
 
 def summarize(

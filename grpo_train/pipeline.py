@@ -42,6 +42,7 @@ from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.metric_glossary import TASK_METRIC, read_metrics
 from grpo_train.runs.preemption import PreemptionHandler
 from grpo_train.runs.run_directory import base_of, has_base
+from grpo_train.runs.run_files import read_environment
 
 
 def require_shared_folders(recipe: Recipe, directory: Path) -> None:
@@ -58,7 +59,7 @@ def require_same_step(recipe: Recipe, directory: Path) -> None:
     """Raise CourseError where a run goes on with other devices than it began with, and its recipe counts the prompts of
     a step by them."""
     found = jax.device_count()
-    began = len(read_json_if_exists(directory / "environment.json").get("devices", [])) or found
+    began = len(read_environment(directory).get("devices", [])) or found
     named = recipe.hardware.accelerator or recipe.hardware.trainer_devices  # then recipes.continuing compares the plans
     if recipe.training.prompts_per_step_per_device and not named and began != found:
         raise CourseError(

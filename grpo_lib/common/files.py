@@ -148,6 +148,8 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
             raise CourseError(f"{path}: line {number} is not JSON ({error.msg}); remove the line") from error
         except RecursionError:
             raise CourseError(f"{path}: line {number} has too many brackets in each other; remove the line") from None
+        except ValueError:  # of Python's int
+            raise CourseError(f"{path}: line {number} has a number with too many digits; remove the line") from None
         if not isinstance(row, dict):
             raise CourseError(f"{path}: line {number} is not a JSON object; remove the line")
         rows.append(row)
@@ -173,6 +175,11 @@ def parse_json_lines(file: str | os.PathLike, text: str) -> Iterator[tuple[str, 
         yield where, value
 
 
+def has_half_a_character(text: str) -> bool:
+    """Whether a text has a surrogate without its pair, which JSON can spell and no file in UTF-8 can hold."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def ends_torn(path: str | os.PathLike) -> bool:
     """Whether `read_jsonl` leaves out the last line of a file."""
     last = Path(path).read_bytes().rpartition(b"\n")[2]
@@ -182,7 +189,7 @@ def ends_torn(path: str | os.PathLike) -> bool:
         json.loads(last.decode("utf-8", errors="replace"))
     except json.JSONDecodeError:
         return True
-    except RecursionError:
+    except (ValueError, RecursionError):
         return False  # `read_jsonl` refuses it
     return False
 

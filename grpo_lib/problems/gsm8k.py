@@ -16,8 +16,9 @@ from typing import Any
 from grpo_lib import answers
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import parse_json_lines
+from grpo_lib.common.files import has_half_a_character, parse_json_lines
 
+from .reading import Found, Place, each_once, read_text
 from .types import Problem
 
 ANSWER_MARK = "####"
@@ -54,19 +55,30 @@ def from_tfds(split: str, data_dir: str | os.PathLike | None = None) -> list[Pro
 def from_folder(path: str | os.PathLike, split: str) -> list[Problem]:
     """The problems of a split, from `train.jsonl` or `test.jsonl` of the original data in folder `path`.
 
+    Raises CourseError as `found_in_folder` does.
+    """
+    return list(found_in_folder(path, split).problems)
+
+
+def found_in_folder(path: str | os.PathLike, split: str, conflicts: str = "refuse") -> Found:
+    """The same, with what there is to say about the file, which may be a user's own; the original repeats no question.
+
+    Args:
+      conflicts: "refuse" is an error where a question has two answers; "skip" leaves such questions out.
+
     Raises:
       CourseError: no such folder or file; a line that is not a GSM8K problem (it is named).
     """
     file = _file(path, split)
     try:
-        text = file.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
+        text, odd = read_text(file)
+    except (OSError, CourseError) as error:
         raise CourseError(f"problems.path={path}: {file.name} cannot be read ({error}); {SET_PATH}") from None
-    rows = parse_json_lines(file, text)
-    problems = [_problem(row, split, number, where) for number, (where, row) in enumerate(rows)]
+    rows = enumerate(parse_json_lines(file, text))
+    problems = [(_problem(row, split, number, where), Place(where, where)) for number, (where, row) in rows]
     if not problems:
         raise CourseError(f"{file} is empty; {SET_PATH}")
-    return problems
+    return each_once(file, problems, conflicts, odd)
 
 
 def has(path: str | os.PathLike, split: str) -> bool:
@@ -84,7 +96,7 @@ def _problem(row: Any, split: str, number: int, where: str) -> Problem:
     if not fields or not all(isinstance(text, str) and text.strip() for text in fields):
         raise CourseError(f"{where} must be an object with the texts question and answer; repair the line")
     question, worked = fields
-    if any("\ud800" <= character <= "\udfff" for character in f"{question}{worked}"):
+    if has_half_a_character(f"{question}{worked}"):
         raise CourseError(f"{where} has half a character (\\ud800 to \\udfff); repair the line")
     solution, mark, gold = worked.rpartition(ANSWER_MARK)
     if not mark:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from grpo_lib.common.errors import CourseError
 
 from . import code, gsm8k, own_files, words
+from .reading import question_key
 from .types import SPLITS, Problem, ProblemSettings, TaskSettings
 
 # How many word problems where no limit is given: they never end.
@@ -39,7 +40,7 @@ def load_problems(problems: ProblemSettings | list[TaskSettings], split: str, n:
     if problems.source == "code":
         return code.generate(split, limit or CODE_PROBLEMS[split], problems.seed)
     if problems.source == "gsm8k":
-        return _load_gsm8k(problems.path, split)[:limit]
+        return _load_gsm8k(problems.path, split, problems.conflicts)[:limit]
     if problems.source == "file":
         return _load_files(problems, split)[:limit]
     return _load_competition(problems, split)[:limit]
@@ -52,7 +53,7 @@ def describe_filtering(problems: ProblemSettings | list[TaskSettings]) -> str | 
     if problems.source in ("words", "code"):
         return None
     if problems.source == "gsm8k":
-        return _describe_gsm8k(problems.path) if problems.path else None
+        return _describe_gsm8k(problems.path, problems.conflicts) if problems.path else None
     if problems.source == "file":
         train, test, described = _files(problems)
         return "; ".join(filter(None, [described, _left_out(len(train) - len(_unjudged(train, test)))]))
@@ -98,26 +99,31 @@ def _load_task(task: TaskSettings, split: str, n: int | None) -> list[Problem]:
     return [replace(problem, id=f"{task.name}/{problem.id}", **own) for problem in problems]
 
 
-def _load_gsm8k(path: str | None, split: str) -> list[Problem]:
-    stored = "test" if split == "test" else "train"
-    problems = gsm8k.from_folder(path, stored) if path is not None else gsm8k.from_tfds(stored)
+def _load_gsm8k(path: str | None, split: str, conflicts: str) -> list[Problem]:
+    if path is None:
+        stored = gsm8k.from_tfds("test" if split == "test" else "train")
+        return stored if split == "test" else _take_split(stored, split, path)
     if split == "test":
-        return problems
-    if path is not None and gsm8k.has(path, "test"):  # own data in its form; the original has no problem in both
-        problems = _unjudged(problems, gsm8k.from_folder(path, "test"))
+        return list(gsm8k.found_in_folder(path, "test", conflicts).problems)
+    problems = gsm8k.found_in_folder(path, "train", conflicts).problems
+    if gsm8k.has(path, "test"):  # own data in its form; the original has no problem in both
+        problems = _unjudged(problems, gsm8k.found_in_folder(path, "test", conflicts).problems)
     return _take_split(problems, split, path)
 
 
-def _describe_gsm8k(path: str) -> str | None:
-    train, test = (gsm8k.from_folder(path, split) for split in ("train", "test"))
-    also_test = _left_out(len(train) - len(_unjudged(train, test)))
-    return also_test and f"{path}: {len(train):,} train problems; {also_test}"
+def _describe_gsm8k(path: str, conflicts: str) -> str | None:
+    """What own data in GSM8K's form has that the original has not."""
+    train, test = (gsm8k.found_in_folder(path, split, conflicts) for split in ("train", "test"))
+    also_test = _left_out(len(train.problems) - len(_unjudged(train.problems, test.problems)))
+    if train.is_plain and test.is_plain and not also_test:
+        return None
+    return "; ".join(filter(None, [train.described, test.described, also_test]))
 
 
 def _unjudged(train: Sequence[Problem], test: Sequence[Problem]) -> list[Problem]:
     """The problems to train on, without those that are judged on; white space makes no difference."""
-    judged = {own_files.question_key(problem.question) for problem in test}
-    return [problem for problem in train if own_files.question_key(problem.question) not in judged]
+    judged = {question_key(problem.question) for problem in test}
+    return [problem for problem in train if question_key(problem.question) not in judged]
 
 
 def _left_out(count: int) -> str | None:
@@ -177,7 +183,7 @@ def _load_test_problems(problems: ProblemSettings) -> list[Problem]:
         )
     if problems.test_source == "gsm8k":
         try:
-            return _load_gsm8k(problems.test_path, "test")
+            return _load_gsm8k(problems.test_path, "test", problems.conflicts)
         except CourseError as error:
             raise CourseError(str(error).replace("problems.path", "problems.test_path")) from None
 

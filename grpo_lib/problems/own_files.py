@@ -12,6 +12,7 @@ anything else that is odd is a CourseError of one line with file, line and remed
 
 import csv
 import io
+import itertools
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,14 +24,16 @@ from typing import Any, Protocol
 from grpo_lib import answers
 from grpo_lib.answers.final_answer import canonical_answer
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.files import parse_json_lines
+from grpo_lib.common.files import has_half_a_character, parse_json_lines
 
 from .gsm8k import ANSWER_MARK
+from .reading import Found, Place, each_once, read_text, rows_as_python
 from .types import Problem, ProblemSettings
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
+# Of columns in an error: how many, and characters of each.
+MOST_NAMES, LONGEST_NAME = 20, 80
 DELIMITERS = ",;\t"
-BOM = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 SET_COLUMNS = "set problems.columns={question: COLUMN, answer: COLUMN}"
 # What a gold of each kind is.
 GOLDS = {"tagged": "one number", "integer": "one integer", "latex": "a LaTeX answer"}
@@ -45,22 +48,9 @@ class Columns(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a file holds."""
-
-    problems: tuple[Problem, ...]  # each question once, in the order of the rows
-    described: str  # how many rows repeat one or are left out, and what else was odd
-
-
-@dataclass(frozen=True)
 class _Row:
     where: str  # "FILE, line 3"
     values: dict[str, Any]
-
-
-def question_key(question: str) -> str:
-    """Two questions are the same one if this is: white space makes no difference."""
-    return " ".join(question.split())
 
 
 def find_file(path: str, name: str, key: str) -> Path:
@@ -116,25 +106,9 @@ def read(file: Path, columns: Columns, kind: str, conflicts: str, prefix: str) -
 def _read(file: Path, size: int, changed: int, columns: Columns, kind: str, conflicts: str, prefix: str) -> Found:
     rows, odd = _rows(file)
     _require_columns(file, rows, columns)
-    first: dict[str, tuple[Problem, str]] = {}  # question -> its first problem, and where that stands
-    conflicting: set[str] = set()
-    total = 0
-    for total, row in enumerate(rows, start=1):
-        problem = _problem(row, columns, kind, f"{prefix}-{total - 1:05d}")
-        known, where = first.setdefault(question_key(problem.question), (problem, row.where))
-        if known.answer == problem.answer:
-            continue
-        if conflicts == "refuse":
-            raise CourseError(
-                f"{row.where}, column {columns.answer}: the answer is {problem.answer[:80]!r}, but {where} gives the "
-                f"same question {known.answer[:80]!r}; set problems.conflicts=skip to leave such problems out, or "
-                "repair the row"
-            )
-        conflicting.add(question_key(problem.question))
-    kept = tuple(problem for key, (problem, _) in first.items() if key not in conflicting)
-    counts = f"{total:,} rows, {len(kept):,} problems: {total - len(first):,} duplicates removed"
-    odd = [f"{len(conflicting):,} problems with two answers skipped", *odd]
-    return Found(kept, f"{file}: {', '.join([counts, *odd])}")
+    problems = [_problem(row, columns, kind, f"{prefix}-{number:05d}") for number, row in enumerate(rows)]
+    places = [Place(row.where, f"{row.where}, column {columns.answer}") for row in rows]
+    return each_once(file, zip(problems, places, strict=True), conflicts, odd)
 
 
 def _rows(file: Path) -> tuple[list[_Row], list[str]]:
@@ -142,16 +116,9 @@ def _rows(file: Path) -> tuple[list[_Row], list[str]]:
     if file.suffix.lower() == ".parquet":
         return list(_parquet_rows(file)), []
     try:
-        content = file.read_bytes()
+        text, odd = read_text(file)
     except OSError as error:
         raise CourseError(f"{file} cannot be read ({error.strerror}); give another file") from None
-    odd = ["byte order mark taken off"] if content.startswith(BOM) else []
-    odd += ["Windows line ends read"] if b"\r\n" in content else []
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise CourseError(f"{file}, line {line} is not UTF-8; save the file as UTF-8") from None
     read_rows = _csv_rows if file.suffix.lower() == ".csv" else _json_rows
     return list(read_rows(file, text)), odd
 
@@ -187,10 +154,10 @@ def _parquet_rows(file: Path) -> Iterator[_Row]:
     import pyarrow.parquet  # it comes with the extra train
 
     try:
-        rows = pyarrow.parquet.read_table(file).to_pylist()
+        table = pyarrow.parquet.read_table(file)
     except Exception as error:  # whatever its parts raise: disk, file format, nesting
         raise CourseError(f"{file} is not Parquet ({first_line(error)}); save it again") from None
-    for number, values in enumerate(rows):
+    for number, values in enumerate(rows_as_python(str(file), table)):
         yield _Row(f"{file}, row {number}", values)
 
 
@@ -203,7 +170,12 @@ def _require_columns(file: Path, rows: Iterable[_Row], columns: Columns) -> None
         raise CourseError(f"{file} is empty; it needs a row for each problem")
     for column in filter(None, (columns.question, columns.answer, columns.solution)):
         if column not in names and column.partition(".")[0] not in names:
-            raise CourseError(f"{file} has no column {column}, but {', '.join(names)}; {SET_COLUMNS}")
+            raise CourseError(f"{file} has no column {column}, but {_listed(names)}; {SET_COLUMNS}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [name[:LONGEST_NAME] for name in itertools.islice(names, MOST_NAMES)]
+    return ", ".join(shown)
 
 
 def _problem(row: _Row, columns: Columns, kind: str, name: str) -> Problem:
@@ -231,7 +203,7 @@ def _text(row: _Row, column: str) -> str:
         value = str(value)
     if not isinstance(value, str) or not value.strip():
         raise CourseError(f"{row.where}, column {column}: {reprlib.repr(value)} is not a text; repair the row")
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if has_half_a_character(value):
         raise CourseError(f"{row.where}, column {column}: half a character (\\ud800 to \\udfff); repair the row")
     return value.strip()
 

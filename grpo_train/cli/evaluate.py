@@ -3,6 +3,7 @@
 import datetime
 import functools
 import hashlib
+import reprlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -94,7 +95,12 @@ def _date(output: Path | None) -> datetime.date:
     from grpo_lib.eval_cache import settings_of_partial
 
     began = settings_of_partial(output).get("date") if output else None
-    return datetime.date.fromisoformat(began) if began else datetime.date.today()
+    try:
+        return datetime.date.fromisoformat(began) if began else datetime.date.today()
+    except (TypeError, ValueError):
+        raise CourseError(
+            f"{output}.partial: the date {reprlib.repr(began)} is none; remove it to start again"
+        ) from None
 
 
 def _from_model(recipe: Recipe, samples: int | None, date: datetime.date, in_chat: bool) -> dict[str, Any]:

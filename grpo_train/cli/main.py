@@ -6,6 +6,7 @@ A package above this one adds its commands by an entry point of the group `grpo.
 
 import functools
 import importlib.metadata
+import io
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ import typer
 import typer.exceptions
 
 from grpo_lib.common import environment
-from grpo_lib.common.errors import CourseError
+from grpo_lib.common.errors import CourseError, one_line
 from grpo_train.cli import evaluate, options, recipes, runs, tpu, train
 from grpo_train.runs.preemption import EXIT_CODE, Interrupted
 
@@ -61,6 +62,8 @@ def _options(
 
 def main() -> None:
     """Entry point: a CourseError is one line on stderr and exit code 2; after a SIGTERM it is 75."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may lack a character of an answer
     try:
         environment.prepare()
         code = command_line()(standalone_mode=False)
@@ -83,7 +86,7 @@ def _explain(error: Exception) -> int:
         traceback.print_exception(error)
         return 1
     if text:
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {one_line(text)}", file=sys.stderr)
     return 2
 
 

@@ -52,7 +52,7 @@ def config(
     elif as_json:
         print(json.dumps(resolved.model_dump(mode="json")))
     else:
-        print(dump_recipe(resolved))
+        print(dump_recipe(resolved, sys.stdout.encoding))
         print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
         if line := model_files.vm_disk(resolved):
             print(f"# disk: {line}")

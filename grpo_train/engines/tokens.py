@@ -32,6 +32,7 @@ def load_tokenizer(model: ModelRecipe):
     directory = model_directory(model, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left", trust_remote_code=False)
+        tokenizer("1 + 1")  # some of its settings are read only now
     except Exception as error:  # the tokenizers library raises no type of its own
         raise unreadable(model, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
@@ -65,6 +66,11 @@ def end_tokens(tokenizer: Any) -> list[int]:
         others = [] if others is None else [others]
     if not all(type(token) is int and token >= 0 for token in others):
         raise CourseError(f"{file}: eos_token_id is {reprlib.repr(others)}, not the ids of tokens; {remedy}")
+    if others and max(others) >= len(tokenizer):
+        raise CourseError(
+            f"{file}: eos_token_id {reprlib.repr(max(others))} is none of the tokenizer's {len(tokenizer):,} tokens; "
+            f"{remedy}"
+        )
     return list(dict.fromkeys([*ends, *others]))
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import has_half_a_character
 from grpo_train.recipes import batch_plan
 from grpo_train.recipes.removed import REMOVED
 from grpo_train.recipes.schema import ProblemsRecipe, Recipe, TaskRecipe, TemperatureSchedule
@@ -106,9 +107,19 @@ def parse_recipe(data: dict, origin: str = "recipe") -> Recipe:
         raise CourseError(f"{origin}: {'; '.join(sentences)}") from None
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML: every field, defaults included."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump_recipe(recipe: Recipe, encoding: str = "utf-8") -> str:
+    """The resolved recipe as YAML: every field, defaults included.
+
+    Args:
+      encoding: of where it is going; what that cannot hold is escaped, and is read as the same recipe.
+    """
+    data = recipe.model_dump(mode="json")
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
+    return text
 
 
 def plan_table(recipe: Recipe) -> str:
@@ -210,10 +221,11 @@ def _read(path: Path) -> dict:
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses three things with a YAMLError.
+    """YAML's safe loader, which refuses four things with a YAMLError.
 
     It would take the last of several values of a key without a word, end with an error of Python for a scalar that only
-    looks like a date or a number, and copy without end where merge keys (<<) are nested.
+    looks like a date or a number, copy without end where merge keys (<<) are nested, and take "\\ud800", half a
+    character, which no file can hold.
     """
 
     def __init__(self, stream: Any):
@@ -237,6 +249,12 @@ class _RecipeLoader(yaml.SafeLoader):
             kind = node.tag.rpartition(":")[2]
             reason = first_line(error) if isinstance(error, ValueError) else "no such value"
             raise yaml.YAMLError(f"{SHORT.repr(node.value)} is no YAML {kind}: {reason}") from None
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        value = super().construct_scalar(node)
+        if has_half_a_character(str(value)):
+            raise yaml.YAMLError(f"{SHORT.repr(value)} has half a character (\\ud800 to \\udfff); write a whole one")
+        return value
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)

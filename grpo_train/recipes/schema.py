@@ -161,8 +161,8 @@ class ProblemsRecipe(_Section):
     )
     conflicts: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="dapo-math, math, aime, math500, file: problems with two different gold answers; refuse: stop "
-        "with an error; skip: leave them out",
+        description="dapo-math, math, aime, math500, file, gsm8k with a path: problems with two different gold "
+        "answers; refuse: stop with an error; skip: leave them out",
     )
     test_source: Literal["gsm8k", "aime", "math500"] | None = Field(
         default=None,

@@ -45,7 +45,10 @@ def load(run_dir: str | os.PathLike, need_evaluation: bool = False) -> Compariso
     if need_evaluation and not before and not after:
         raise CourseError(f"{run_dir}: no evaluation yet (evals/before.jsonl); evaluate first")
     if before and after:
-        records.check_same_problems(before, after)
+        try:
+            records.check_same_problems(before, after)
+        except CourseError as error:
+            raise CourseError(f"{paths[0]} and {paths[1].name}: {error}") from None
     if not (run_dir / "recipe.yaml").exists():
         return Comparison(before, after)
     return Comparison(before, after, rewards.get_rewards(load_recipe(run_dir / "recipe.yaml").rewards))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import statistics
-from grpo_lib.common.files import read_json_if_exists, write_text_atomic
+from grpo_lib.common.files import write_text_atomic
 from grpo_lib.records import EvalRun, summarize
 from grpo_train.recipes import load_recipe
 from grpo_train.report import answer_inspector, comparison, figures, html_page
@@ -15,6 +15,7 @@ from grpo_train.report.formatting import NBSP, duration, headline, percent, poin
 from grpo_train.runs import health_checks
 from grpo_train.runs.metric_glossary import Row, read_metrics
 from grpo_train.runs.run_directory import describe_change, read_changes
+from grpo_train.runs.run_files import read_environment, read_summary
 
 # Rates of an evaluation -> what a table calls them.
 RATES = {
@@ -88,7 +89,7 @@ def _has_a_later_sample(run: EvalRun) -> bool:
 
 def _summary(run_dir: Path, before: EvalRun | None, after: EvalRun | None) -> dict[str, Any]:
     """From the records where both exist, so that the page is consistent; otherwise from summary.json."""
-    saved = read_json_if_exists(run_dir / "summary.json")
+    saved = read_summary(run_dir)
     if before and after:
         kept = {key: saved.get(key) for key in ("wall_seconds", "train_seconds", "steps")}
         return saved | summarize(before, after, **kept)
@@ -168,7 +169,7 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     if compared.runs:
         *_, last = compared.runs.values()
         facts.append(f"{len(last.verdicts('strict')):,} test problems{sources}")
-    return [*facts, *_machine(read_json_if_exists(run_dir / "environment.json"))]
+    return [*facts, *_machine(read_environment(run_dir))]
 
 
 def _machine(environment: dict[str, Any]) -> list[str]:
@@ -176,7 +177,11 @@ def _machine(environment: dict[str, Any]) -> list[str]:
     devices = [device for device in environment.get("devices", []) if not device.startswith("cpu")]
     if devices:
         return [f"{len(devices)} × {devices[0].partition(': ')[2]}"]
-    return [f"{environment['processor']}, {environment['cores']} cores"] if "processor" in environment else []
+    return (
+        [f"{environment['processor']}, {environment['cores']} cores"]
+        if {"processor", "cores"} <= set(environment)
+        else []
+    )
 
 
 def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:

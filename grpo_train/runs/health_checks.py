@@ -89,7 +89,10 @@ def by_step[R: Row](rows: Iterable[R]) -> list[R]:
 
 def finite(value: Any) -> float | None:
     """A finite number as a float; None for anything else."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer of more than 308 digits
+        return None
 
 
 def _left_out(rows: Sequence[Row]) -> Iterator[str | None]:

@@ -28,11 +28,12 @@ from etils import epath
 from grpo_lib import reward_files
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import append_jsonl, read_json_if_exists, read_jsonl, write_json_atomic, write_text_atomic
+from grpo_lib.common.files import append_jsonl, read_jsonl, write_json_atomic, write_text_atomic
 from grpo_lib.problems import own_files
 from grpo_train.recipes import Recipe, changed_values, continuing, differences, dump_recipe, load_recipe, plan_table
 from grpo_train.runs import machine
 from grpo_train.runs.metric_glossary import read_metrics
+from grpo_train.runs.run_files import read_environment
 
 # What is made of the weights of the last step.  A run that goes on behind that step keeps them under other names.
 OF_THE_LAST_STEP = (
@@ -76,7 +77,7 @@ def open_run(
 def date_of(directory: str | Path) -> datetime.date | None:
     """The day on which a run began: the date in its prompts, where a chat template writes one.  None: no run, or one
     that has not kept it."""
-    began = read_json_if_exists(Path(directory) / "environment.json").get("date")
+    began = read_environment(directory).get("date")
     return datetime.date.fromisoformat(began) if began else None
 
 
@@ -211,7 +212,7 @@ def digests_of_files(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def _require_same_files(directory: Path, recipe: Recipe) -> None:
     """Raise CourseError where a file of `rewards`, or of problems, is another one than when the run began."""
-    began = read_json_if_exists(directory / "environment.json")
+    began = read_environment(directory)
     for kind, digests in digests_of_files(recipe).items():
         before = began.get(kind, {})
         changed = [name for name, digest in digests.items() if before.get(name, digest) != digest]

@@ -321,7 +321,7 @@ def test_every_reader_sees_the_verdicts_of_one_grader(path, tmp_path, monkeypatc
         (None, "no such file"),
         ("", "has no records"),
         ('{"id": "p0", "sample": 0}\n', "record 1 lacks greedy"),
-        (json.dumps(dict.fromkeys(REQUIRED)), "the completion of record 1 is no text"),
+        (json.dumps(dict.fromkeys(REQUIRED)), "record 1 has id None"),
     ],
 )
 def test_a_foreign_file_is_not_an_evaluation(path, text, message):

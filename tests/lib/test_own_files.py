@@ -85,13 +85,31 @@ def test_a_folder_has_a_file_of_each_and_test_questions_leave_train(tmp_path):
 
 def test_questions_of_gsm8ks_test_file_leave_its_train_file(tmp_path):
     lines = [json.dumps({"question": f"What is {n} plus 2?", "answer": f"It is.\n#### {n + 2}"}) for n in range(40)]
-    (tmp_path / "train.jsonl").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    (tmp_path / "train.jsonl").write_bytes("\r\n".join([*lines, *lines[:3]]).encode("utf-8-sig"))
     (tmp_path / "test.jsonl").write_text("\n".join(lines[:10]), encoding="utf-8")
     own = ProblemsRecipe(source="gsm8k", path=str(tmp_path))
     found = splits(own)
     assert [len(part) for part in found.values()] == [27, 3, 10]
     assert not {p.question for p in found["test"]} & {p.question for p in found["train"] + found["validation"]}
-    assert "40 train problems; 10 left out of training" in describe_filtering(own)
+    said = describe_filtering(own)
+    assert "train.jsonl: 43 rows, 40 problems: 3 duplicates removed" in said
+    assert "byte order mark taken off, Windows line ends read; " in said
+    assert said.endswith("10 left out of training, because they are test problems")
+
+
+def test_gsm8ks_own_files_have_nothing_to_say_and_a_question_with_two_answers_is_refused(tmp_path):
+    lines = [json.dumps({"question": f"What is {n} plus 2?", "answer": f"It is.\n#### {n + 2}"}) for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines[10:]), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("\n".join(lines[:10]), encoding="utf-8")
+    own = ProblemsRecipe(source="gsm8k", path=str(tmp_path))
+    assert describe_filtering(own) is None
+    other = lines[12].replace("#### 14", "#### 15")
+    (tmp_path / "train.jsonl").write_text("\n".join([*lines[10:], other]), encoding="utf-8")
+    with pytest.raises(CourseError, match=r"train.jsonl, line 31: the answer is '15', but .*line 3 gives"):
+        load_problems(own, "train")
+    skipped = own.model_copy(update={"conflicts": "skip"})
+    assert "31 rows, 29 problems: 1 duplicates removed, 1 problems with two answers" in describe_filtering(skipped)
+    assert len(load_problems(skipped, "train")) == 27
 
 
 def test_duplicates_and_conflicts_are_counted(tmp_path):

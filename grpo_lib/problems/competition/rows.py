@@ -3,11 +3,15 @@
 Files and the hub are read by Hugging Face's datasets, in batches and without a copy on disk.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import has_half_a_character, parse_json_lines
+
+from ..reading import read_text, rows_as_python
 
 # Name on the hub and its only split.
 HUB = {
@@ -79,6 +83,8 @@ def read_rows(source: str, files: tuple[File, ...] | None, key: str) -> Iterator
         remedy = f"set {key} to a .parquet or .jsonl file, or to a folder with some, or run once with network"
         yield from _rows(source, name, {"path": name, "split": split}, key, remedy)
     for file in files or ():
+        if not file.size:
+            raise CourseError(f"{file.path} is empty; put the original file in its place")
         kind = "json" if file.path.endswith(".jsonl") else "parquet"
         options = {"path": kind, "data_files": file.path, "split": "train", "streaming": True}
         yield from _rows(source, file.path, options, key, "put the original file in its place")
@@ -89,6 +95,7 @@ def _rows(source: str, name: str, options: dict[str, Any], key: str, remedy: str
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises, too
     layout = LAYOUTS[source]
     start = 0
     try:
@@ -98,11 +105,25 @@ def _rows(source: str, name: str, options: dict[str, Any], key: str, remedy: str
     except CourseError:
         raise
     except Exception as error:  # whatever its parts raise: HTTP, disk, file format
+        _require_json_lines(name)
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise CourseError(f"{name} cannot be read ({reason}); {remedy}") from None
     if not start:
         raise CourseError(f"{name} is empty; {remedy}")
+
+
+def _require_json_lines(name: str) -> None:
+    """Raise CourseError for the first line of a .jsonl file that is not JSON, or has half a character.
+
+    Arrow counts rows from the beginning of the block that it is reading.
+    """
+    file = Path(name)
+    if file.suffix != ".jsonl" or not file.is_file():
+        return
+    for where, value in parse_json_lines(file, read_text(file)[0]):
+        if has_half_a_character(json.dumps(value, ensure_ascii=False)):
+            raise CourseError(f"{where} has half a character (\\ud800 to \\udfff); repair the line")
 
 
 def _table_rows(table: Any, layout: Layout, source: str, name: str, key: str, start: int) -> Iterable[Row]:
@@ -113,9 +134,19 @@ def _table_rows(table: Any, layout: Layout, source: str, name: str, key: str, st
             f"{name} has the columns {', '.join(sorted(table.column_names))}, but {source} needs {', '.join(needed)}; "
             f"set {key} to a copy of {source}, or rename the columns"
         )
+    try:
+        yield from _different_rows(table, layout, name, start)
+    except UnicodeDecodeError:
+        rows_as_python(name, table, start)  # raises, with the row
+        raise
+
+
+def _different_rows(table: Any, layout: Layout, name: str, start: int) -> list[Row]:
     keys = table.select([layout.problem, layout.gold]).to_pandas().astype(str)  # a chat is a list, which has no hash
     counts = keys.groupby(keys.columns.tolist(), sort=False, dropna=False)[layout.gold].transform("size")
     first = (~keys.duplicated()).to_numpy().nonzero()[0].tolist()
+    rows = []
     for number, values in zip(first, table.take(first).to_pylist(), strict=True):
         row = (values.get(column) for column in layout)
-        yield Row(f"{name}, row {start + number}", layout, *row, count=int(counts[number]))
+        rows.append(Row(f"{name}, row {start + number}", layout, *row, count=int(counts[number])))
+    return rows
