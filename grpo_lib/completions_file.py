@@ -20,6 +20,7 @@ from typing import Any
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 from grpo_lib.problems.types import Problem
+from grpo_lib.prompts import THINK_OPEN, opens_thoughts
 from grpo_lib.records import Generation
 
 # What a file may be, for errors and --help.
@@ -42,9 +43,13 @@ class SavedCompletions:
     greedy: bool  # whether the first of several is a greedy one, as in a file of `evaluate(…, sampled=…)`
     prompts: dict[tuple[str, int], str]  # what the model was sent, if the file has it
     prefixes: dict[tuple[str, int], str]  # ends of the prompts that count as the beginnings of completions, if any
+    thinking: bool = False  # whether prompts that the file does not have ended in an open <think>
 
     def sent(self, prompt: str, task: tuple[str, int]) -> str:
-        return self.prompts.get(task, prompt)
+        sent = self.prompts.get(task, prompt)
+        # A bare question says nothing of the chat template around it.
+        unknown = sent == prompt and not opens_thoughts(sent)
+        return f"{sent}\n{THINK_OPEN}\n" if self.thinking and unknown else sent
 
     def completion_prefix(self, task: tuple[str, int]) -> str:
         return self.prefixes.get(task, "")
@@ -55,7 +60,10 @@ class SavedCompletions:
 
 
 def saved_completions(
-    path: str | os.PathLike, problems: Sequence[Problem], prefix_of: Callable[[Problem], str] = lambda _: ""
+    path: str | os.PathLike,
+    problems: Sequence[Problem],
+    prefix_of: Callable[[Problem], str] = lambda _: "",
+    thinking: bool = False,
 ) -> SavedCompletions:
     """Completions from a JSON-lines file, in any order.
 
@@ -69,6 +77,8 @@ def saved_completions(
       prefix_of: the end of a problem's prompt that counts as the beginning of its completion. A row that `evaluate`
         wrote names its own as `completion_prefix`, and its text begins with it; of any other row the text is what the
         model wrote after it.
+      thinking: whether the chat template ended the prompts with an open <think>, so that the completions begin in
+        thoughts. It counts for rows without a prompt, or with the bare question as one; others say it themselves.
 
     Raises:
       CourseError: no such file, no row matches a problem, none of these has a text, a row without an id has the
@@ -112,7 +122,9 @@ def saved_completions(
     if all(generation.error for generation in found.values()):
         first = next(generation.error for generation in found.values())
         raise CourseError(f"{path}: none of its {len(rows)} rows has a completion ({first}); give {FORMS}")
-    return SavedCompletions(path, found, most, greedy == {(True, "True"), (False, "False")}, prompts, prefixes)
+    return SavedCompletions(
+        path, found, most, greedy == {(True, "True"), (False, "False")}, prompts, prefixes, thinking
+    )
 
 
 def _of_our_form(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

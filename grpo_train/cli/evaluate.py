@@ -43,6 +43,14 @@ def evaluate(
             "or messages; samples of lm-eval; output of OpenAI's batches, with problem ids as custom_id."
         ),
     ] = None,
+    thinking: Annotated[
+        bool,
+        typer.Option(
+            "--thinking",
+            help="The prompts of these completions ended in an open <think>, so what is cut off before </think> is "
+            "wrong. For rows without the prompt as it was sent; others say it themselves.",
+        ),
+    ] = False,
     probe: Annotated[
         Literal["partial-prompt"] | None, typer.Option(help="Has it seen the problems? It completes their questions.")
     ] = None,
@@ -58,6 +66,8 @@ def evaluate(
     resolved = load_recipe(recipe, overrides or ())
     if probe and (samples or completions):
         raise CourseError("--probe is about the model's greedy completions; leave out --samples and --completions")
+    if thinking and not completions:
+        raise CourseError("--thinking is about the rows of --completions; a model's own prompts say it themselves")
     if output and output.exists() and not overwrite:
         raise CourseError(f"{output} exists; add --overwrite to replace it, or choose another --output")
     if output:
@@ -69,7 +79,7 @@ def evaluate(
     problems = load_problems(resolved.problems, split)
     samples = None if probe else samples or resolved.evaluation.samples or None
     if completions:
-        source = _from_file(completions, resolved, problems, samples)
+        source = _from_file(completions, resolved, problems, samples, thinking)
     else:
         source = _from_model(resolved, samples, _date(output), in_chat=not probe)
     if probe:
@@ -144,8 +154,10 @@ def _is_tiny_on_others(recipe: Recipe) -> bool:
     return others and model_files.is_tiny(recipe.model)
 
 
-def _from_file(path: Path, recipe: Recipe, problems: list, samples: int | None) -> dict[str, Any]:
+def _from_file(path: Path, recipe: Recipe, problems: list, samples: int | None, thinking: bool) -> dict[str, Any]:
     """The same for saved completions, which were made with the recipe's prompts or name their own.
+
+    `thinking`: whether prompts that the file does not have ended in an open <think>.
 
     Raises CourseError unless the file has as many per problem as are graded, and that of half of the problems at least.
     """
@@ -154,7 +166,7 @@ def _from_file(path: Path, recipe: Recipe, problems: list, samples: int | None) 
     def prefix_of(problem: Any) -> str:
         return (problem.prompts or recipe.prompts).completion_prefix
 
-    saved = completions_file.saved_completions(path, problems, prefix_of)
+    saved = completions_file.saved_completions(path, problems, prefix_of, thinking)
     answered = len({problem for problem, _ in saved.found})
     if 2 * answered < len(problems):
         raise CourseError(

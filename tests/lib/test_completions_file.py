@@ -128,6 +128,32 @@ def test_what_is_missing_counts_as_wrong(tmp_path):
     assert [r["id"] for r in run.records if r["error"]] == ["p6", "p7", "p8", "p9", "p10", "p11"]
 
 
+def test_thoughts_that_a_template_opened_are_said_for_rows_without_its_prompt(tmp_path):
+    """A text that was cut off in thoughts, in every form of row, and one that came to the end of its thoughts."""
+    cut = f"Perhaps it is 0. {tagged(0)} Or not, because"
+    zero = [Problem(f"z{n}", f"What is {n} times 0?", "", "0", "test") for n in range(8)]
+    rows = [
+        {"id": "z0", "completion": cut},
+        {"id": "z1", "prompt": zero[1].question, "completion": cut},  # not as it was sent
+        {"messages": [{"role": "user", "content": zero[2].question}, said(cut)]},
+        lm_eval_row(zero[3], cut, kept=None),
+        batch_row(zero[4], cut),
+        {"id": "z5", "prompt": "<user>What is 5 times 0?<assistant>", "completion": cut},  # it shows that it opens none
+        {"id": "z6", "completion": f"Perhaps 1.</think>{tagged(0)}"},
+        {"id": "z7", "prompt": "What is 7 times 0?<assistant><think>\n", "completion": cut},
+    ]
+    path = write(tmp_path / "c.jsonl", rows)
+    thinking = [False, False, False, False, False, True, True, False]
+    for said_so, right_ones in ((False, [True] * 7 + [False]), (True, thinking)):
+        output = tmp_path / f"{said_so}.jsonl"
+        saved = saved_completions(path, zero, thinking=said_so)
+        run = quiet(saved, zero, path=output)
+        assert [record["strict"] for record in run.records] == right_ones
+        assert quiet(saved, zero, path=output) == run  # a file that is read is graded again
+        again = saved_completions(output, zero)
+        assert [record["strict"] for record in quiet(again, zero).records] == right_ones
+
+
 def test_tokens_and_truncation_are_kept(tmp_path):
     rows = [
         {"id": "p0", "completion": "", "tokens": 5, "truncated": True},

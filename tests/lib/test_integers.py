@@ -84,6 +84,14 @@ TWELVE = (
     *("</think>Answer: 12", "> Answer: 12", "=> Answer: 12", "<b>Answer: 12</b>", "| Answer: 12 |"),
     *("</think>答案：12", "> 答案是 12。", "=> 答案：12", "<b>答案：12</b>", "| 答案：12 |"),
     "所以答案是 \\boxed{12}。",
+    *("答案：12 公分", "答案：12公分。", "答案是12元。", "Answer: 12 公分", "答案：12 個蘋果", "答案：12 个苹果"),
+    *(r"\boxed{12 公分}", r"\boxed{12公分}", r"\boxed{12\text{ 公分}}"),
+    *(r"\boxed{12\,\text{公分}}", r"\boxed{12\mathrm{元}}"),
+    *("答案是 $12$ 公分。", "答案：$12$公分", r"\boxed{12~\text{公分}}"),
+    *(r"\boxed{12\text{ 公分}^2}", "答案：12 平方公尺"),
+    *("答案：12 公里/小時", "答案：12 千克", "答案：12 種不同的方法", "答案：12 條對角線", "答案：12 個正方形"),
+    *("答案：12 個三角形", "答案：12℃"),
+    *("答案：3×4=12 公分", "答案：x = 12 公分", "答案：12 公分 = 3×4 公分", "答案：12.0 公分", "\\boxed{12} 公分"),
 )  # fmt: skip
 NOT_TWELVE = (
     *(r"\boxed{12 = 3\cdot 5}", r"\boxed{3\cdot 5=12}", r"\boxed{13 = 12}", r"\boxed{12 = 12 = 13}"),
@@ -93,6 +101,19 @@ NOT_TWELVE = (
     *("x > \\boxed{12}", "x >= \\boxed{12}", "x => -\\boxed{12}", "-<b>\\boxed{12}</b>", "3 | \\boxed{12}"),
     *("\\boxed{12}</b>!", "\\boxed{12}<sup>2</sup>", "\\boxed{12} < 13"),
     *("答案不是12", "答案是不是12", "答案是 3 或 12", "答案：3，12", "答案是3、12", "答案是12以上", "答案是12万"),
+    *("答案：12.5 公分", "答案：12 公分 13 公分", "答案：1,2 公分", "答案：12 或 13 公分"),
+    *("答案：12 至 13 公分", "答案：13 公分 = 12 公分"),
+    *("答案：12 公分以上", "答案：12 個以上", "答案：12 左右", "答案：12 個左右", "答案：約 12 公分"),
+    *("答案：不是 12 公分", "答案：12 天內"),
+    *("答案：12 打", "答案：12 打蛋", "答案：12 雙", "答案：12萬元", "答案：12 億元", "答案：12 個百"),
+    *("答案：12 個十", "答案：12 千公尺"),
+    *("答案：12 倍", "答案：12 成", "答案：12 折", "答案：12 平方", "答案：12 次方", "答案：12 平方根"),
+    *("答案：12 個平方", "答案：12 根號", "答案：12 根號3"),
+    *("答案：12 個半", "答案：12 元半", "答案：12 塊五", "答案：12 點五", "答案：12 元五角"),
+    *("答案：12 小時 30 分", "答案：12 的一半"),
+    *("答案：$12$以上", "答案：$12$萬", "答案：$12$ 打", "答案：12 元^2", "答案：12 公分^4"),
+    *("答案：12 個或13個", "Answer: 3 $12$ cm"),
+    *("Answer: $12$ dozen", "Answer: $12$ thousand"),
 )  # fmt: skip
 
 
@@ -114,6 +135,21 @@ def test_what_is_near_them_is_not_read(completion: str, kind: str) -> None:
 @pytest.mark.parametrize("sign", ["\\cdot", "\\times"])
 def test_a_power_of_ten_is_multiplied(sign: str, kind: str) -> None:
     assert answers.is_correct(rf"\boxed{{1.2{sign}10^{{4}}}}", "12000", kind)
+
+
+def test_units_in_chinese_leave_other_values_alone() -> None:
+    """Signs, thousands, scale words; and in LaTeX each part of a list, and values that are no integers."""
+    for kind in ("integer", "latex"):
+        assert answers.is_correct("答案：−12 元。", "-12", kind)
+        assert answers.is_correct("答案：1,234 公分", "1234", kind)
+        assert answers.is_correct("答案：1234 公分", "1234", kind)
+        assert not answers.is_correct("答案：1,234 公分", "1", kind)
+    assert answers.is_correct("答案：12萬元", "120000", "integer")
+    for stated, gold in (("12.5 公分", "12.5"), ("$\\frac{1}{2}$ 公分", "0.5"), ("1 公分, 2 公分", "1,2")):
+        assert answers.is_correct(f"答案：{stated}", gold, "latex")
+        assert integers.integer_answer(f"答案：{stated}") is None
+    assert answers.is_correct("\\boxed{2\\pi\\text{ 公分}}", "2\\pi", "latex")
+    assert answers.is_correct("\\boxed{12}", "12\\text{ 公分}", "latex")
 
 
 STATES_NOTHING = (
@@ -229,7 +265,7 @@ UNITS = (
     *("1", "1 ", "1,", "1/", "9^", "^", "-", " ", "\n", ".", "*", "_", "=", "x=", "1=", "²", "１", "\ud800", "İ"),
     *("1 or ", "and ", "is ", "a", "a ", "cm ", "!", "(", "<a ", "~~", "1 million ", "亿", "，"),
     *("\x00", "&#49;", "\\fbox", "答案", "答案：", "答案是 1 ", "</b>", "answer is </b>", "| ", "=> ", "> ", "3×4="),
-    *("$1$ cm ", "</think>", "\\,", "~"),
+    *("$1$ cm ", "</think>", "\\,", "~", "1 公分 ", "個", "$1$ 個 ", "元 "),
 )  # fmt: skip
 
 

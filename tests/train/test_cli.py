@@ -288,6 +288,17 @@ def test_evaluate_grades_saved_completions(grpo, tmp_path):
     assert graded["maj_at_k"] == graded["pass_at_k"]["3"] == pytest.approx(2 / 3)
 
 
+def test_evaluate_is_told_of_thoughts_that_a_template_opened(grpo, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_jsonl_atomic(
+        path, [{"id": p.id, "completion": f"<answer>{p.answer}</answer>"} for p in words.generate("test", 10, 0)]
+    )
+    arguments = ["evaluate", "recipes/tiny-cpu.yaml", "problems.test=10", "--json"]
+    graded = [result_of(grpo(*arguments, "--completions", path, *more))["accuracy"] for more in ([], ["--thinking"])]
+    assert graded == [1, 0]
+    assert_one_line_error(grpo(*arguments, "--thinking"), "--completions")
+
+
 @pytest.mark.slow
 def test_the_tiny_model_on_other_problems_says_why_it_solves_none(grpo, root):
     gsm8k = ["evaluate", "recipes/tiny-cpu.yaml", "problems.source=gsm8k", "problems.test=3"]

@@ -11,6 +11,7 @@ import math
 import re
 from fractions import Fraction
 
+from grpo_lib.answers.competition.chinese_units import without_chinese_unit
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import LONGEST, NARROW, canonical_form, find_numbers, parse_decimal, strip_markup
 from grpo_lib.prompts import THINK_MARK, after_thoughts
@@ -34,8 +35,8 @@ _KNOWN_COMMANDS = frozenset(
 )  # fmt: skip
 _MARKUP = f"$*_`\"' \t\r\n{NARROW}"
 _POWER = re.compile(r"([-−–]?) ?([0-9]{1,20}) ?\^ ?([0-9]{1,4})")
-_IN_DOLLARS = re.compile(r"\s*\$([^$]+)\$(?=\s+[A-Za-z])")  # the $12$ of "$12$ cm"
-_NARROW_SPACE = re.compile(r"\\,(?![0-9])|(?<=[0-9}$])~(?=[A-Za-z\\])")  # what groups no digits and hedges nothing
+_IN_DOLLARS = re.compile(r"\s*\$([^$]+)\$(?=\s+[A-Za-z]|\s*[\u4e00-\u9fff])")  # the $12$ of "$12$ cm"
+_NARROW_SPACE = re.compile(r"\\,(?![0-9])|(?<=[0-9}$])~(?=[A-Za-z\\\u4e00-\u9fff])")  # groups no digits, hedges nothing
 _CALCULATION = re.compile(r"[0-9]+(?: *[+×*] *[0-9]+)+")
 _APPROXIMATE = re.compile(r"[≈≃≅~<>≠]|!=|\\(?:approx|simeq|sim|cong|equiv|neq?)(?![A-Za-z])|:=")
 _SEVERAL = re.compile(r"[,;|&]|\b(?:or|and)\b", re.I)
@@ -76,7 +77,7 @@ def read_integer(text: str) -> str | None:
     if len(text) > LONGEST:
         return None
     if "\\," in text or "~" in text or "$" in text:
-        text = _IN_DOLLARS.sub(r"\1 ", _NARROW_SPACE.sub(" ", text), count=1)
+        text = _IN_DOLLARS.sub(r" \1", _NARROW_SPACE.sub(" ", text), count=1)
     text = _trim(text)
     simple = parse_decimal(text)
     if simple is not None:
@@ -89,7 +90,7 @@ def read_integer(text: str) -> str | None:
         return None
     if text.rpartition("=")[2].count("^") > 1:
         return None  # 10^{2^3}
-    *before, text = strip_markup(text).split("=")
+    *before, text = _sides(strip_markup(text))
     if any(_SEVERAL.search(part) for part in before):
         return None  # x = 3, y = 4
     if not before and (says := _SAYS.match(text)) and not _NO_ANSWER.search(says[0]):
@@ -112,6 +113,12 @@ def _value(text: str) -> str | None:
     if value is None or (numbers[0].scale > 1 and text[numbers[0].end - 1] in "kKMBmb"):
         return None  # 2k is twice a k
     return canonical_form(value) if value.denominator == 1 else None
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of an equation, without units in Chinese; of another text the whole of it."""
+    sides = text.split("=")
+    return sides if text.isascii() else [without_chinese_unit(_trim(side)) for side in sides]
 
 
 def _steps(sides: list[str]) -> set[str]:

@@ -28,6 +28,7 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from grpo_lib.answers.competition.chinese_units import has_chinese, without_chinese_unit
 from grpo_lib.answers.competition.integers import only_a_unit
 from grpo_lib.answers.final_answer import last_statement
 from grpo_lib.answers.numbers import find_numbers, strip_markup
@@ -43,7 +44,7 @@ MEMORY = 2 * 2**30  # bytes; a power tower asks for more
 # --- The answer in a completion ---
 
 _WRAPPED = re.compile(r"(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])([^0-9$\\]*)", re.S)
-_MORE = re.compile(r"[,;&]|\b(?:or|and|not|to)\b", re.I)
+_MORE = re.compile(r"[,;&]|\b(?:or|and|not|to|dozens?|pairs?|hundred|thousand|[mb]illion|trillion)\b", re.I)
 
 
 def latex_answer(completion: str, thinking: bool = False) -> str | None:
@@ -54,10 +55,17 @@ def latex_answer(completion: str, thinking: bool = False) -> str | None:
     stated = last_statement(after_thoughts(completion, thinking))
     text = (stated or "").strip(" \t\r\n*").strip()
     wrapped = _WRAPPED.fullmatch(text)
-    if wrapped and not _MORE.search(wrapped[4]):
+    if wrapped and not _says_more(wrapped[4].rstrip("。")):
         text = next(part for part in wrapped.groups() if part is not None)
     text = text.strip().rstrip(".*。").strip()
     return text if 0 < len(text) <= LONGEST_LATEX else None
+
+
+def _says_more(after: str) -> bool:
+    """Whether what stands after a formula changes it, or adds another: " or 3" and "以上", but not " cm" and "公分"."""
+    if has_chinese(after):
+        return without_chinese_unit(f"0{after}") != "0"
+    return _MORE.search(after) is not None
 
 
 # --- Equality ---
@@ -130,7 +138,7 @@ def normalize_latex(text: str) -> str:
     if unit and not _NO_UNIT.search(unit[1]) and not re.search(r"\\begin", text):
         text = text[: unit.start()]
     text = _WORDS.sub(lambda match: match[1] if len(match[1]) < 2 else f" {match[1].strip()} ", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1\2}{\3\4}", text))
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1\2}{\3\4}", without_chinese_unit(text)))
     return re.sub(r"\s+", " ", text).strip().removesuffix(".").strip()
 
 
@@ -264,6 +272,7 @@ _IN_BASE = re.compile(r"[0-9]\s*_")
 
 def _compare_single(stated: str, gold: str, equal: Equal | None) -> bool | None:
     """As `_compare`, for two texts that are not lists."""
+    stated, gold = without_chinese_unit(stated), without_chinese_unit(gold)  # of each part: 1 公分, 2 公分
     if bool(_EQUALS.search(stated)) != bool(_EQUALS.search(gold)):  # x = 5 is 5, but 2x + 3 = 0 is not 0
         stated, gold = _right_side(stated), _right_side(gold)
         if steps := _calculation(stated):
