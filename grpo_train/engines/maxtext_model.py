@@ -177,7 +177,7 @@ def load_actor(
 
 
 def is_one_cpu(mesh: jax.sharding.Mesh) -> bool:
-    """Whether all is computed by one CPU device, for which the course has forms of its own (cpu_speed, losses.slots)."""
+    """Whether one CPU device computes all, for which the course has forms of its own (cpu_speed, losses.slots)."""
     return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
