@@ -6,8 +6,8 @@
 Every variant is step_time.py's worker of the course, in a process of its own; they take turns, and a ratio is one
 variant over `plain` of the same round.  `gap` is sampler_trainer_gap: the mean difference between the log-probability
 that the sampler gave a token and the trainer's.  `without_…` takes out one of the forms that the course has for one
-CPU: 1 over its ratio is what that form gives.  `half the rows` is no lever: it says what a row costs in the rollout, and
-so what finished rows that leave the batch could save at most.
+CPU: 1 over its ratio is what that form gives.  `half the rows` is no lever: it says what a row costs in the rollout,
+and so what finished rows that leave the batch could save at most.
 """
 
 from __future__ import annotations
@@ -64,13 +64,16 @@ VARIANTS = {
 def whole_attention() -> None:
     from grpo_train.losses import slots
 
-    slots.SlotSizes.pays = lambda *_: False
+    def never(self: slots.SlotSizes, width: int) -> bool:
+        return False
+
+    slots.SlotSizes.pays = never
 
 
 def whole_head() -> None:
     from grpo_train.losses import hidden_states
 
-    hidden_states.narrow_head = lambda *_: False
+    hidden_states.narrow_head = lambda module, places: False
 
 
 def scanned_layers() -> None:

@@ -225,11 +225,12 @@ def pack_micro_batches(
     prepare = trainer._prepare_inputs
     unscored = 0
     if plan.layout == "groups":
-        packing.share_prompts(trainer.model)
-        if maxtext_model.is_one_cpu(cluster.r2m[rl.Role.ACTOR]) and trainer.model.base.config.dtype == jnp.float32:
+        model: Any = trainer.model
+        packing.share_prompts(model)
+        if maxtext_model.is_one_cpu(cluster.r2m[rl.Role.ACTOR]) and model.base.config.dtype == jnp.float32:
             completion = 1 + rollout_config.max_tokens_to_generate
             sizes = slots.SlotSizes(rollout_config.max_prompt_length - 1, plan.group_size, completion)
-            slots.attend_in_slots(trainer.model, sizes)
+            slots.attend_in_slots(model, sizes)
             unscored = shortest_prompt - 1
     pack = functools.partial(
         packing.pack,

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from maxtext.layers.attention_op import AttentionOp
 
@@ -47,7 +48,8 @@ class SlotAttention(SharedPrompt):
     def apply_attention(self, query, key, value, decoder_segment_ids, *arguments: Any, **named: Any):
         """query [R, W, heads, H], scaled; key and value [R, W, K heads, H]; decoder_segment_ids [R, W]."""
         if self.slots is None or not self.slots.pays(query.shape[1]):
-            return super().apply_attention(query, key, value, decoder_segment_ids, *arguments, **named)
+            whole: Any = super()
+            return whole.apply_attention(query, key, value, decoder_segment_ids, *arguments, **named)
 
         def of_row(*row: jax.Array) -> jax.Array:
             return _row_attention(*row, self.slots)
@@ -76,19 +78,21 @@ def leave_rows_whole(module: nnx.Module) -> None:
 def _row_attention(query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array, sizes: SlotSizes):
     """Attention of one row: query [W, heads, H], key and value [W, K, H], segments [W]; returns [W, heads, H]."""
     width, heads, size = query.shape
-    kv_heads = key.shape[1]
     to_slot, to_row = _places(segments, sizes)
-    flat = jnp.concatenate([part.reshape(width, -1) for part in (query, key, value)], axis=1)
-    queries, keys, values = jnp.split(_move(flat, to_slot, to_row), [heads * size, (heads + kv_heads) * size], axis=1)
+    in_prompt = to_slot[: sizes.prompt] >= 0
+
+    # One move of all three.
+    flat = [part.reshape(width, -1) for part in (query, key, value)]
+    begins = np.cumsum([part.shape[1] for part in flat])[:-1]
+    moved = _move(jnp.concatenate(flat, axis=1), to_slot, to_row)
+    queries, keys, values = jnp.split(moved, begins, axis=1)
+
+    by_head = (len(to_slot), key.shape[1], -1, size)  # [P + G C, K, Q, H]
     of_prompt, of_completions = _slots_attention(
-        queries.reshape(len(to_slot), kv_heads, -1, size),
-        keys.reshape(len(to_slot), kv_heads, size),
-        values.reshape(len(to_slot), kv_heads, size),
-        to_slot[: sizes.prompt] >= 0,
-        sizes,
+        queries.reshape(by_head), keys.reshape(by_head)[:, :, 0], values.reshape(by_head)[:, :, 0], in_prompt, sizes
     )
-    output = jnp.concatenate([of_prompt.reshape(sizes.prompt, -1), of_completions.reshape(-1, heads * size)])
-    return _move(output, to_row, to_slot).reshape(width, heads, size)
+    output = [part.reshape(-1, heads * size) for part in (of_prompt, of_completions)]
+    return _move(jnp.concatenate(output), to_row, to_slot).reshape(width, heads, size)
 
 
 def _places(segments: jax.Array, sizes: SlotSizes) -> tuple[jax.Array, jax.Array]:
