@@ -12,6 +12,7 @@ along a permutation is moving back, which XLA's CPU compiler does much faster th
 An update of SmolLM2-135M on two cores takes 0.87 to 0.89 of its time with it (dev/benchmarks/levers.py).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +52,7 @@ class SlotAttention(SharedPrompt):
             whole: Any = super()
             return whole.apply_attention(query, key, value, decoder_segment_ids, *arguments, **named)
 
-        def of_row(*row: jax.Array) -> jax.Array:
-            return _row_attention(*row, self.slots)
-
+        of_row = functools.partial(_row_attention, sizes=self.slots)
         return jax.vmap(of_row)(query, key, value, decoder_segment_ids), None, None
 
 
