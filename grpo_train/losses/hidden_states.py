@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
-from maxtext.layers.nnx_decoders import NNXDecoder
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.losses.pallas_kernel import Partition
@@ -80,6 +79,7 @@ class HiddenStatesAdapter(TunixMaxTextAdapter):
 
 def allow_narrow_head(module: nnx.Module) -> None:
     """Let a MaxText model leave out logits that nobody needs, see `narrow_head`; until it is asked it makes all."""
+    from maxtext.layers.nnx_decoders import NNXDecoder  # here: it looks for devices
 
     @functools.cache
     def with_narrow_head(decoder: type[NNXDecoder]) -> type[NNXDecoder]:

@@ -10,7 +10,6 @@ from flax import nnx
 from tunix.rl import common
 
 from grpo_lib.common.errors import CourseError
-from grpo_train.losses import hidden_states, slots
 from grpo_train.losses.token_logps import chunk_length, project, token_statistics
 
 
@@ -79,6 +78,8 @@ def _before_targets(
 ) -> tuple[dict[str, Any], float]:
     """(what predicts the tokens, as token_statistics takes it: logits, or hidden states and a head; a number by which
     the logits that the head makes are still to be divided)."""
+    from grpo_train.losses import hidden_states, slots  # here, because MaxText looks for devices when it is imported
+
     # MaxText changes its modules when it hands out hidden states: those of a copy.
     model = nnx.merge(*nnx.split(model))
     tokens, positions, attention_mask, not_padding = common.process_ids(
