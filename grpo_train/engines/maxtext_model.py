@@ -167,12 +167,18 @@ def load_actor(
             modules.insert(0, adapters.with_adapters(modules[0], mesh, config, seed))
     for module in modules:
         compat.make_keys_plain(module)
-        if len(devices) == 1 and devices[0].platform == "cpu":
+        if is_one_cpu(mesh):
             if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
                 cpu_speed.multiply_in_two_dimensions(module)
             cpu_speed.unroll_layers(module)
+            hidden_states.allow_narrow_head(module)
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
+
+
+def is_one_cpu(mesh: jax.sharding.Mesh) -> bool:
+    """Whether one CPU device computes all, for which the course has forms of its own (cpu_speed, losses.slots)."""
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def _loading_error(checkpoint: Any, config: Any, mesh: Any, error: Exception) -> CourseError:
