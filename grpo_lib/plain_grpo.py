@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:  # all else of grpo_lib does without them
 
 from grpo_lib.common.files import read_json
 from grpo_lib.problems import Problem, training_batches
-from grpo_lib.prompts import render, system_prompt
+from grpo_lib.prompts import end_tokens, padding_token, render, system_prompt
 from grpo_lib.records import Generation
 from grpo_lib.rewards import get_rewards
 
@@ -66,7 +66,7 @@ class Config(NamedTuple):  # model settings that the shapes of the weights do no
     rope_theta: float
     rms_norm_eps: float
     pad: int  # token id
-    eos: int  # token id
+    ends: tuple[int, ...]  # token ids: each of them ends a completion
 
 
 @dataclass
@@ -91,13 +91,14 @@ def load_policy(directory: str | Path) -> Policy:
     if config["tie_word_embeddings"]:  # then the embedding is the output matrix as well
         weights.pop("lm_head", None)
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    tokenizer.pad_token = padding_token(tokenizer)
     model = Config(
         layers=config["num_hidden_layers"],
         head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         rope_theta=float(rope["rope_theta"]),
         rms_norm_eps=config["rms_norm_eps"],
         pad=tokenizer.pad_token_id,
-        eos=tokenizer.eos_token_id,
+        ends=tuple(end_tokens(tokenizer)),
     )
     return Policy(weights, model, tokenizer)
 
@@ -153,6 +154,7 @@ def forward(weights, config: Config, tokens, valid, last: int, cache=None, start
 def sample(weights, config: Config, prompts, key, length: int, temperature: float):
     """Completions [B, C = length] of prompts [B, P]; padding follows the end token.  Temperature 0 is greedy."""
     B, P = prompts.shape
+    ends = jnp.array(config.ends)
     valid = jnp.pad(prompts != config.pad, ((0, 0), (0, length)), constant_values=True)  # [B, P + C]
 
     def choose(logits, index):  # [B, 1, V] -> [B]; one key for the batch (the course's sampler: one per completion)
@@ -165,13 +167,13 @@ def sample(weights, config: Config, prompts, key, length: int, temperature: floa
         index, token, ended, completions, cache = state
         logits, cache = forward(weights, config, token[:, None], valid, 1, cache, P + index - 1)
         token = jnp.where(ended, config.pad, choose(logits, index))
-        return index + 1, token, ended | (token == config.eos), completions.at[:, index].set(token), cache
+        return index + 1, token, ended | jnp.isin(token, ends), completions.at[:, index].set(token), cache
 
     logits, cache = forward(weights, config, prompts, valid[:, :P], 1)  # the whole prompt at once
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, length), (0, 0), (0, 0))), cache)  # and room for C tokens
     token = choose(logits, 0)  # [B]
     completions = jnp.full((B, length), config.pad)  # [B, C]
-    state = (1, token, token == config.eos, completions.at[:, 0].set(token), cache)
+    state = (1, token, jnp.isin(token, ends), completions.at[:, 0].set(token), cache)
     return jax.lax.while_loop(lambda state: (state[0] < length) & ~state[2].all(), next_token, state)[3]
 
 
@@ -187,7 +189,7 @@ def generate(policy: Policy, prompts: Sequence[str], max_completion_length: int)
     ids = np.pad(ids, ((0, 0), (-ids.shape[1] % 16, 0)), constant_values=policy.config.pad)  # few shapes to compile
     ids = np.asarray(sample(policy.weights, policy.config, ids, jax.random.PRNGKey(0), max_completion_length, 0.0))
     tokens = (ids != policy.config.pad).sum(1)  # [B]
-    truncated = (ids != policy.config.eos).all(1)  # [B]
+    truncated = ~np.isin(ids, policy.config.ends).any(1)  # [B]
     texts = policy.tokenizer.batch_decode(ids, skip_special_tokens=True)  # without end token and padding
     return [Generation(*row) for row in zip(texts, tokens.tolist(), truncated.tolist(), strict=True)]
 
@@ -233,7 +235,7 @@ def update(weights, opt_state, config, optimizer, settings, prompts, completions
     """One step of the optimizer on a batch: the new weights, the new optimizer state and the loss."""
     mask = completions != config.pad  # [B, C]
     if settings.mask_truncated:
-        mask &= (completions == config.eos).any(1, keepdims=True)
+        mask &= jnp.isin(completions, jnp.array(config.ends)).any(1, keepdims=True)
 
     def loss_of(weights):
         logps = per_token_logps(weights, config, prompts, completions, settings.temperature)  # [B, C]

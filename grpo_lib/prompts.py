@@ -4,10 +4,13 @@ The tags are ordinary text, not special tokens: a decoder that skips special tok
 """
 
 import datetime
+import reprlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.common.files import read_json
 
 # The four tags of a completion.
 REASONING_OPEN = "<reasoning>"
@@ -50,6 +53,8 @@ TURN_TOKENS = tuple(marker for family in ("ChatML", "Llama 3", "Gemma", "DeepSee
 END_MARKERS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
+# Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
+PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
 
 
 # What DAPO-Math-17k puts around each problem (BytedTsinghua-SIA/DAPO-Math-17k, column `prompt`).
@@ -191,6 +196,43 @@ def cut_while_thinking(completion: str, thinking: bool = False) -> bool:
 def template_completion(reasoning: str, answer: str) -> str:
     """The completion we train towards: both blocks, and nothing before, between or after them."""
     return f"{REASONING_OPEN}{reasoning}{REASONING_CLOSE}{ANSWER_OPEN}{answer}{ANSWER_CLOSE}"
+
+
+def end_tokens(tokenizer: Any) -> list[int]:
+    """Ids at which a completion ends: the tokenizer's own, and those of generation_config.json in the model's folder.
+
+    A chat model often has two: the end of a turn, and the end of a text.  Raises CourseError for a damaged file.
+    """
+    ends = [tokenizer.eos_token_id]
+    folder = getattr(tokenizer, "name_or_path", "")
+    file = Path(folder) / "generation_config.json"
+    if not folder or not file.is_file():
+        return ends
+    remedy = "copy or download the model again"
+    others = read_json(file, remedy).get("eos_token_id")
+    if not isinstance(others, list):
+        others = [] if others is None else [others]
+    if not all(type(token) is int and token >= 0 for token in others):
+        raise CourseError(f"{file}: eos_token_id is {reprlib.repr(others)}, not the ids of tokens; {remedy}")
+    if others and max(others) >= len(tokenizer):
+        raise CourseError(
+            f"{file}: eos_token_id {reprlib.repr(max(others))} is none of the tokenizer's {len(tokenizer):,} tokens; "
+            f"{remedy}"
+        )
+    return list(dict.fromkeys([*ends, *others]))
+
+
+def padding_token(tokenizer: Any) -> str | None:
+    """The token to pad with: one that neither a text nor its end holds; None if the tokenizer has none.
+
+    Padding is hidden from the loss, so one that also ends a turn or a text would be hidden there while the sampler has
+    seen it. (Qwen's chat models pad with <|endoftext|>, which their generation_config.json names as a second end.)
+    """
+    written = end_tokens(tokenizer)
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in written:
+        return tokenizer.pad_token
+    vocabulary = tokenizer.get_vocab()
+    return next((token for token in PADDING_TOKENS if vocabulary.get(token, written[0]) not in written), None)
 
 
 def _own_tokens(tokenizer: Any) -> set[str]:

@@ -54,6 +54,7 @@ def fine_tune(
     partial = output.with_name(output.name + ".partial")
     tokenize = functools.partial(tokenizer, add_special_tokens=False, padding=True, return_tensors="np")
     prompt_ids = tokenize([prompt for prompt, _ in pairs], padding_side="left")["input_ids"]  # [N, P]
+    # Of several end tokens the examples end with the tokenizer's own: it is the one to be learnt.
     completions = [text + tokenizer.eos_token for _, text in pairs]
     completion_ids = tokenize(completions, padding_side="right")["input_ids"]  # [N, C]
     epoch = np.tile(np.arange(len(pairs)), (epochs, 1))

@@ -87,6 +87,7 @@ def sample(weights, config, prompts, key, length: int, temperature: float, group
     B, P = prompts.shape
     G = group_size
     C = length
+    ends = jnp.array(config.ends)
     first = prompts[::G]  # [N, P], each prompt once
     valid = first != config.pad
     cache = []  # keys and values [N, P, K, H] by layer
@@ -123,14 +124,14 @@ def sample(weights, config, prompts, key, length: int, temperature: float, group
 
         rope = [jnp.repeat(x[positions[:, -1] + index], G, 0)[:, None] for x in table]
         token = jnp.where(ended, config.pad, choose(transformer(weights, config, token[:, None], rope, attend), index))
-        return index + 1, token, ended | (token == config.eos), completions.at[:, index].set(token), new
+        return index + 1, token, ended | jnp.isin(token, ends), completions.at[:, index].set(token), new
 
     logits = transformer(weights, config, first, [x[positions] for x in table], prefill)[:, -1:]
     token = choose(jnp.repeat(logits, G, 0), 0)
     completions = jnp.full((B, C), config.pad)
     shapes = [(k.shape[0], G, *k.shape[2:], C) for k, _ in cache]
     own = [(jnp.zeros(shape), jnp.zeros(shape).swapaxes(3, 4)) for shape in shapes]
-    state = (1, token, token == config.eos, completions.at[:, 0].set(token), own)
+    state = (1, token, jnp.isin(token, ends), completions.at[:, 0].set(token), own)
     return jax.lax.while_loop(lambda state: (state[0] < C) & ~state[2].all(), next_token, state)[3]
 
 

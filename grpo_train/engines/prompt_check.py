@@ -7,8 +7,16 @@ fails nowhere: the model only solves less.
 from typing import Any
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.prompts import END_MARKERS, TURN_TOKENS, is_own_token, messages, system_prompt, user_prompt
-from grpo_train.engines.tokens import Renderer, encode, end_tokens
+from grpo_lib.prompts import (
+    END_MARKERS,
+    TURN_TOKENS,
+    end_tokens,
+    is_own_token,
+    messages,
+    system_prompt,
+    user_prompt,
+)
+from grpo_train.engines.tokens import Renderer, encode
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.schema import PromptsRecipe
 

@@ -1,31 +1,23 @@
 """A model's tokenizer, and a recipe's prompts as the model is sent them: their text, their lengths, which ones fit."""
 
 import datetime
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import read_json
 from grpo_lib.problems import Problem
-from grpo_lib.prompts import bare_text, render, system_prompt, user_prompt
+from grpo_lib.prompts import bare_text, padding_token, render, system_prompt, user_prompt
 from grpo_train.engines.model_files import model_directory, unreadable
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import PromptsRecipe, RolloutRecipe
-
-# Tokens that models reserve and never write, for tokenizers without a padding token of their own: Llama-3.1's, Qwen's.
-PADDING_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>", "<|endoftext|>")
 
 
 def load_tokenizer(model: ModelRecipe):
     """The model's own tokenizer, padding on the left, as generation needs it.
 
-    The padding token is one of its own that no text holds: Tunix hides padding from the trainer, so one that also ends
-    a turn or a text would be hidden there while the sampler has seen it.  (Qwen's chat models pad with <|endoftext|>,
-    which their generation_config.json names as a second end token.)  Raises CourseError when the tokenizer has none, or
-    its files are damaged, or it has code of its own.
+    It pads with `prompts.padding_token`.  Raises CourseError when the tokenizer has none, or its files are damaged, or
+    it has code of its own.
     """
     from transformers import AutoTokenizer
 
@@ -37,41 +29,13 @@ def load_tokenizer(model: ModelRecipe):
         raise unreadable(model, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise CourseError(f"the tokenizer of model.path={model.path} names no end token; give it an eos_token")
-    written = end_tokens(tokenizer)
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in written:
-        vocabulary = tokenizer.get_vocab()
-        free = [token for token in PADDING_TOKENS if token in vocabulary and vocabulary[token] not in written]
-        if not free:
-            raise CourseError(
-                f"the tokenizer of model.path={model.path} has no padding token of its own; "
-                "give it a pad_token that is not its end token"
-            )
-        tokenizer.pad_token = free[0]
-    return tokenizer
-
-
-def end_tokens(tokenizer: Any) -> list[int]:
-    """Ids at which a completion ends: the tokenizer's own, and those of generation_config.json in the model's folder.
-
-    A chat model often has two: the end of a turn, and the end of a text.  Raises CourseError for a damaged file.
-    """
-    ends = [tokenizer.eos_token_id]
-    folder = getattr(tokenizer, "name_or_path", "")
-    file = Path(folder) / "generation_config.json"
-    if not folder or not file.is_file():
-        return ends
-    remedy = "copy or download the model again"
-    others = read_json(file, remedy).get("eos_token_id")
-    if not isinstance(others, list):
-        others = [] if others is None else [others]
-    if not all(type(token) is int and token >= 0 for token in others):
-        raise CourseError(f"{file}: eos_token_id is {reprlib.repr(others)}, not the ids of tokens; {remedy}")
-    if others and max(others) >= len(tokenizer):
+    tokenizer.pad_token = padding_token(tokenizer)
+    if tokenizer.pad_token is None:
         raise CourseError(
-            f"{file}: eos_token_id {reprlib.repr(max(others))} is none of the tokenizer's {len(tokenizer):,} tokens; "
-            f"{remedy}"
+            f"the tokenizer of model.path={model.path} has no padding token of its own; "
+            "give it a pad_token that is not its end token"
         )
-    return list(dict.fromkeys([*ends, *others]))
+    return tokenizer
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

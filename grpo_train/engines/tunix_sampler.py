@@ -18,9 +18,10 @@ from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.prompts import end_tokens
 from grpo_lib.records import Generation
 from grpo_train.engines import compat, cpu_speed, model_files, tunix_models, weight_sync
-from grpo_train.engines.tokens import encode, end_tokens
+from grpo_train.engines.tokens import encode
 from grpo_train.engines.weight_sync import HeadLayout, Scored, by_name, padded, translate
 from grpo_train.losses import token_statistics
 from grpo_train.runs import multihost
@@ -59,7 +60,7 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
     filled up, and left out of the result.
 
     A prompt is its text alone (tokens.encode); Tunix puts the tokenizer's BOS in front of it.  Each of the model's end
-    tokens ends a completion (tokens.end_tokens).
+    tokens ends a completion (prompts.end_tokens).
     """
 
     mesh: jax.sharding.Mesh | None = None

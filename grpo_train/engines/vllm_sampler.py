@@ -25,10 +25,11 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.prompts import end_tokens
 from grpo_lib.records import Generation
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import model_directory, read_config
-from grpo_train.engines.tokens import encode, end_tokens, load_tokenizer
+from grpo_train.engines.tokens import encode, load_tokenizer
 from grpo_train.engines.weight_sync import Scored, by_name, padded
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import MAX_BATCHED_TOKENS, HardwareRecipe, VllmRecipe

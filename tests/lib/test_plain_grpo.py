@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,7 +115,7 @@ def test_masked_completions_are_as_if_they_were_not_there(policy, aggregation):
     def update(rows):
         weights = jax.tree.map(jnp.array, policy.weights)  # a copy: the update reuses its memory
         return plain_grpo.update(
-            weights, keep.init(weights), policy.config._replace(pad=PAD, eos=EOS), keep, settings, prompts[rows],
+            weights, keep.init(weights), policy.config._replace(pad=PAD, ends=(EOS,)), keep, settings, prompts[rows],
             completions[rows], advantages[rows],
         )  # fmt: skip
 
@@ -176,8 +177,8 @@ def test_log_probabilities_agree_with_tunix(policy, tunix_logits):
     np.testing.assert_allclose(ours[real], theirs[real], atol=2e-5)
 
 
-def greedy(policy, prompts, eos: int = EOS) -> np.ndarray:
-    config = policy.config._replace(eos=eos)
+def greedy(policy, prompts, *ends: int) -> np.ndarray:
+    config = policy.config._replace(ends=ends or (EOS,))
     return np.asarray(plain_grpo.sample(policy.weights, config, prompts, jax.random.PRNGKey(0), 10, 0.0))
 
 
@@ -200,6 +201,31 @@ def test_sampling_stops_at_the_end_token(policy):
     for with_end, without in zip(greedy(policy, prompts, eos), free, strict=True):
         stop = [*without, eos].index(eos) + 1
         np.testing.assert_array_equal(with_end, np.where(np.arange(10) < stop, without, PAD))
+
+
+def test_every_end_token_of_the_generation_config_ends_a_completion(directory, policy, tmp_path, monkeypatch):
+    """Qwen's case: a turn ends with the tokenizer's token or another one, and that one is its padding, too."""
+    prompts, _ = random_tokens(6, 12, 1)
+    free = greedy(policy, prompts)
+    other = int(free[0, 3])  # a token that the model does write
+    copy = shutil.copytree(directory, tmp_path / "model")
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, other]}))
+    vocabulary = {**policy.tokenizer.get_vocab(), "<|fim_pad|>": PAD}
+    tokenizer = SimpleNamespace(
+        name_or_path=str(copy), eos_token_id=EOS, pad_token_id=other, pad_token="?", get_vocab=lambda: vocabulary
+    )
+    monkeypatch.setattr(plain_grpo.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    read = plain_grpo.load_policy(copy)
+    assert read.config.ends == (EOS, other)
+    assert read.tokenizer.pad_token == "<|fim_pad|>"
+
+    stopped = greedy(policy, prompts, *read.config.ends)
+    for with_ends, without in zip(stopped, free, strict=True):
+        stop = next((place for place, token in enumerate(without) if token in (EOS, other)), 9) + 1
+        np.testing.assert_array_equal(with_ends, np.where(np.arange(10) < stop, without, PAD))
+    monkeypatch.setattr(plain_grpo, "sample", lambda *_: np.array([[50, 60, other, PAD], [50, 60, 50, 60]]))
+    both = plain_grpo.Policy(policy.weights, policy.config._replace(ends=(EOS, other)), policy.tokenizer)
+    assert [row.truncated for row in plain_grpo.generate(both, ["2+3", "4"], 4)] == [False, True]
 
 
 def test_samples_follow_the_distribution(policy):

@@ -11,10 +11,11 @@ from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 from grpo_lib.eval_cache import EvalCache
 from grpo_lib.problems import load_problems
+from grpo_lib.prompts import end_tokens
 from grpo_train import checks, pipeline
 from grpo_train.cli import evaluate as evaluate_command
 from grpo_train.engines.prompt_check import QUESTION, check_prompts
-from grpo_train.engines.tokens import Renderer, encode, end_tokens, load_tokenizer, prompt_lengths
+from grpo_train.engines.tokens import Renderer, encode, load_tokenizer, prompt_lengths
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import run_directory
 from grpo_train.tpu import machine_checks
