@@ -178,10 +178,9 @@ class Sampler(tunix_sampler.Sampler):
 def first_largest(values: jax.Array) -> jax.Array:
     """The place of the largest of values [B, V], the first of equal ones: jnp.argmax, [B].
 
-    XLA's CPU compiler computes an argmax on one thread, and a maximum and a minimum on all of them: 0.90 of a rollout
-    of SmolLM2, whose vocabulary has 49,152 words (dev/benchmarks/levers.py).  Tried, and 0.80: one uniform number a row
-    and sums of blocks of probabilities, in place of noise for each word.  It draws from the same distribution, but
-    other texts for a seed, so it stays out.
+    XLA's CPU compiler computes an argmax on one thread, and a maximum and a minimum on all of them, which counts with a
+    vocabulary of 49,152 words.  Not taken: one uniform number a row and sums of blocks of probabilities, in place of
+    noise for each word.  It is faster still and draws from the same distribution, but other texts for a seed.
     """
     vocabulary = values.shape[-1]
     places = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)

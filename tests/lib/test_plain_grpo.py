@@ -211,9 +211,15 @@ def test_every_end_token_of_the_generation_config_ends_a_completion(directory, p
     copy = shutil.copytree(directory, tmp_path / "model")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, other]}))
     vocabulary = {**policy.tokenizer.get_vocab(), "<|fim_pad|>": PAD}
-    tokenizer = SimpleNamespace(
-        name_or_path=str(copy), eos_token_id=EOS, pad_token_id=other, pad_token="?", get_vocab=lambda: vocabulary
-    )
+
+    class Tokenizer(SimpleNamespace):
+        def __len__(self):
+            return len(vocabulary)
+
+        def get_vocab(self):
+            return vocabulary
+
+    tokenizer = Tokenizer(name_or_path=str(copy), eos_token_id=EOS, pad_token_id=other, pad_token="?")
     monkeypatch.setattr(plain_grpo.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
     read = plain_grpo.load_policy(copy)
     assert read.config.ends == (EOS, other)
