@@ -370,20 +370,20 @@ def test_a_good_file_is_taken_and_a_folder_or_nothing_in_its_place_is_one_line(g
     check(good, tmp_path, target, Path.unlink)
 
 
-@settings(FEW, max_examples=100)
+@settings(FEW, max_examples=40)
 @given(name=st.sampled_from(IN_NO_TIME), chance=RANDOM)
 def test_damaged_problems_and_completions_are_one_line(good, scratch, name, chance):
     broken(good, scratch, name, chance)
 
 
-@settings(FEW, max_examples=20)
+@settings(FEW, max_examples=10)
 @given(name=st.sampled_from(COMMANDS), chance=RANDOM)
 def test_damaged_files_of_a_recipe_and_a_run_are_one_line(good, scratch, name, chance):
     broken(good, scratch, name, chance)
 
 
 @pytest.mark.slow
-@settings(FEW, max_examples=40)
+@settings(FEW, max_examples=10)
 @given(name=st.sampled_from(PAGES), chance=RANDOM)
 def test_damaged_files_of_a_report_are_one_line(good, scratch, name, chance):
     broken(good, scratch, name, chance)
