@@ -92,7 +92,9 @@ def _before_targets(
     if segment_ids is None:
         slots.leave_rows_whole(model)
     if implementation == "jax":
-        narrowed = hidden_states.narrow_head(model, before)
+        # Of packed rows alone: padded ones are summed in plain_grpo's order, on which it depends how MaxText rounds the
+        # gradient of a tied embedding to bfloat16.
+        narrowed = segment_ids is not None and hidden_states.narrow_head(model, before)
         logits, _ = model(tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segments)
         return {"logits": logits if narrowed else logits[:, before]}, 1.0
     if not hasattr(model, "hidden_states"):
