@@ -177,11 +177,9 @@ def _machine(environment: dict[str, Any]) -> list[str]:
     devices = [device for device in environment.get("devices", []) if not device.startswith("cpu")]
     if devices:
         return [f"{len(devices)} × {devices[0].partition(': ')[2]}"]
-    return (
-        [f"{environment['processor']}, {environment['cores']} cores"]
-        if {"processor", "cores"} <= set(environment)
-        else []
-    )
+    if {"processor", "cores"} <= environment.keys():
+        return [f"{environment['processor']}, {environment['cores']} cores"]
+    return []
 
 
 def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
