@@ -179,8 +179,8 @@ def _keep_freed_memory() -> None:
 
     By default it returns large blocks to the system at once, and XLA's CPU programs request them again at every call.
     Measured on eight steps of recipes/tiny-cpu.yaml: 0.8 million page faults and 2.5 s of system time without this,
-    0.1 to 0.2 million and 1.1 to 1.5 s with it, at the same peak memory.  There is no threshold: 2**31 - 1 would be a limit
-    of 2 GiB, which the update of a real model crosses.
+    0.1 to 0.2 million and 1.1 to 1.5 s with it, at the same peak memory.  The threshold is none:
+    2**31 - 1 would be a limit of 2 GiB, which the update of a real model crosses.
     """
     if platform.libc_ver()[0] != "glibc" or has_accelerator():
         return
