@@ -297,6 +297,9 @@ def _adapt_cluster(
         )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
+    if clusters.is_on_one_cpu(actor.mesh):
+        compat.donate_weights(cluster.actor_trainer)
+        clusters.drop_sampler_in_updates(cluster)
     if plan.layout != "padded":
         clusters.pack_micro_batches(cluster, plan, rollout_config, learners.AGGREGATIONS[recipe.grpo.aggregation])
 

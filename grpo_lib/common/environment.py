@@ -9,6 +9,7 @@ Nothing here imports JAX, except `prepare` where JAX_PLATFORMS names Pathways.
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import platform
 import re
@@ -185,3 +186,15 @@ def _keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28), (M_ARENA_MAX, 1)):
         libc.mallopt(parameter, value)
+
+
+def release_freed_memory() -> None:
+    """Between two phases of a run on such a machine, give the memory that the first has freed back to the system.
+
+    What is kept for the next computation is of the sizes of the last ones; the next phase has others, and would take
+    new memory beside it.
+    """
+    if platform.libc_ver()[0] != "glibc" or has_accelerator():
+        return
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -15,6 +15,7 @@ from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import metrics_logger
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
 from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
@@ -229,6 +230,28 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
         micro_batches=plan.micro_batches_in_loss,
     )
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
+
+
+def is_on_one_cpu(mesh: jax.sharding.Mesh) -> bool:
+    """Where trainer and sampler share the machine's memory, and its arrays are of one process."""
+    return jax.device_count() == 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def drop_sampler_in_updates(cluster: rl.RLCluster) -> None:
+    """Let the sampler have no weights while the policy is updated: after it they are others anyway.
+
+    Here gradients need the memory, and an update that writes over the policy's weights must be the only one that has
+    them."""
+    sampler: Any = cluster.rollout
+    trainer = cluster.actor_trainer
+    prepare = trainer._prepare_inputs
+
+    def prepare_inputs(input_data: Any) -> Any:
+        sampler.drop_weights()
+        environment.release_freed_memory()
+        return prepare(input_data)
+
+    trainer._prepare_inputs = prepare_inputs
 
 
 def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:

@@ -205,7 +205,7 @@ def unroll_layers(module: Any) -> None:
 
     class Unrolled(NNXDecoder):
         def _apply_layers_sequentially(self, *arguments, length: int, **named):
-            named["unroll"] = length if length <= UNROLLED else 1
+            named["unroll"] = length if length <= UNROLLED and self.config.remat_policy != "full" else 1
             named["skip_block_remat"] = self.config.remat_policy == "minimal"
             return super()._apply_layers_sequentially(*arguments, length=length, **named)
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import maxtext_sizes, model_directory, require_heads, unreadable
@@ -155,10 +156,10 @@ def load_actor(
         config = pyconfig.initialize(arguments)
         require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+        on_one_cpu = len(devices) == 1 and devices[0].platform == "cpu"
+        create = compat.load_without_drawing if on_one_cpu else model_creation_utils.from_pretrained
         try:
-            module = model_creation_utils.from_pretrained(
-                config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
-            )
+            module = create(config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id)
         except (ValueError, KeyError, OSError) as error:
             raise _loading_error(weights, config, mesh, error) from error
     modules: list[Any] = [module]  # the one that trains comes first
@@ -167,10 +168,11 @@ def load_actor(
             modules.insert(0, adapters.with_adapters(modules[0], mesh, config, seed))
     for module in modules:
         compat.make_keys_plain(module)
-        if len(devices) == 1 and devices[0].platform == "cpu":
+        if on_one_cpu:
             if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
                 cpu_speed.multiply_in_two_dimensions(module)
             cpu_speed.unroll_layers(module)
+    environment.release_freed_memory()
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
 

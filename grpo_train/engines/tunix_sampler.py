@@ -263,6 +263,12 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.heads)
         self.seconds["syncing"] += time.perf_counter() - started
 
+    def drop_weights(self) -> None:
+        """Let the weights go until the next sync: for the update that comes before it."""
+        for variable in jax.tree.leaves(self._sampler.transformer_state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+            weight = variable.get_value()
+            variable.set_value(jax.ShapeDtypeStruct(weight.shape, weight.dtype))
+
     def model(self) -> None:
         """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""
 
