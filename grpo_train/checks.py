@@ -35,6 +35,7 @@ class Ready:
     tokenizer: Any
     render: Any  # a tokens.Renderer: questions as the model is sent them
     rewards: list[RewardFunction]
+    min_prompt_length: int  # tokens of the shortest training prompt
     max_prompt_length: int  # P: training prompts are padded to it, in tokens
     problems: list[Problem]  # of GRPO, whose prompts are not longer
     too_long: int  # problems whose prompts are longer
@@ -95,7 +96,7 @@ def check(
     date_of_all = datetime.date.fromisoformat(multihost.broadcast(own_date.isoformat()))
     render = tokens.Renderer(recipe.prompts, tokenizer, date_of_all)
     prompt_check.check_prompts(recipe, render)
-    width, fitting = tokens.fit_prompts(recipe.rollout, render, list(problems))
+    shortest, width, fitting = tokens.fit_prompts(recipe.rollout, render, list(problems))
     return Ready(
         recipe=recipe,
         plan=plan,
@@ -104,6 +105,7 @@ def check(
         tokenizer=tokenizer,
         render=render,
         rewards=rewards,
+        min_prompt_length=shortest,
         max_prompt_length=width,
         problems=fitting,
         too_long=len(problems) - len(fitting),

@@ -240,7 +240,7 @@ def build_session(
         actor, cluster = checkpoints.restore(build, saved, log)
         if recipe.grpo.kl_is_watched and recipe.lora.rank:
             watched = watched_kl.without_adapters(actor)
-        _adapt_cluster(recipe, plan, actor, cluster, rollout_config)
+        _adapt_cluster(ready, actor, cluster, rollout_config)
 
         # 4. The learner.  Takes all of these; gives `learner`: rewards, advantages, policy loss, metrics.
         batches = batch_of_step(
@@ -278,9 +278,10 @@ def build_session(
 
 
 def _adapt_cluster(
-    recipe: Recipe, plan: BatchPlan, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
+    ready: Ready, actor: maxtext_model.Actor, cluster: rl.RLCluster, rollout_config: RolloutConfig
 ) -> None:
     """Give the cluster the log-probabilities, the weights and the layout of micro-batches that this recipe needs."""
+    recipe, plan = ready.recipe, ready.plan
     compat.keep_optimizer_state(cluster.actor_trainer)
     if recipe.lora.rank:
         clusters.sync_whole_weights(cluster, actor)
@@ -297,11 +298,12 @@ def _adapt_cluster(
         )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
-    if clusters.is_on_one_cpu(actor.mesh):
+    if maxtext_model.is_one_cpu(actor.mesh):
         compat.donate_weights(cluster.actor_trainer)
         clusters.drop_sampler_in_updates(cluster)
     if plan.layout != "padded":
-        clusters.pack_micro_batches(cluster, plan, rollout_config, learners.AGGREGATIONS[recipe.grpo.aggregation])
+        aggregation = learners.AGGREGATIONS[recipe.grpo.aggregation]
+        clusters.pack_micro_batches(cluster, plan, rollout_config, aggregation, ready.min_prompt_length)
 
 
 def _make_learner(

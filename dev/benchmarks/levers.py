@@ -5,8 +5,9 @@
 
 Every variant is step_time.py's worker of the course, in a process of its own; they take turns, and a ratio is one
 variant over `plain` of the same round.  `gap` is sampler_trainer_gap: the mean difference between the log-probability
-that the sampler gave a token and the trainer's.  `half the rows` is no lever: it says what a row costs in the rollout,
-and so what finished rows that leave the batch could save at most.
+that the sampler gave a token and the trainer's.  `without_…` takes out one of the forms that the course has for one
+CPU: 1 over its ratio is what that form gives.  `half the rows` is no lever: it says what a row costs in the rollout, and
+so what finished rows that leave the batch could save at most.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +38,17 @@ class Variant:
     text: str
     environment: dict[str, str] = field(default_factory=dict)  # set before the process starts
     changes: tuple[str, ...] = ()  # to the recipe
-    scan: bool = False  # layers as a scan, not as straight code
+    without: str = ""  # one of WITHOUT
 
 
 VARIANTS = {
     "plain": Variant("as the course trains"),
     "pages": Variant("large memory pages", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
-    "scan": Variant("layers as a scan", scan=True),
+    "without_slots": Variant("attention of whole rows", without="slots"),
+    "without_narrow": Variant("logits of prompts, too", without="narrow"),
+    "without_unrolled": Variant("layers as a scan", without="unrolled"),
+    "without_threads": Variant("argmax on one thread", without="threads"),
+    "without_memory": Variant("freed memory kept up to 2 GiB", without="memory"),
     "eigen": Variant("XLA without YNNPACK", {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}),
     "onednn": Variant("XLA with oneDNN", {"XLA_FLAGS": "--xla_cpu_use_onednn=true"}),
     "scheduler": Variant(
@@ -55,15 +61,56 @@ VARIANTS = {
 }
 
 
+def whole_attention() -> None:
+    from grpo_train.losses import slots
+
+    slots.SlotSizes.pays = lambda *_: False
+
+
+def whole_head() -> None:
+    from grpo_train.losses import hidden_states
+
+    hidden_states.narrow_head = lambda *_: False
+
+
+def scanned_layers() -> None:
+    from grpo_train.engines import cpu_speed
+
+    cpu_speed.UNROLLED = 0
+
+
+def plain_argmax() -> None:
+    import jax.numpy as jnp
+
+    from grpo_train.engines import cpu_speed
+
+    cpu_speed.first_largest = lambda values: jnp.argmax(values, axis=-1)
+
+
+def two_gibibytes() -> None:
+    from grpo_lib.common import environment
+
+    environment.KEEP_ALL = 2**31 - 1
+
+
+WITHOUT: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "slots": whole_attention,
+    "narrow": whole_head,
+    "unrolled": scanned_layers,
+    "threads": plain_argmax,
+    "memory": two_gibibytes,
+}
+
+
 def train(job: Job) -> dict[str, Any]:
     """The course's worker, with the gap beside its times."""
     import course_grpo
 
-    from grpo_train import training
-    from grpo_train.engines import cpu_speed
+    WITHOUT[os.environ["LEVERS_WITHOUT"]]()
 
-    if os.environ.get("LEVERS_SCAN"):
-        cpu_speed.UNROLLED = 0
+    from grpo_train import training
+
     gaps: list[float] = []
     given = training.train
 
@@ -79,7 +126,7 @@ def train(job: Job) -> dict[str, Any]:
 def measure(variant: Variant, job_file: Path) -> dict[str, Any] | str:
     """Its result, or the last line of what it wrote where it does not run."""
     command = [sys.executable, __file__, "--worker", str(job_file)]
-    more = variant.environment | ({"LEVERS_SCAN": "1"} if variant.scan else {})
+    more = variant.environment | {"LEVERS_WITHOUT": variant.without}
     done = subprocess.run(command, env=os.environ | more, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         return ([line for line in done.stderr.splitlines() if line.strip()] or ["no output"])[-1][:200]

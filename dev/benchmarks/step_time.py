@@ -87,7 +87,7 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
         model=str(directory),
         checkpoint=str(conversion.convert_to_maxtext(recipe.model, cache)),
         recipe=recipe.model_dump(mode="json"),
-        max_prompt_length=fit_prompts(recipe.rollout, render, problems)[0],
+        max_prompt_length=fit_prompts(recipe.rollout, render, problems)[1],
         prompts=[[str(prompt) for prompt in batch["prompts"]] for batch in first],
         answers=[[str(answer) for answer in batch["answer"]] for batch in first],
     )

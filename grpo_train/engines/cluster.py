@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
@@ -19,7 +20,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
 from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
-from grpo_train.losses import packing
+from grpo_train.losses import packing, slots
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
 from grpo_train.runs import checkpoints, multihost
@@ -212,15 +213,25 @@ def make_cluster(
     return cluster
 
 
-def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig, aggregation: str) -> None:
+def pack_micro_batches(
+    cluster: rl.RLCluster, plan: BatchPlan, rollout_config: RolloutConfig, aggregation: str, shortest_prompt: int
+) -> None:
     """Lay each micro-batch in the plan's rows, in Tunix's place for preparing the inputs of an update.
 
-    `aggregation` is one of Tunix's aggregate_loss; rows of several completions keep it as weights of their tokens.
+    Args:
+      aggregation: one of Tunix's aggregate_loss; rows of several completions keep it as weights of their tokens.
+      shortest_prompt: tokens of the shortest training prompt.
     """
     trainer = cluster.actor_trainer
     prepare = trainer._prepare_inputs
+    unscored = 0
     if plan.layout == "groups":
         packing.share_prompts(trainer.model)
+        if maxtext_model.is_one_cpu(cluster.r2m[rl.Role.ACTOR]) and trainer.model.base.config.dtype == jnp.float32:
+            completion = 1 + rollout_config.max_tokens_to_generate
+            sizes = slots.SlotSizes(rollout_config.max_prompt_length - 1, plan.group_size, completion)
+            slots.attend_in_slots(trainer.model, sizes)
+            unscored = shortest_prompt - 1
     pack = functools.partial(
         packing.pack,
         layout=plan.layout,
@@ -228,13 +239,9 @@ def pack_micro_batches(cluster: rl.RLCluster, plan: BatchPlan, rollout_config: R
         group_size=plan.group_size,
         aggregation=aggregation,
         micro_batches=plan.micro_batches_in_loss,
+        unscored=unscored,
     )
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
-
-
-def is_on_one_cpu(mesh: jax.sharding.Mesh) -> bool:
-    """Where trainer and sampler share the machine's memory, and its arrays are of one process."""
-    return jax.device_count() == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def drop_sampler_in_updates(cluster: rl.RLCluster) -> None:

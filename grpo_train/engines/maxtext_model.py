@@ -156,8 +156,7 @@ def load_actor(
         config = pyconfig.initialize(arguments)
         require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
-        on_one_cpu = len(devices) == 1 and devices[0].platform == "cpu"
-        create = compat.load_without_drawing if on_one_cpu else model_creation_utils.from_pretrained
+        create = compat.load_without_drawing if is_one_cpu(mesh) else model_creation_utils.from_pretrained
         try:
             module = create(config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id)
         except (ValueError, KeyError, OSError) as error:
@@ -168,13 +167,19 @@ def load_actor(
             modules.insert(0, adapters.with_adapters(modules[0], mesh, config, seed))
     for module in modules:
         compat.make_keys_plain(module)
-        if on_one_cpu:
+        if is_one_cpu(mesh):
             if not lora.rank:  # it gives a product another shape, in which qwix does not know the matrix
                 cpu_speed.multiply_in_two_dimensions(module)
             cpu_speed.unroll_layers(module)
+            hidden_states.allow_narrow_head(module)
     environment.release_freed_memory()
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
+
+
+def is_one_cpu(mesh: jax.sharding.Mesh) -> bool:
+    """Whether one CPU device computes all, for which the course has forms of its own (cpu_speed, losses.slots)."""
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def _loading_error(checkpoint: Any, config: Any, mesh: Any, error: Exception) -> CourseError:

@@ -126,17 +126,17 @@ def prompt_lengths(render: Renderer, problems: Sequence[Problem]) -> list[int]:
     return [len(ids) for ids in encode(render.tokenizer, texts)]
 
 
-def fit_prompts(rollout: RolloutRecipe, render: Renderer, problems: list[Problem]) -> tuple[int, list[Problem]]:
-    """(the length to which training prompts are padded, the problems whose prompts fit it).
+def fit_prompts(rollout: RolloutRecipe, render: Renderer, problems: list[Problem]) -> tuple[int, int, list[Problem]]:
+    """(tokens of the shortest prompt, the length to which training prompts are padded, the problems whose prompts fit).
 
     Raises CourseError when a prompt is longer than the recipe allows and the recipe does not say to leave it out:
     none is cut or left out silently.
     """
     lengths = prompt_lengths(render, problems)
     allowed = rollout.max_prompt_length
-    longest = max(lengths)
+    shortest, longest = min(lengths), max(lengths)
     if allowed == "auto":
-        return longest, problems
+        return shortest, longest, problems
     if longest > allowed and rollout.overlong_prompts == "error":
         raise CourseError(
             f"rollout.max_prompt_length={allowed} is shorter than the longest prompt, {longest} tokens; "
@@ -148,4 +148,4 @@ def fit_prompts(rollout: RolloutRecipe, render: Renderer, problems: list[Problem
         raise CourseError(
             f"rollout.max_prompt_length={allowed} is shorter than every prompt{of}; the longest has {longest} tokens"
         )
-    return allowed, fitting
+    return shortest, allowed, fitting

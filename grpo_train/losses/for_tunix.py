@@ -98,6 +98,7 @@ def grpo_loss(model, train_example, algo_config, pad_id, eos_id, *, implementati
         implementation,
         train_example.segment_ids,
         train_example.segment_positions,
+        getattr(train_example, "unscored", 0),
     )
     packed = train_example.segment_ids is not None
     batch = PolicyBatch(

@@ -5,6 +5,7 @@ states for whoever computes the loss: its own pre-training does it in tiles.  It
 the adapter that it gives Tunix knows logits only.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
+from maxtext.layers.nnx_decoders import NNXDecoder
 
 from grpo_lib.common.errors import CourseError
 from grpo_train.losses.pallas_kernel import Partition
@@ -74,3 +76,30 @@ class HiddenStatesAdapter(TunixMaxTextAdapter):
             return None
         axes = {name: tuple(axis for axis in group if shape.get(axis, 1) > 1) for name, group in MESH_AXES.items()}
         return Partition(self.base.mesh, axes["batch"] or ("fsdp",), axes["vocabulary"])
+
+
+def allow_narrow_head(module: nnx.Module) -> None:
+    """Let a MaxText model leave out logits that nobody needs, see `narrow_head`; until it is asked it makes all."""
+
+    @functools.cache
+    def with_narrow_head(decoder: type[NNXDecoder]) -> type[NNXDecoder]:
+        class Narrow(decoder):
+            head_places: slice | None = None  # None: all
+
+            def apply_output_head(self, shared_embedding, y, *arguments, **named):  # y [B, L, D]
+                hidden = y if self.head_places is None else y[:, self.head_places]
+                return super().apply_output_head(shared_embedding, hidden, *arguments, **named)
+
+        return Narrow
+
+    for _, part in nnx.iter_graph(module):
+        if isinstance(part, NNXDecoder):
+            part.__class__ = with_narrow_head(type(part))
+
+
+def narrow_head(module: nnx.Module, places: slice) -> bool:
+    """Ask a copy of a model for the logits of these places alone; False where it is one that makes all."""
+    decoders = [part for _, part in nnx.iter_graph(module) if hasattr(type(part), "head_places")]
+    for decoder in decoders:
+        decoder.head_places = places
+    return bool(decoders)

@@ -10,6 +10,7 @@ from flax import nnx
 from tunix.rl import common
 
 from grpo_lib.common.errors import CourseError
+from grpo_train.losses import hidden_states, slots
 from grpo_train.losses.token_logps import chunk_length, project, token_statistics
 
 
@@ -23,6 +24,7 @@ def model_statistics(
     implementation: str = "jax",
     segment_ids: jax.Array | None = None,
     segment_positions: jax.Array | None = None,
+    unscored: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """(per_token_logps [B, C], entropy [B, C]) of completions under a model, in float32 nats.
 
@@ -32,25 +34,26 @@ def model_statistics(
       temperature: a number is a constant of the compiled program; an array, [] or [B, C], is an argument.
       segment_ids, segment_positions: of packed rows [B, C] (see `packing`), whose prompt_ids are [B, 0].  A row's first
         token is predicted by none, and gets 0.
+      unscored: places at the front of packed rows that predict nothing that counts; the tokens after them get 0.
 
     Raises CourseError for a model that gives no hidden states.
     """
-    targets = completion_ids if segment_ids is None else completion_ids[:, 1:]
+    # Packed rows have no prompts of their own: their first tokens are not asked for.
+    skipped = 0 if segment_ids is None else 1 + unscored
+    targets = completion_ids[:, skipped:]
     given, divisor = _before_targets(
-        model, prompt_ids, completion_ids, pad_id, eos_id, implementation, segment_ids, segment_positions
+        model, prompt_ids, completion_ids, pad_id, eos_id, implementation, segment_ids, segment_positions, skipped
     )
     if isinstance(temperature, jax.Array):
         if segment_ids is not None:
-            temperature = temperature[:, 1:]
+            temperature = temperature[:, skipped:]
         if "hidden" in given:
             given["hidden"] = _over_temperature(given["hidden"], temperature)
             temperature = divisor
     else:
         temperature = (temperature or 1.0) * divisor  # Tunix divides by no 0
     logps, entropy = token_statistics(targets, temperature=temperature, implementation=implementation, **given)
-    if segment_ids is None:
-        return logps, entropy
-    first = ((0, 0), (1, 0))  # of a row: a 0 for its first token
+    first = ((0, 0), (skipped, 0))  # a 0 for each of these tokens
     return jnp.pad(logps, first), jnp.pad(entropy, first)
 
 
@@ -72,6 +75,7 @@ def _before_targets(
     implementation: str,
     segment_ids: jax.Array | None = None,
     segment_positions: jax.Array | None = None,
+    skipped: int = 0,
 ) -> tuple[dict[str, Any], float]:
     """(what predicts the tokens, as token_statistics takes it: logits, or hidden states and a head; a number by which
     the logits that the head makes are still to be divided)."""
@@ -81,12 +85,15 @@ def _before_targets(
         prompt_ids, completion_ids, pad_id, eos_id, segment_ids, segment_positions
     )
     segments = not_padding if segment_ids is None else segment_ids
-    predicted = completion_ids.shape[1] if segment_ids is None else completion_ids.shape[1] - 1
     # What predicts a token stands one place before it.
-    before = slice(-predicted - 1, -1)
+    end = tokens.shape[1] - 1
+    before = slice(end - completion_ids.shape[1] + skipped, end)
+    if segment_ids is None:
+        slots.leave_rows_whole(model)
     if implementation == "jax":
+        narrowed = hidden_states.narrow_head(model, before)
         logits, _ = model(tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segments)
-        return {"logits": logits[:, before]}, 1.0
+        return {"logits": logits if narrowed else logits[:, before]}, 1.0
     if not hasattr(model, "hidden_states"):
         raise CourseError(f"loss.implementation={implementation} needs a model made with hidden_states.adapter_for")
     hidden = model.hidden_states(tokens, positions, attention_mask, segments)

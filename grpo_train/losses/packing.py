@@ -46,6 +46,8 @@ class Example(common.TrainExample):
     sampler_per_token_logps: Any = None  # [B, C], of the sampler when it wrote them
     beta: Any = None  # [], of this update, where it is not the configuration's (see engines.adaptive_beta)
     temperature: Any = None  # [B, C], at which they were sampled, where it changes from step to step
+    # Of packed rows: places at the front of each that predict no token of a completion.  A constant of the program.
+    unscored: int = flax.struct.field(pytree_node=False, default=0)
 
 
 def to_example(example: common.TrainExample, **more: Any) -> Example:
@@ -81,6 +83,7 @@ def pack(
     group_size: int,
     aggregation: str = "sequence-mean-token-mean",
     micro_batches: int = 1,
+    unscored: int = 0,
 ) -> Example:
     """The completions of `example` [B, C] and their prompts [B, P] in rows of the first shape that they fit.
 
@@ -88,6 +91,7 @@ def pack(
       example: completions of a group are neighbours.  If it has weights, they stay; else `aggregation` makes them.
       shapes: [rows, tokens], smallest first; of recipes.layouts.row_shapes.
       micro_batches: above 1, the example is cut into so many (M), each with rows of its own: fields are [M, R, W].
+      unscored: places at the front of each row whose logits nobody needs: at most a prompt's tokens but its last one.
 
     Raises ValueError when they fit none.
     """
@@ -135,11 +139,17 @@ def pack(
     make: Any = Example  # flax.struct hides its fields
     packed = make(
         prompt_ids=empty, prompt_mask=empty, completion_ids=ids, segment_ids=segments, segment_positions=positions,
+        unscored=unscored,
         **(dict.fromkeys(PER_TOKEN) | filled),
     )  # fmt: skip
     if micro_batches == 1:
         return packed
     return jax.tree.map(lambda array: np.stack(np.split(array, micro_batches)), packed)
+
+
+def _one_each(sizes: Sequence[int], rows: int, width: int) -> list[tuple[int, int]] | None:
+    """As first_fit, with as many rows as sizes."""
+    return [(row, 0) for row in range(rows)] if max(sizes) <= width else None
 
 
 def _first_shape(
@@ -150,7 +160,9 @@ def _first_shape(
     A unit is a prompt with its completions.  Returns ((rows, width) of all micro-batches, (row, start) of each unit).
     """
     for rows, width in shapes:
-        fits = [first_fit(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
+        # With a row for each unit, each has its own: attention in slots (see slots) knows one group a row.
+        place = _one_each if rows * micro_batches == len(sizes) else first_fit
+        fits = [place(part.tolist(), rows, width) for part in np.split(np.array(sizes), micro_batches)]
         places = []
         for number, units in enumerate(fits):
             places += [(number * rows + row, at) for row, at in units or ()]

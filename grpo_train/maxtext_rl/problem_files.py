@@ -37,12 +37,12 @@ def write_problems(
     filtered = []
     for split, name in (("train", TRAIN), ("test", TEST)):
         found = load_problems(only_source(problems), split)
-        fitting = fit_prompts(
+        _, _, fitting = fit_prompts(
             # A training prompt that is too long can be an error; a test prompt is left out.
             rollout.model_copy(update={"overlong_prompts": "filter"}) if split == "test" else rollout,
             Renderer(template, load_tokenizer(model)),
             found,
-        )[1]
+        )
         if num_filtered := len(found) - len(fitting):
             filtered.append(f"{num_filtered} of {len(found)} {split} problems left out: the prompt is too long")
         if split == "train":

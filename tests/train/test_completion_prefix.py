@@ -102,7 +102,7 @@ def test_plain_grpo_refuses_prompts_that_it_does_not_send(tiny, override):
 def test_a_prompt_is_measured_with_its_end(tiny, tokenizer):
     problems = load_problems(tiny().problems, "train")[:4]
     renders = [Renderer(recipe.prompts, tokenizer) for recipe in (tiny(), tiny(OPENED))]
-    lengths = [fit_prompts(tiny().rollout, render, problems)[0] for render in renders]
+    lengths = [fit_prompts(tiny().rollout, render, problems)[1] for render in renders]
     assert lengths[1] - lengths[0] == len(tokenizer.encode("<reasoning>"))
 
 

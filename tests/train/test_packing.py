@@ -16,7 +16,7 @@ from tunix.rl import common
 from tunix.rl.common import TrainExample
 
 from grpo_train import losses
-from grpo_train.losses import hidden_states, packing
+from grpo_train.losses import hidden_states, packing, slots
 from grpo_train.recipes.layouts import choose_layout, row_shapes
 
 PAD, EOS = 0, 1
@@ -159,13 +159,21 @@ def compute(tiny_recipe):
     size = {"logits_via_embedding": False}
     plain = one_layer(tiny_recipe, **size)
     other = one_layer(tiny_recipe, **size, **hidden_states.maxtext_settings("pallas", 33))
-    modules = {"jax": plain.module, "pallas": hidden_states.adapter_for("pallas", other.module)}
+    fast = one_layer(tiny_recipe, **size)  # as on one CPU
+    modules = {
+        "jax": plain.module,
+        "slots": fast.module,
+        "pallas": hidden_states.adapter_for("pallas", other.module),
+    }
     for module in modules.values():
         packing.share_prompts(module)
+    slots.attend_in_slots(fast.module, slots.SlotSizes(P - 1, G, 1 + C))
+    hidden_states.allow_narrow_head(fast.module)
 
     @functools.cache
     def step(implementation, beta):
-        module = modules["jax" if implementation == "jax" else "pallas"]
+        module = modules["pallas" if implementation == "chunked" else implementation]
+        implementation = "jax" if implementation == "slots" else implementation
         config = algorithm(beta=beta)
         graph, state = nnx.split(module)
 
@@ -214,6 +222,21 @@ def test_loss_and_gradient_are_those_of_padded_rows(compute, layout):
         check_same(compute(padded), compute(pack(padded, layout)))
 
     check()
+
+
+ROWS_OF_ONE_GROUP = [(GROUPS, P - 1 + G * (1 + C))]
+
+
+@pytest.mark.slow
+def test_so_they_are_in_slots_and_with_the_head_at_some_places(compute):
+    assert slots.SlotSizes(P - 1, G, 1 + C).pays(ROWS_OF_ONE_GROUP[0][1])
+    for lengths in HARD:
+        for prompts in ([P, 4], [3, P]):
+            padded = batch(lengths, prompts, seed=sum(lengths))
+            expected = compute(padded)
+            packed = pack(padded, "groups", shapes=ROWS_OF_ONE_GROUP, unscored=min(prompts) - 1)
+            check_same(expected, compute(packed, "slots"))
+            check_same(expected, compute(padded, "slots"))  # the same model with rows that are no groups
 
 
 @pytest.mark.slow

@@ -326,8 +326,8 @@ def test_a_long_prompt_is_an_error_or_left_out_on_request(recipe, tokenizer):
     lengths = prompt_lengths(render, problems)
     middle = sorted(lengths)[100]
     skip = change(recipe, rollout={"max_prompt_length": middle, "overlong_prompts": "filter"})
-    width, fitting = fit_prompts(skip.rollout, render, problems)
-    assert width == middle
+    shortest, width, fitting = fit_prompts(skip.rollout, render, problems)
+    assert (shortest, width) == (min(lengths), middle)
     assert fitting == [problem for problem, length in zip(problems, lengths, strict=True) if length <= middle]
     assert 100 < len(fitting) < len(problems)
     for overlong, message in (

@@ -34,6 +34,12 @@ def test_every_call_draws_fresh_noise_and_a_seed_repeats_it(sampler, rollout_con
     assert again.generate(PROMPTS, rollout_config).text == second
 
 
+@given(st.lists(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.0]), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_the_largest_value_is_where_argmax_finds_it(rows):
+    values = jnp.asarray(rows, jnp.float32)
+    assert np.array_equal(cpu_speed.first_largest(values), jnp.argmax(values, axis=-1))
+
+
 def test_a_completion_does_not_depend_on_its_neighbours(sampler, rollout_config, tiny_actor, tokenizer):
     """The same step in one micro-batch, in two, and in halves, as two processes sample it."""
 
