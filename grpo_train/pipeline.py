@@ -343,7 +343,7 @@ def run(
         log(f"after: {_rates(after)}")
 
     # 7. Export and compare: export/, summary.json.
-    log(f"exported to {export_policy(session)}")
+    log(f"exported to {export_policy(session, last=True)}")
     return write_summary(recipe, directory, clock.save()) if multihost.is_main_process() else None
 
 

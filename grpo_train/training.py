@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
@@ -41,6 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax import nnx
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
@@ -48,6 +50,7 @@ from grpo_train.checks import Ready
 from grpo_train.engines import cluster as clusters
 from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
+from grpo_train.engines.model_files import ITEMSIZE
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.tokens import Renderer, prompt_lengths
@@ -272,6 +275,7 @@ def build_session(
         checkpoints=saved,
     )
     cluster.rollout.update_params(actor.weights())
+    environment.release_freed_memory()
     session.sampler.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
     return session
@@ -298,9 +302,9 @@ def _adapt_cluster(
         )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
-    if maxtext_model.is_one_cpu(actor.mesh):
+    if maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
         compat.donate_weights(cluster.actor_trainer)
-        clusters.drop_sampler_in_updates(cluster)
+        clusters.drop_sampler_in_updates(cluster, actor.parameter_count() * ITEMSIZE[recipe.model.trainer_dtype])
     if plan.layout != "padded":
         aggregation = learners.AGGREGATIONS[recipe.grpo.aggregation]
         clusters.pack_micro_batches(cluster, plan, rollout_config, aggregation, ready.min_prompt_length)
@@ -377,6 +381,17 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
     return penalty
 
 
+def drop_arrays(session: Session) -> None:
+    """Let the models and the optimizer go, after which the session can do nothing: for what needs the memory next."""
+    trainer = session.cluster.actor_trainer
+    held = [nnx.state(trainer.model), nnx.state(trainer.optimizer), session.sampler.module_and_state()[1]]
+    held += [nnx.state(model) for model in session.cluster.inference_worker._models.values()]
+    for array in jax.tree.leaves(held):
+        if isinstance(array, jax.Array) and not array.is_deleted():
+            array.delete()
+    environment.release_freed_memory()
+
+
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
@@ -435,6 +450,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     check = weight_sync.check_sync(
         session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit
     )
+    environment.release_freed_memory()
     session.sampler.calls = calls  # the check must not change what the run samples
     if multihost.is_main_process():
         write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
@@ -533,6 +549,7 @@ def train(
         finally:
             profile.close()
             recorder.finish()
+            environment.release_freed_memory()
     return rows
 
 

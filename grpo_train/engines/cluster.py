@@ -26,6 +26,9 @@ from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, Rollou
 from grpo_train.runs import checkpoints, multihost
 
 
+LARGE = 2**30  # bytes of weights: giving memory back takes no time beside a step with as many
+
+
 @dataclass(frozen=True)
 class Models:
     """What a cluster trains, and what it needs for that."""
@@ -244,21 +247,34 @@ def pack_micro_batches(
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
 
 
-def drop_sampler_in_updates(cluster: rl.RLCluster) -> None:
-    """Let the sampler have no weights while the policy is updated: after it they are others anyway.
+def drop_sampler_in_updates(cluster: rl.RLCluster, weights: int) -> None:
+    """On one CPU, let the sampler have no weights while the policy is updated: after it they are others anyway.
 
     Here gradients need the memory, and an update that writes over the policy's weights must be the only one that has
-    them."""
+    them.
+
+    Args:
+      weights: bytes; from LARGE on, sampling and update each begin with the memory that the other has given back.
+    """
     sampler: Any = cluster.rollout
     trainer = cluster.actor_trainer
-    prepare = trainer._prepare_inputs
+    prepare, update = trainer._prepare_inputs, sampler.update_params
+
+    def release() -> None:
+        if weights >= LARGE:
+            environment.release_freed_memory()
 
     def prepare_inputs(input_data: Any) -> Any:
         sampler.drop_weights()
-        environment.release_freed_memory()
+        release()
         return prepare(input_data)
 
-    trainer._prepare_inputs = prepare_inputs
+    def update_params(params: Any, filter_types: Any = None) -> None:
+        sampler.drop_weights()
+        release()
+        update(params, filter_types)
+
+    trainer._prepare_inputs, sampler.update_params = prepare_inputs, update_params
 
 
 def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:
