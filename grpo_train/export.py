@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import require_space
 from grpo_train import training  # first: it prepares the environment before JAX is imported
@@ -37,9 +38,14 @@ def export_policy(session: Session, last: bool = False) -> Path:
     if not recipe.lora.rank and update in checkpoints.updates(session.checkpoints):
         find = _where(session.checkpoints / str(update) / "model_params")
 
+    lets_go = last and maxtext_model.is_one_cpu(actor.mesh)
+
     def find_and_let_go(folder: Path) -> Any:
+        if lets_go:
+            session.sampler.drop_weights()
+            environment.release_freed_memory()
         found = find(folder)
-        if last and maxtext_model.is_one_cpu(actor.mesh) and recipe.rollout.engine == "tunix":
+        if lets_go:
             training.drop_arrays(session)
         return found
 

@@ -384,7 +384,8 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 def drop_arrays(session: Session) -> None:
     """Let the models and the optimizer go, after which the session can do nothing: for what needs the memory next."""
     trainer = session.cluster.actor_trainer
-    held = [nnx.state(trainer.model), nnx.state(trainer.optimizer), session.sampler.module_and_state()[1]]
+    session.sampler.drop_weights()
+    held = [nnx.state(trainer.model), nnx.state(trainer.optimizer)]
     held += [nnx.state(model) for model in session.cluster.inference_worker._models.values()]
     for array in jax.tree.leaves(held):
         if isinstance(array, jax.Array) and not array.is_deleted():
@@ -436,10 +437,12 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     """
     # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
+    prompts = min(prompts, session.plan.completions_per_step)  # nor a sampling than that of a step
     rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
+        environment.release_freed_memory()  # of the comparison of weights, and of sampling
         parts = (slice(start, start + rows) for start in range(0, len(ids), rows))
         return np.concatenate(
             [maxtext_model.per_token_logps(session.actor, prompt_ids[part], ids[part], pad, eos) for part in parts]

@@ -24,7 +24,8 @@ from grpo_lib.common.errors import CourseError
 KERNEL_NAME = "grpo-course"
 
 # Parameters of mallopt(3), from glibc's malloc.h.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
+LARGEST_THRESHOLD = 2**25  # bytes; more M_MMAP_THRESHOLD cannot be
 KEEP_ALL = -1  # of M_TRIM_THRESHOLD: nothing is given back
 
 HANDOVER_SECONDS = 5.0  # in which a process that was killed lets the chips go
@@ -191,12 +192,17 @@ def _keep_freed_memory() -> None:
         libc.mallopt(parameter, value)
 
 
-def return_freed_memory() -> None:
-    """Let glibc give freed memory back at once, as it does by default: for a process whose peak counts, not its time."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((M_MMAP_MAX, 2**16), (M_TRIM_THRESHOLD, 2**17), (M_TOP_PAD, 2**17)):
-            libc.mallopt(parameter, value)
+def return_large_blocks() -> None:
+    """Undo a part of `_keep_freed_memory`, for a model whose size counts more: blocks of 32 MiB and more go back at once.
+
+    XLA asks for all that a program needs as one block.  Kept, it fits the next program only if that needs no more, and
+    nothing else lies in it by then: a step of Qwen2.5-0.5B would take up to twice the memory that is ever in use.
+    """
+    if platform.libc_ver()[0] != "glibc" or has_accelerator():
+        return
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_MMAP_MAX, 2**16), (M_TOP_PAD, 2**24)):
+        libc.mallopt(parameter, value)
 
 
 def release_freed_memory() -> None:

@@ -19,14 +19,12 @@ from tunix.sft import metrics_logger
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
+from grpo_train.engines.model_files import LARGE
 from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
 from grpo_train.losses import packing, slots
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
 from grpo_train.runs import checkpoints, multihost
-
-
-LARGE = 2**30  # bytes of weights: giving memory back takes no time beside a step with as many
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train.engines.model_files import LARGE
 from grpo_train.runs import multihost
 
 # ------------------------------------------------------------------------------------------------------------- Tunix
@@ -221,8 +223,10 @@ def load_without_drawing(config: Any, mesh: Any, **adapter: Any) -> Any:
     create, abstract = model_creation_utils.create_nnx_abstract_model(config, mesh)
     graph, weights, rest = nnx.split(abstract, nnx.Param, ...)
     target = {"params": {"params": nnx.to_pure_dict(weights)}}
-    largest = max(shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(target))
-    reader = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=math.ceil(largest / 1e9))
+    sizes = [shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(target)]
+    if sum(sizes) >= LARGE:
+        environment.return_large_blocks()
+    reader = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=math.ceil(max(sizes) / 1e9))
     arguments = ocp.args.PyTreeRestore(
         target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
     )
