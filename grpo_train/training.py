@@ -50,8 +50,8 @@ from grpo_train.checks import Ready
 from grpo_train.engines import cluster as clusters
 from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
-from grpo_train.engines.model_files import ITEMSIZE
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
+from grpo_train.engines.model_files import ITEMSIZE
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.tokens import Renderer, prompt_lengths
 from grpo_train.recipes import Recipe, continuing

@@ -235,7 +235,7 @@ def load_without_drawing(config: Any, mesh: Any, **adapter: Any) -> Any:
     nnx.replace_by_pure_dict(weights, saved["params"]["params"])
     with jax.set_mesh(mesh):  # the compiler leaves out what draws the weights
         rest = jax.jit(lambda: nnx.state(create(), nnx.Not(nnx.Param)))()
-    model = TunixMaxTextAdapter(
+    model: Any = TunixMaxTextAdapter(
         base_model=nnx.merge(graph, weights, rest),
         use_no_op_mappings="maxtext_config" in config.vllm_additional_config,
         pad_id=adapter["tokenizer_pad_id"],

@@ -271,12 +271,14 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         if self._sampler.mesh is not None or jax.default_backend() != "cpu":
             return SCORED_ROWS
         tokens = self.last.left_padded_prompt_tokens.shape[1] + width
-        vocabulary: Any = self._sampler.transformer.config.vocab_size
-        return max(1, min(SCORED_ROWS, SCORED_LOGITS // (4 * tokens * vocabulary)))
+        model: Any = self._sampler.transformer
+        return max(1, min(SCORED_ROWS, SCORED_LOGITS // (4 * tokens * model.config.vocab_size)))
 
     def drop_weights(self) -> None:
         """Let the weights go until the next sync: for the update that comes before it."""
-        for variable in jax.tree.leaves(self._sampler.transformer_state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        for variable in jax.tree.leaves(
+            self._sampler.transformer_state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        ):
             weight = variable.get_value()
             variable.set_value(jax.ShapeDtypeStruct(weight.shape, weight.dtype))
 
