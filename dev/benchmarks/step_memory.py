@@ -1,4 +1,4 @@
-"""What a run takes of a CPU's memory, measured beside what it said before it started (grpo_train/engines/cpu_memory.py).
+"""What a run takes of a CPU's memory, measured beside what it says before it starts (engines/cpu_memory.py).
 
     python dev/benchmarks/step_memory.py recipes/tiny-cpu.yaml
     python dev/benchmarks/step_memory.py recipes/qwen2.5-0.5b-gsm8k.yaml@cpu lora.rank=null --json

@@ -193,7 +193,7 @@ def _keep_freed_memory() -> None:
 
 
 def return_large_blocks() -> None:
-    """Undo a part of `_keep_freed_memory`, for a model whose size counts more: blocks of 32 MiB and more go back at once.
+    """Undo a part of `_keep_freed_memory`, for a large model: blocks of 32 MiB and more go back at once.
 
     XLA asks for all that a program needs as one block.  Kept, it fits the next program only if that needs no more, and
     nothing else lies in it by then: a step of Qwen2.5-0.5B would take up to twice the memory that is ever in use.

@@ -1,6 +1,7 @@
 """A recipe's model in MaxText: its tokenizer, its settings, and the actor that Tunix trains."""
 
 import contextlib
+import functools
 import logging
 import os
 import warnings
@@ -156,9 +157,11 @@ def load_actor(
         config = pyconfig.initialize(arguments)
         require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
-        create = compat.load_without_drawing if is_one_cpu(mesh) else model_creation_utils.from_pretrained
+        create = functools.partial(model_creation_utils.from_pretrained, wrap_with_tunix_adapter=True)
+        if is_one_cpu(mesh):
+            create = compat.load_without_drawing
         try:
-            module = create(config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id)
+            module = create(config, mesh=mesh, tokenizer_pad_id=pad_id)
         except (ValueError, KeyError, OSError) as error:
             raise _loading_error(weights, config, mesh, error) from error
     modules: list[Any] = [module]  # the one that trains comes first
