@@ -48,10 +48,9 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.checks import Ready
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
+from grpo_train.engines import compat, cpu_memory, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
-from grpo_train.engines.model_files import ITEMSIZE
 from grpo_train.engines.optimizer import learning_rates
 from grpo_train.engines.tokens import Renderer, prompt_lengths
 from grpo_train.recipes import Recipe, continuing
@@ -228,7 +227,9 @@ def build_session(
         files = clusters.RunFiles(
             name=recipe.name,
             checkpoints=saved.parent,
-            checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
+            checkpoint_options=checkpoints.save_options(
+                recipe.training, recipe.grpo.iterations, in_background=not cpu_memory.is_large_on_cpu(recipe)
+            ),
             log_directory=directory / "tensorboard",
             metric_backends=[lambda: recorder],
         )
@@ -304,7 +305,7 @@ def _adapt_cluster(
         compat.shard_whole_batches(cluster, actor.mesh)
     if maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
         compat.donate_weights(cluster.actor_trainer)
-        clusters.drop_sampler_in_updates(cluster, actor.parameter_count() * ITEMSIZE[recipe.model.trainer_dtype])
+        clusters.drop_sampler_in_updates(cluster, cpu_memory.is_large_on_cpu(recipe))
     if plan.layout != "padded":
         aggregation = learners.AGGREGATIONS[recipe.grpo.aggregation]
         clusters.pack_micro_batches(cluster, plan, rollout_config, aggregation, ready.min_prompt_length)

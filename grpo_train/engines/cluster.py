@@ -19,7 +19,6 @@ from tunix.sft import metrics_logger
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
-from grpo_train.engines.model_files import LARGE
 from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
 from grpo_train.losses import packing, slots
 from grpo_train.recipes.batch_plan import BatchPlan
@@ -245,21 +244,21 @@ def pack_micro_batches(
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
 
 
-def drop_sampler_in_updates(cluster: rl.RLCluster, weights: int) -> None:
+def drop_sampler_in_updates(cluster: rl.RLCluster, is_large: bool) -> None:
     """On one CPU, let the sampler have no weights while the policy is updated: after it they are others anyway.
 
     Here gradients need the memory, and an update that writes over the policy's weights must be the only one that has
     them.
 
     Args:
-      weights: bytes; from LARGE on, sampling and update each begin with the memory that the other has given back.
+      is_large: sampling and update each begin with the memory that the other has given back (model_files.LARGE).
     """
     sampler: Any = cluster.rollout
     trainer = cluster.actor_trainer
     prepare, update = trainer._prepare_inputs, sampler.update_params
 
     def release() -> None:
-        if weights >= LARGE:
+        if is_large:
             environment.release_freed_memory()
 
     def prepare_inputs(input_data: Any) -> Any:

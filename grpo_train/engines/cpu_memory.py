@@ -23,7 +23,7 @@ from grpo_train.runs import machine
 GIB = 2**30
 CHUNK = 384 * 2**20  # losses.token_logps.CHUNK, which imports JAX
 # Python, JAX, MaxText, Tunix and TensorFlow's libraries; and later the programs that they have compiled.
-LIBRARIES, PROGRAMS = int(0.8 * GIB), int(0.3 * GIB)
+LIBRARIES, PROGRAMS = int(0.8 * GIB), int(0.5 * GIB)
 CONVERTER = int(0.4 * GIB)  # the libraries of the process that exports
 IN_PROCESS = 2**26  # engines.conversion.SMALL: a small model has no process for it
 # A block that is freed waits for one that fits, where blocks do not go back at once (model_files.LARGE).
@@ -63,6 +63,16 @@ class ModelSizes:
         inner = self.heads * self.head
         attention = 2 * (self.width + inner) + 2 * (self.width + self.kv_heads * self.head)
         return self.layers * rank * (attention + 3 * (self.width + self.mlp))
+
+
+def is_large_on_cpu(recipe: Recipe) -> bool:
+    """Whether a run on one CPU gives memory back between the parts of a step, and saves while nothing else is done."""
+    import jax
+
+    if jax.device_count() > 1 or jax.default_backend() != "cpu":
+        return False
+    config = model_files.read_config(model_files.model_directory(recipe.model, weights=False))
+    return sizes_of(config).weights * ITEMSIZE[recipe.model.trainer_dtype] >= model_files.LARGE
 
 
 def sizes_of(config: dict[str, Any]) -> ModelSizes:
@@ -126,9 +136,12 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
     later = held | {"programs": PROGRAMS}
     sampler = {"sampler": sizes.weights * ITEMSIZE[recipe.model.dtype]}
     matrices = sizes.of_layers * item
+    # Gradients of all micro-batches, and what XLA keeps of the optimizer's step.
+    written_over = {"gradients": trained * item, "the optimizer's step": int(0.75 * trained * item)}
+    is_small = sizes.weights * item < model_files.LARGE
     phases = {
         "comparing sampler and trainer": later | sampler | _forward(sizes, recipe),
-        "an update": later | {"gradients": trained * item} | _update(sizes, recipe, plan, prompt_length),
+        "an update": later | written_over | _update(sizes, recipe, plan, prompt_length),
         "a sync": later | sampler | {"merged matrices": matrices if rank else 0},
         "the export": {
             "libraries": LIBRARIES + PROGRAMS,
@@ -136,8 +149,10 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
         },
     }
     if not rank:
-        phases["a checkpoint"] = later | sampler | {"what is being written": _written(sizes, recipe)}
-    if sizes.weights * item < model_files.LARGE:
+        phases["a checkpoint"] = (
+            later | (sampler if is_small else {}) | {"what is being written": _written(sizes, recipe)}
+        )
+    if is_small:
         for parts in phases.values():
             parts["kept of what was freed"] = int(KEPT * sum(parts.values()))
     return Estimate(phases)
@@ -196,8 +211,9 @@ def _activations(sizes: ModelSizes, plan: BatchPlan, prompt_length: int, complet
 
 
 def _written(sizes: ModelSizes, recipe: Recipe) -> int:
-    """Orbax compresses weights and moments while it writes them."""
-    return sizes.weights * (ITEMSIZE[recipe.model.trainer_dtype] + 2 * ITEMSIZE[recipe.training.optimizer_dtype])
+    """Orbax compresses weights and moments while it writes them; 5.5 GiB took 4.0 more."""
+    saved = ITEMSIZE[recipe.model.trainer_dtype] + 2 * ITEMSIZE[recipe.training.optimizer_dtype]
+    return int(0.75 * sizes.weights * saved)
 
 
 def require(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: int) -> Estimate:
