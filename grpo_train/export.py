@@ -38,7 +38,7 @@ def export_policy(session: Session, last: bool = False) -> Path:
     if not recipe.lora.rank and update in checkpoints.updates(session.checkpoints):
         find = _where(session.checkpoints / str(update) / "model_params")
 
-    lets_go = last and maxtext_model.is_one_cpu(actor.mesh)
+    lets_go = last and recipe.rollout.engine == "tunix" and maxtext_model.is_one_cpu(actor.mesh)
 
     def find_and_let_go(folder: Path) -> Any:
         if lets_go:

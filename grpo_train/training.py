@@ -303,7 +303,7 @@ def _adapt_cluster(
         )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
-    if maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
+    if recipe.rollout.engine == "tunix" and maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
         compat.donate_weights(cluster.actor_trainer)
         clusters.drop_sampler_in_updates(cluster, cpu_memory.is_large_on_cpu(recipe))
     if plan.layout != "padded":

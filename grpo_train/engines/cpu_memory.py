@@ -154,7 +154,8 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
         )
     if is_small:
         for parts in phases.values():
-            parts["kept of what was freed"] = int(KEPT * sum(parts.values()))
+            computed = sum(parts.values()) - LIBRARIES - PROGRAMS
+            parts["kept of what was freed"] = int(KEPT * computed)
     return Estimate(phases)
 
 
