@@ -95,13 +95,9 @@ def _last_line(log: Path) -> str:
 
 def table(result: dict[str, Any]) -> str:
     parts = ", ".join(f"{name} {size}" for name, size in result["estimate_parts"].items() if size >= 0.05)
-    return "\n".join(
-        [
-            f"measured   {result['peak_gib']:6.2f} GiB in {result['seconds']:.0f} s, after: {result['peak_after']}",
-            f"estimated  {result['estimate_gib']:6.2f} GiB, {result['estimate_phase']}: {parts}",
-            f"estimate / measured  {result['estimate_over_measured']:.2f}",
-        ]
-    )
+    measured = f"measured   {result['peak_gib']:6.2f} GiB in {result['seconds']:.0f} s, after: {result['peak_after']}"
+    estimated = f"estimated  {result['estimate_gib']:6.2f} GiB, {result['estimate_phase']}: {parts}"
+    return f"{measured}\n{estimated}\nestimate / measured  {result['estimate_over_measured']:.2f}"
 
 
 if __name__ == "__main__":

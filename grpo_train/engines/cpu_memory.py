@@ -124,39 +124,51 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
     Args:
       prompt_length: tokens of the longest training prompt.
     """
-    item, rank = ITEMSIZE[recipe.model.trainer_dtype], recipe.lora.rank
-    trained = sizes.adapters(rank) if rank else sizes.weights
-    held = {
-        "libraries": LIBRARIES,
-        "weights": sizes.weights * item + (trained * item if rank else 0),
-        "moments": 2 * trained * ITEMSIZE[recipe.training.optimizer_dtype],
-        "sum of gradients": trained * ITEMSIZE[recipe.training.optimizer_dtype] if plan.gradients_summed > 1 else 0,
-        "reference or snapshot": _other_models(sizes, recipe),
-    }
-    later = held | {"programs": PROGRAMS}
+    weight, rank = ITEMSIZE[recipe.model.trainer_dtype], recipe.lora.rank
+    trained = (sizes.adapters(rank) if rank else sizes.weights) * weight
+    is_small = sizes.weights * weight < model_files.LARGE
+    held = _held(sizes, recipe, plan)
     sampler = {"sampler": sizes.weights * ITEMSIZE[recipe.model.dtype]}
-    matrices = sizes.of_layers * item
-    # Gradients of all micro-batches, and what XLA keeps of the optimizer's step.
-    written_over = {"gradients": trained * item, "the optimizer's step": int(0.75 * trained * item)}
-    is_small = sizes.weights * item < model_files.LARGE
-    phases = {
-        "comparing sampler and trainer": later | sampler | _forward(sizes, recipe),
-        "an update": later | written_over | _update(sizes, recipe, plan, prompt_length),
-        "a sync": later | sampler | {"merged matrices": matrices if rank else 0},
-        "the export": {
-            "libraries": LIBRARIES + PROGRAMS,
-            "converter": CONVERTER * (matrices > IN_PROCESS) + 3 * sizes.weights * ITEMSIZE[recipe.model.dtype],
-        },
-    }
-    if not rank:
-        phases["a checkpoint"] = (
-            later | (sampler if is_small else {}) | {"what is being written": _written(sizes, recipe)}
-        )
+    merged = {"merged matrices": sizes.of_layers * weight if rank else 0}
+    # The gradients of all micro-batches, and what XLA keeps of the optimizer's step.
+    update = {"gradients": trained, "the optimizer's step": 3 * trained // 4}
+
+    phases = {"comparing sampler and trainer": held | sampler | _forward(sizes, recipe)}
+    phases["an update"] = held | update | _update(sizes, recipe, plan, prompt_length)
+    phases["a sync"] = held | sampler | merged
+    phases["the export"] = _export(sizes, recipe)
+    if not rank:  # else it is small; a large model is saved before the sync
+        phases["a checkpoint"] = held | {"what is being written": _written(sizes, recipe)}
     if is_small:
+        if not rank:
+            phases["a checkpoint"] |= sampler
         for parts in phases.values():
             computed = sum(parts.values()) - LIBRARIES - PROGRAMS
             parts["kept of what was freed"] = int(KEPT * computed)
     return Estimate(phases)
+
+
+def _held(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan) -> dict[str, int]:
+    """In all phases but the export."""
+    weight, rank = ITEMSIZE[recipe.model.trainer_dtype], recipe.lora.rank
+    adapters = sizes.adapters(rank) if rank else 0
+    trained = adapters or sizes.weights
+    sums = plan.gradients_summed > 1
+    return {
+        "libraries": LIBRARIES,
+        "programs": PROGRAMS,
+        "weights": (sizes.weights + adapters) * weight,
+        "moments": 2 * trained * ITEMSIZE[recipe.training.optimizer_dtype],
+        "sum of gradients": sums * trained * ITEMSIZE[recipe.training.optimizer_dtype],
+        "other models": _other_models(sizes, recipe),
+    }
+
+
+def _export(sizes: ModelSizes, recipe: Recipe) -> dict[str, int]:
+    """The converter has the weights three times: as they were saved, as they are exported, and as a file's bytes."""
+    weights = sizes.weights * ITEMSIZE[recipe.model.dtype]
+    libraries = CONVERTER if weights > IN_PROCESS else 0
+    return {"libraries": LIBRARIES, "programs": PROGRAMS, "converter": libraries + 3 * weights}
 
 
 def _other_models(sizes: ModelSizes, recipe: Recipe) -> int:
@@ -224,7 +236,8 @@ def require(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: i
     """
     needed, free = estimate(sizes, recipe, plan, prompt_length), machine.free_memory()
     if free is not None and needed.total(needed.phase) > free:
-        remedies = continuing.memory_remedies(recipe, plan)
+        # Sampling is never what takes most.
+        remedies = [each for each in continuing.memory_remedies(recipe, plan) if not each.startswith("rollout.")]
         if not recipe.lora.rank:
             remedies.insert(0, "lora.rank=16, which trains adapters alone")
         raise CourseError(
