@@ -40,6 +40,7 @@ class Ready:
     problems: list[Problem]  # of GRPO, whose prompts are not longer
     too_long: int  # problems whose prompts are longer
     taught: list[Problem]  # other problems, for the cold start; none without one
+    memory: cpu_memory.Estimate | None = None  # what the run takes of a CPU's memory
 
 
 def check(
@@ -100,9 +101,10 @@ def check(
     shortest, width, fitting = tokens.fit_prompts(recipe.rollout, render, list(problems))
 
     # 5. The machine's memory, where it is that of the only device.
+    memory = None
     if jax.device_count() == 1 and jax.default_backend() == "cpu":
         config = model_files.read_config(model_files.model_directory(recipe.model, weights=False))
-        cpu_memory.require(cpu_memory.sizes_of(config), recipe, plan, width)
+        memory = cpu_memory.require(cpu_memory.sizes_of(config), recipe, plan, width)
     return Ready(
         recipe=recipe,
         plan=plan,
@@ -116,6 +118,7 @@ def check(
         problems=fitting,
         too_long=len(problems) - len(fitting),
         taught=taught,
+        memory=memory,
     )
 
 

@@ -303,6 +303,8 @@ def run(
             "warning: answers are looked for in <answer> tags, and neither prompts.system nor prompts.user asks for "
             "them: set prompts.system=default, or name the tags in your own words"
         )
+    if ready.memory:
+        log(f"memory: the run needs {ready.memory}")
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")
 
