@@ -116,10 +116,12 @@ def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = pr
 
     Args:
       ready: what checks.check has found.
-      log: called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
-        checkpoint.
+      log: called with what memory a CPU needs, the number of filtered problems, if any (`rollout.overlong_prompts`), and
+        about a damaged checkpoint.
     """
     recipe = ready.recipe
+    if ready.memory:
+        log(f"memory: the run needs {ready.memory}")
     if rows := describe_filtering(recipe.problems):
         log(rows)
     session = training.build_session(ready, directory, start(ready, directory, log), log)
@@ -303,8 +305,6 @@ def run(
             "warning: answers are looked for in <answer> tags, and neither prompts.system nor prompts.user asks for "
             "them: set prompts.system=default, or name the tags in your own words"
         )
-    if ready.memory:
-        log(f"memory: the run needs {ready.memory}")
     if not has_base(base_of(directory)):
         log("converting the base model to MaxText")
 
