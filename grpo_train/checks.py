@@ -17,7 +17,7 @@ from grpo_lib import reward_files
 from grpo_lib.common import environment
 from grpo_lib.problems import Problem, load_problems, take_different
 from grpo_lib.rewards import RewardFunction, get_rewards
-from grpo_train.engines import model_files
+from grpo_train.engines import cpu_memory, model_files
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.runs import tracking
@@ -40,6 +40,7 @@ class Ready:
     problems: list[Problem]  # of GRPO, whose prompts are not longer
     too_long: int  # problems whose prompts are longer
     taught: list[Problem]  # other problems, for the cold start; none without one
+    memory: cpu_memory.Estimate | None = None  # what the run takes of a CPU's memory
 
 
 def check(
@@ -59,7 +60,8 @@ def check(
       date: for a chat template that writes it; None: that of the run, or today.  Of several processes the first one's.
 
     Raises CourseError where a package, a reward, a file, a device or room on a disk is missing, the model is another
-    than the recipe says, a batch does not divide, or a prompt is too long or not what the recipe says.
+    than the recipe says, a batch does not divide, a prompt is too long or not what the recipe says, or a CPU has too
+    little memory.
     """
     # 1. Said at once.
     model_files.require_engine(recipe.rollout.engine)
@@ -97,6 +99,12 @@ def check(
     render = tokens.Renderer(recipe.prompts, tokenizer, date_of_all)
     prompt_check.check_prompts(recipe, render)
     shortest, width, fitting = tokens.fit_prompts(recipe.rollout, render, list(problems))
+
+    # 5. The machine's memory, where it is that of the only device.
+    memory = None
+    if jax.device_count() == 1 and jax.default_backend() == "cpu":
+        config = model_files.read_config(model_files.model_directory(recipe.model, weights=False))
+        memory = cpu_memory.require(cpu_memory.sizes_of(config), recipe, plan, width)
     return Ready(
         recipe=recipe,
         plan=plan,
@@ -110,6 +118,7 @@ def check(
         problems=fitting,
         too_long=len(problems) - len(fitting),
         taught=taught,
+        memory=memory,
     )
 
 

@@ -18,7 +18,7 @@ from tunix.sft import peft_trainer
 from grpo_lib.common.errors import CourseError
 from grpo_train import losses
 from grpo_train.checks import Ready
-from grpo_train.engines import conversion, maxtext_model
+from grpo_train.engines import compat, conversion, maxtext_model
 from grpo_train.engines.optimizer import make_optimizer
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import multihost
@@ -100,6 +100,8 @@ def fine_tune(
             optimizer = make_optimizer(settings, 1, recipe.seed, recipe.model.trainer_dtype)
             trainer = peft_trainer.PeftTrainer(actor.module, optimizer, configuration)
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
+            if maxtext_model.is_one_cpu(actor.mesh):
+                compat.donate_weights(trainer)
             trainer.train(map(batch_of, tqdm(batches, desc="cold start", unit="update", disable=not progress)))
         conversion.save_weights(actor, partial / "0" / "items")
     shutil.rmtree(partial / "updates")

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import require_space
-from grpo_train.training import Session  # first: it prepares the environment before JAX is imported
+from grpo_train import training  # first: it prepares the environment before JAX is imported
+from grpo_train.training import Session
 
 # isort: split
 
@@ -22,17 +24,32 @@ from grpo_train.runs.checkpoints import checkpoint_root
 from grpo_train.runs.run_directory import base_of
 
 
-def export_policy(session: Session) -> Path:
+def export_policy(session: Session, last: bool = False) -> Path:
     """The trained policy as a Hugging Face directory, in the run's `export/`.
 
     The checkpoint of the last step has its weights already, but of adapters, which are added to the base's.
+
+    Args:
+      last: the session is not used again.  On one CPU its memory is then for the converter.
     """
-    recipe, target = session.recipe, session.directory / "export"
+    recipe, actor, target = session.recipe, session.actor, session.directory / "export"
     update = session.step * recipe.grpo.iterations
-    if recipe.lora.rank or update not in checkpoints.updates(session.checkpoints):
-        return conversion.export_to_hugging_face(session.actor, recipe.model, target)
-    saved = session.checkpoints / str(update) / "model_params"
-    return conversion.export_weights(_where(saved), recipe.model, target)
+    find = functools.partial(conversion.save_weights, actor)
+    if not recipe.lora.rank and update in checkpoints.updates(session.checkpoints):
+        find = _where(session.checkpoints / str(update) / "model_params")
+
+    lets_go = last and recipe.rollout.engine == "tunix" and maxtext_model.is_one_cpu(actor.mesh)
+
+    def find_and_let_go(folder: Path) -> Any:
+        if lets_go:
+            session.sampler.drop_weights()
+            environment.release_freed_memory()
+        found = find(folder)
+        if lets_go:
+            training.drop_arrays(session)
+        return found
+
+    return conversion.export_weights(find_and_let_go, recipe.model, target)
 
 
 def export_step(

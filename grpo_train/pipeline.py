@@ -117,10 +117,12 @@ def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = pr
 
     Args:
       ready: what checks.check has found.
-      log: called with the number of filtered problems, if any (`rollout.overlong_prompts`), and about a damaged
-        checkpoint.
+      log: called with what memory a CPU needs, the number of filtered problems, if any (`rollout.overlong_prompts`), and
+        about a damaged checkpoint.
     """
     recipe = ready.recipe
+    if ready.memory:
+        log(f"memory: the run needs {ready.memory}")
     if rows := describe_filtering(recipe.problems):
         log(rows)
     session = training.build_session(ready, directory, start(ready, directory, log), log)
@@ -344,7 +346,7 @@ def run(
         log(f"after: {_rates(after)}")
 
     # 7. Export and compare: export/, summary.json.
-    log(f"exported to {export_policy(session)}")
+    log(f"exported to {export_policy(session, last=True)}")
     return write_summary(recipe, directory, clock.save()) if multihost.is_main_process() else None
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_json_atomic
 from grpo_lib.problems import Problem, batch_of_step, load_problems
@@ -41,12 +42,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax import nnx
 from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from grpo_train.checks import Ready
 from grpo_train.engines import cluster as clusters
-from grpo_train.engines import compat, maxtext_model, watched_kl, weight_sync
+from grpo_train.engines import compat, cpu_memory, maxtext_model, watched_kl, weight_sync
 from grpo_train.engines import learner as learners
 from grpo_train.engines.adaptive_beta import AdaptiveBeta
 from grpo_train.engines.optimizer import learning_rates
@@ -225,7 +227,9 @@ def build_session(
         files = clusters.RunFiles(
             name=recipe.name,
             checkpoints=saved.parent,
-            checkpoint_options=checkpoints.save_options(recipe.training, recipe.grpo.iterations),
+            checkpoint_options=checkpoints.save_options(
+                recipe.training, recipe.grpo.iterations, in_background=not cpu_memory.is_large_on_cpu(recipe)
+            ),
             log_directory=directory / "tensorboard",
             metric_backends=[lambda: recorder],
         )
@@ -272,6 +276,7 @@ def build_session(
         checkpoints=saved,
     )
     cluster.rollout.update_params(actor.weights())
+    environment.release_freed_memory()
     session.sampler.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
     return session
@@ -298,6 +303,9 @@ def _adapt_cluster(
         )
     if multihost.is_distributed():
         compat.shard_whole_batches(cluster, actor.mesh)
+    if recipe.rollout.engine == "tunix" and maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
+        compat.donate_weights(cluster.actor_trainer)
+        clusters.drop_sampler_in_updates(cluster, cpu_memory.is_large_on_cpu(recipe))
     if plan.layout != "padded":
         aggregation = learners.AGGREGATIONS[recipe.grpo.aggregation]
         clusters.pack_micro_batches(cluster, plan, rollout_config, aggregation, ready.min_prompt_length)
@@ -374,6 +382,18 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
     return penalty
 
 
+def drop_arrays(session: Session) -> None:
+    """Let the models and the optimizer go, after which the session can do nothing: for what needs the memory next."""
+    trainer = session.cluster.actor_trainer
+    session.sampler.drop_weights()
+    held = [nnx.state(trainer.model), nnx.state(trainer.optimizer)]
+    held += [nnx.state(model) for model in session.cluster.inference_worker._models.values()]
+    for array in jax.tree.leaves(held):
+        if isinstance(array, jax.Array) and not array.is_deleted():
+            array.delete()
+    environment.release_freed_memory()
+
+
 def describe_devices(session: Session) -> str:
     """One line: all devices that JAX found, those that train and those that sample, each with its mesh."""
     found = jax.devices()
@@ -418,10 +438,12 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     """
     # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
+    prompts = min(prompts, session.plan.completions_per_step)  # nor a sampling than that of a step
     rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
+        environment.release_freed_memory()  # of the comparison of weights, and of sampling
         parts = (slice(start, start + rows) for start in range(0, len(ids), rows))
         return np.concatenate(
             [maxtext_model.per_token_logps(session.actor, prompt_ids[part], ids[part], pad, eos) for part in parts]
@@ -432,6 +454,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     check = weight_sync.check_sync(
         session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit
     )
+    environment.release_freed_memory()
     session.sampler.calls = calls  # the check must not change what the run samples
     if multihost.is_main_process():
         write_json_atomic(session.directory / "sync.json", dataclasses.asdict(check))
@@ -530,6 +553,7 @@ def train(
         finally:
             profile.close()
             recorder.finish()
+            environment.release_freed_memory()
     return rows
 
 

@@ -9,6 +9,7 @@ Nothing here imports JAX, except `prepare` where JAX_PLATFORMS names Pathways.
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import platform
 import re
@@ -23,7 +24,8 @@ from grpo_lib.common.errors import CourseError
 KERNEL_NAME = "grpo-course"
 
 # Parameters of mallopt(3), from glibc's malloc.h.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
+LARGEST_THRESHOLD = 2**25  # bytes; more M_MMAP_THRESHOLD cannot be
 KEEP_ALL = -1  # of M_TRIM_THRESHOLD: nothing is given back
 
 HANDOVER_SECONDS = 5.0  # in which a process that was killed lets the chips go
@@ -187,3 +189,28 @@ def _keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, KEEP_ALL), (M_TOP_PAD, 2**28), (M_ARENA_MAX, 1)):
         libc.mallopt(parameter, value)
+
+
+def return_large_blocks() -> None:
+    """Undo a part of `_keep_freed_memory`, for a large model: blocks of 32 MiB and more go back at once.
+
+    XLA asks for all that a program needs as one block.  Kept, it fits the next program only if that needs no more, and
+    nothing else lies in it by then: a step of Qwen2.5-0.5B would take up to twice the memory that is ever in use.
+    """
+    if platform.libc_ver()[0] != "glibc" or has_accelerator():
+        return
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_THRESHOLD, LARGEST_THRESHOLD), (M_MMAP_MAX, 2**16), (M_TOP_PAD, 2**24)):
+        libc.mallopt(parameter, value)
+
+
+def release_freed_memory() -> None:
+    """Between two phases of a run on such a machine, give the memory that the first has freed back to the system.
+
+    What is kept for the next computation is of the sizes of the last ones; the next phase has others, and would take
+    new memory beside it.
+    """
+    if platform.libc_ver()[0] != "glibc" or has_accelerator():
+        return
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -56,9 +56,23 @@ def config(
         print("\n".join(f"# {line}".rstrip() for line in plan_table(resolved).splitlines()))
         if line := model_files.vm_disk(resolved):
             print(f"# disk: {line}")
+        if line := _memory(resolved):
+            print(f"# memory: {line}")
         print(f"# prompt: {prompt}")
         if resolved.model.sizes and not model_files.local_folder(resolved.model):
             print("# model.sizes: not compared with config.json, which is not here; grpo train refuses what differs")
+
+
+def _memory(recipe: Recipe) -> str | None:
+    """What a run takes of a CPU's memory; None for a TPU, for a model that is not here, and where it is not known how
+    long prompts may be."""
+    from grpo_train.engines import cpu_memory, model_files
+
+    folder, longest = model_files.local_folder(recipe.model), recipe.rollout.max_prompt_length
+    if recipe.hardware.accelerator or not folder or not longest:
+        return None
+    sizes = cpu_memory.sizes_of(model_files.read_config(folder))
+    return f"on one CPU {cpu_memory.estimate(sizes, recipe, recipe.plan_on(1, 1), longest)}"
 
 
 def _prompt(recipe: Recipe) -> str:

@@ -16,6 +16,7 @@ from tunix.rl import rl_cluster as rl
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import metrics_logger
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
 from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
@@ -242,6 +243,36 @@ def pack_micro_batches(
         unscored=unscored,
     )
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
+
+
+def drop_sampler_in_updates(cluster: rl.RLCluster, is_large: bool) -> None:
+    """On one CPU, let the sampler have no weights while the policy is updated: after it they are others anyway.
+
+    Here gradients need the memory, and an update that writes over the policy's weights must be the only one that has
+    them.
+
+    Args:
+      is_large: sampling and update each begin with the memory that the other has given back (model_files.LARGE).
+    """
+    sampler: Any = cluster.rollout
+    trainer = cluster.actor_trainer
+    prepare, update = trainer._prepare_inputs, sampler.update_params
+
+    def release() -> None:
+        if is_large:
+            environment.release_freed_memory()
+
+    def prepare_inputs(input_data: Any) -> Any:
+        sampler.drop_weights()
+        release()
+        return prepare(input_data)
+
+    def update_params(params: Any, filter_types: Any = None) -> None:
+        sampler.drop_weights()
+        release()
+        update(params, filter_types)
+
+    trainer._prepare_inputs, sampler.update_params = prepare_inputs, update_params
 
 
 def sync_whole_weights(cluster: rl.RLCluster, actor: maxtext_model.Actor) -> None:

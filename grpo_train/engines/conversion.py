@@ -236,4 +236,5 @@ def _to_hugging_face(model: ModelRecipe, checkpoint: str, output: str) -> None:
 
 
 if __name__ == "__main__":  # the process that _run_converter starts
+    environment.return_large_blocks()
     globals()[sys.argv[1]](ModelRecipe.model_validate_json(sys.argv[2]), *sys.argv[3:])

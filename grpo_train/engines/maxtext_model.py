@@ -1,6 +1,7 @@
 """A recipe's model in MaxText: its tokenizer, its settings, and the actor that Tunix trains."""
 
 import contextlib
+import functools
 import logging
 import os
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_train.engines import compat
 from grpo_train.engines.model_files import maxtext_sizes, model_directory, require_heads, unreadable
@@ -155,10 +157,11 @@ def load_actor(
         config = pyconfig.initialize(arguments)
         require_heads(config.num_kv_heads, tensor)
         mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config, devices), config.mesh_axes)
+        create = functools.partial(model_creation_utils.from_pretrained, wrap_with_tunix_adapter=True)
+        if is_one_cpu(mesh):
+            create = compat.load_without_drawing
         try:
-            module = model_creation_utils.from_pretrained(
-                config, mesh=mesh, wrap_with_tunix_adapter=True, tokenizer_pad_id=pad_id
-            )
+            module = create(config, mesh=mesh, tokenizer_pad_id=pad_id)
         except (ValueError, KeyError, OSError) as error:
             raise _loading_error(weights, config, mesh, error) from error
     modules: list[Any] = [module]  # the one that trains comes first
@@ -172,6 +175,7 @@ def load_actor(
                 cpu_speed.multiply_in_two_dimensions(module)
             cpu_speed.unroll_layers(module)
             hidden_states.allow_narrow_head(module)
+    environment.release_freed_memory()
     trained, *base = (hidden_states.adapter_for(loss, module) for module in modules)
     return Actor(trained, config, mesh, loss, lora, *base)
 

@@ -38,6 +38,7 @@ OWN_CODE = (
 SAMPLED_BLOCKS, SAMPLED_BYTES = 64, 2**18
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
+LARGE = 2**30  # bytes of weights: on a CPU, giving memory back takes no time beside a step with as many
 
 # Bytes that a Cloud TPU VM has for runs: its boot disk has 100 GiB, and .venv-tpu with its cache takes 16 GB.
 VM_DISK = 91e9

@@ -32,6 +32,8 @@ LONG_PROMPT = 128
 BUCKET = 16
 # Completions scored at once: their logits, [rows, tokens, vocabulary], take 3.7 GB for 8 x 768 tokens of a Qwen2.5.
 SCORED_ROWS = 8
+# Bytes of their float32 logits on one CPU, where the machine's memory is also the trainer's.
+SCORED_LOGITS = 2**28
 # Leave the trainer's mesh, in which RLCluster samples: Tunix's models have other axis names.  Sharding follows from the
 # inputs, the same on every platform (and in what preflight compiles).
 NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
@@ -242,14 +244,15 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         In a multi-process run all processes call it together; each scores its slice.
         """
         graphdef, state = self._sampler.model_def_and_state()
+        at_once = self._scored_rows(width)
         prompt_ids = self.last.left_padded_prompt_tokens[:rows]
         tokens = self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
         of_process = multihost.process_slice(len(tokens))
         logps = []  # [C] each
         with NO_MESH:
-            for first in range(of_process.start, of_process.stop, SCORED_ROWS):
-                part = slice(first, min(first + SCORED_ROWS, of_process.stop))
+            for first in range(of_process.start, of_process.stop, at_once):
+                part = slice(first, min(first + at_once, of_process.stop))
                 compute = _logps_at if isinstance(temperature, jax.Array) else common.compute_per_token_logps
                 scored = compute(
                     graphdef, state, jnp.asarray(prompt_ids[part]), jnp.asarray(completion_ids[part]),
@@ -263,6 +266,22 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         started = time.perf_counter()
         weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.heads)
         self.seconds["syncing"] += time.perf_counter() - started
+
+    def _scored_rows(self, width: int) -> int:
+        """How many completions of `width` tokens are scored at once: on one CPU as many as SCORED_LOGITS allow."""
+        if self._sampler.mesh is not None or jax.default_backend() != "cpu":
+            return SCORED_ROWS
+        tokens = self.last.left_padded_prompt_tokens.shape[1] + width
+        model: Any = self._sampler.transformer
+        return max(1, min(SCORED_ROWS, SCORED_LOGITS // (4 * tokens * model.config.vocab_size)))
+
+    def drop_weights(self) -> None:
+        """Let the weights go until the next sync: for the update that comes before it."""
+        for variable in jax.tree.leaves(
+            self._sampler.transformer_state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        ):
+            weight = variable.get_value()
+            variable.set_value(jax.ShapeDtypeStruct(weight.shape, weight.dtype))
 
     def model(self) -> None:
         """None says that weights are not shared; Tunix's own comparison fails when the two trees differ in shape."""

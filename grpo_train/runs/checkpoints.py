@@ -60,13 +60,18 @@ def drop_unlogged_checkpoints(folder: epath.Path, rows: int, iterations: int, to
         (folder / str(update)).rmtree()
 
 
-def save_options(training: TrainingRecipe, iterations: int) -> ocp.CheckpointManagerOptions:
-    """For Tunix: which updates are saved, at `iterations` updates per step."""
+def save_options(training: TrainingRecipe, iterations: int, in_background: bool = True) -> ocp.CheckpointManagerOptions:
+    """For Tunix: which updates are saved, at `iterations` updates per step.
+
+    `in_background`: training goes on meanwhile.  On a CPU an update cannot write over what is still being saved, and
+    takes new memory for it.
+    """
     every, last = training.checkpoint_every * iterations, training.steps * iterations
     return ocp.CheckpointManagerOptions(
         # Not save_interval_steps: with it Orbax also saves the first update, which may be in mid-step.
         should_save_fn=lambda update, _: update % every == 0 or update == last,
         max_to_keep=training.max_to_keep,
+        enable_async_checkpointing=in_background,
         cleanup_tmp_directories=True,
     )
 

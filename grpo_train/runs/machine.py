@@ -46,6 +46,28 @@ def describe(devices: bool = True) -> dict[str, Any]:
     return description
 
 
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that programs can still have: what the system calls available, or less where a container has a limit.
+
+    None where it is not known.
+    """
+    import psutil
+
+    try:
+        free = psutil.virtual_memory().available
+    except (OSError, RuntimeError):
+        return None
+    try:  # version 2 of control groups; the files of version 1 have other names
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.M)
+    except (OSError, ValueError):
+        return free
+    if limit == "max":
+        return free
+    return min(free, int(limit) - used + (int(cached[1]) if cached else 0))
+
+
 def operating_system() -> str:
     """Its name, from os-release where there is one, and the version of its kernel."""
     try:

@@ -16,7 +16,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from tunix.rl import common, rl_cluster
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
-from tunix.sft.peft_trainer import PeftTrainer
+from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from grpo_train.engines import compat, cpu_speed
 
@@ -69,6 +69,34 @@ def test_tunix_still_copies_the_optimizer_s_state():
         compat.keep_optimizer_state(trainer)
         trainer._shard_optimizer(mesh)
         assert addresses() == copied
+
+
+def test_tunix_still_keeps_the_old_weights():
+    """Tunix 0.1.7.  When this fails, compat.donate_weights can go, with which the new ones take their place."""
+    trainer = PeftTrainer(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), optax.sgd(1.0), TrainingConfig(eval_every_n_steps=1))
+    trainer.with_loss_fn(lambda model, x: (model(x) ** 2).mean()).with_gen_model_input_fn(lambda x: {"x": x})
+
+    def step() -> tuple[int, int]:
+        """Where the kernel is before and after an update."""
+        update, _ = trainer.jit_train_and_eval_step(cache_nnx_graph=True)
+        before = trainer.model.kernel.get_value().unsafe_buffer_pointer()
+        update(jnp.ones((2, 64)))
+        return before, trainer.model.kernel.get_value().unsafe_buffer_pointer()
+
+    before, after = step()
+    assert before != after
+    compat.donate_weights(trainer)
+    trainer.clear_jit_cache()
+    before, after = step()
+    assert before == after
+
+
+def test_maxtext_still_draws_a_model_before_it_loads_one():
+    """MaxText 0.2.5.  When this fails, compat.load_without_drawing can go."""
+    from maxtext.utils import model_creation_utils
+
+    source = inspect.getsource(model_creation_utils.from_pretrained)
+    assert source.index("create_nnx_sharded_model(") < source.index("ckptr.restore(")
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])

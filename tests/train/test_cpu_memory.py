@@ -1,0 +1,84 @@
+"""What a run takes of a CPU's memory: said before it starts, and refused where there is less."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo_lib.common.errors import CourseError
+from grpo_train.engines import cpu_memory, model_files
+from grpo_train.recipes import load_recipe
+from grpo_train.runs import machine
+
+QWEN = cpu_memory.ModelSizes(
+    layers=24, width=896, mlp=4864, heads=14, kv_heads=2, head=64, vocabulary=151936, tied=True
+)
+RECIPE = "recipes/qwen2.5-0.5b-gsm8k.yaml@cpu"
+GIB = 2**30
+
+
+def estimate(*overrides: str) -> cpu_memory.Estimate:
+    recipe = load_recipe(RECIPE, list(overrides))
+    return cpu_memory.estimate(QWEN, recipe, recipe.plan_on(1, 1), prompt_length=160)
+
+
+def test_weights_are_counted_as_the_files_have_them() -> None:
+    recipe = load_recipe("recipes/tiny-cpu.yaml")
+    sizes = cpu_memory.sizes_of(model_files.read_config(model_files.model_directory(recipe.model)))
+    assert sizes.weights == pytest.approx(model_files.weight_count(recipe), rel=0.01)
+    assert QWEN.weights == pytest.approx(494_032_768, rel=0.001)  # Qwen2.5-0.5B
+
+
+def test_the_shipped_recipe_fits_a_laptop_with_adapters_and_with_all_weights() -> None:
+    assert 6 < estimate().gib < 8
+    assert 11 < estimate("lora.rank=null").gib < 15
+
+
+def test_parts_add_up_and_follow_the_recipe() -> None:
+    whole = estimate("lora.rank=null")
+    assert sum(whole.parts.values()) == whole.total(whole.phase) == max(map(whole.total, whole.phases))
+    assert whole.phases["an update"]["moments"] == 2 * QWEN.weights * 4
+    more = ["lora.rank=null", "training.micro_batch_size=16"]
+    assert estimate(*more).total("an update") > whole.total("an update")
+    assert estimate("lora.rank=null", "model.remat=minimal").total("an update") > whole.total("an update")
+    assert estimate("lora.rank=null", "grpo.beta=0.04").gib > whole.gib  # a reference model
+
+
+def test_one_that_does_not_fit_is_refused_in_one_line(monkeypatch) -> None:
+    recipe = load_recipe(RECIPE, ["lora.rank=null"])
+    plan = recipe.plan_on(1, 1)
+    monkeypatch.setattr(machine, "free_memory", lambda: 9 * GIB)
+    with pytest.raises(CourseError, match=r"needs 1\d\.\d GiB .* 9\.0 GiB free: set lora\.rank=16") as refused:
+        cpu_memory.require(QWEN, recipe, plan, 160)
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr(machine, "free_memory", lambda: 16 * GIB)
+    assert cpu_memory.require(QWEN, recipe, plan, 160).gib < 16
+    monkeypatch.setattr(machine, "free_memory", lambda: None)  # not known: then nothing is compared
+    cpu_memory.require(QWEN, recipe, plan, 160)
+
+
+def test_a_run_is_refused_before_it_writes_anything(grpo, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: GIB // 2)
+    done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "0.5 GiB free: set lora.rank=16" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_free_memory_is_that_of_the_container(tmp_path) -> None:
+    assert machine.free_memory(tmp_path) > GIB // 4  # no limit
+    for name, text in (("max", "1000000"), ("current", "600000"), ("stat", "anon 5\ninactive_file 200000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert machine.free_memory(tmp_path) == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_memory(tmp_path) > GIB // 4
+
+
+@pytest.mark.slow
+def test_a_run_takes_about_what_it_said() -> None:
+    small = ["training.prompts_per_step=4", "problems.test=8", "problems.validation=8", "training.validate_every=0"]
+    command = [sys.executable, "dev/benchmarks/step_memory.py", "recipes/tiny-cpu.yaml", *small, "--json"]
+    result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    assert 0.6 < result["estimate_over_measured"] < 1.4
