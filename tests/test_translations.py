@@ -19,7 +19,7 @@ def in_a_copy(root: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(translations, "repo_root", lambda: tmp_path)
     for name in ("notebooks", "dev/translations", "teaching"):
         if (root / name).exists():
-            shutil.copytree(root / name, tmp_path / name)
+            shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
 
 
 def test_only_text_differs_and_links_lead_somewhere(root: Path, tmp_path: Path) -> None:

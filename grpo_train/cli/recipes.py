@@ -69,7 +69,7 @@ def _memory(recipe: Recipe) -> str | None:
     from grpo_train.engines import cpu_memory, model_files
 
     folder, longest = model_files.local_folder(recipe.model), recipe.rollout.max_prompt_length
-    if recipe.hardware.accelerator or not folder or not longest:
+    if recipe.hardware.accelerator or not folder or not isinstance(longest, int):
         return None
     sizes = cpu_memory.sizes_of(model_files.read_config(folder))
     return f"on one CPU {cpu_memory.estimate(sizes, recipe, recipe.plan_on(1, 1), longest)}"

@@ -76,7 +76,10 @@ def is_large_on_cpu(recipe: Recipe) -> bool:
 
 
 def sizes_of(config: dict[str, Any]) -> ModelSizes:
-    """From a config.json."""
+    """From a config.json.  Raises CourseError where a size is not there."""
+    needed = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if missing := [key for key in needed if not config.get(key)]:
+        raise CourseError(f"config.json of the model has no {', '.join(missing)}; copy or download the model again")
     heads, width = config["num_attention_heads"], config["hidden_size"]
     return ModelSizes(
         layers=config["num_hidden_layers"],
