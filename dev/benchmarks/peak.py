@@ -117,7 +117,8 @@ def named(library: str) -> str:
         return f"PyTorch {torch.__version__}, {'MKL' if torch.backends.mkl.is_available() else 'no MKL'}"
     import numpy as np
 
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    show: Any = np.show_config  # whose types lack the argument
+    blas = show(mode="dicts")["Build Dependencies"]["blas"]
     return f"NumPy {np.__version__}, {blas['name']} {blas['version']}"
 
 
