@@ -117,8 +117,8 @@ def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = pr
 
     Args:
       ready: what checks.check has found.
-      log: called with what memory a CPU needs, the number of filtered problems, if any (`rollout.overlong_prompts`), and
-        about a damaged checkpoint.
+      log: called with the memory that a CPU needs, the number of filtered problems, if any
+        (`rollout.overlong_prompts`), and about a damaged checkpoint.
     """
     recipe = ready.recipe
     if ready.memory:
