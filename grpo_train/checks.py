@@ -4,7 +4,8 @@
     session = training.build_session(ready, run_dir, checkpoint)
 
 The command does so before a run directory is made, a notebook in a cell of its own.  What can be said at
-once is said first, then what needs JAX and its devices, then what may need a download, and last what reads all prompts.
+once is said first, then what needs JAX and its devices, then what may need a download, then what reads all prompts, and
+last whether a CPU has the memory, for which their lengths are needed.
 """
 
 import datetime
@@ -51,7 +52,7 @@ def check(
     makes_base: bool = True,
     date: datetime.date | None = None,
 ) -> Ready:
-    """Refuse what this machine or version cannot do, before anything is written or loaded.
+    """Refuse what this machine or version cannot do, before anything of a run is written or loaded.
 
     Args:
       problems: the training problems; None: the recipe's, of which a cold start takes its own.

@@ -100,6 +100,7 @@ def fine_tune(
             optimizer = make_optimizer(settings, 1, recipe.seed, recipe.model.trainer_dtype)
             trainer = peft_trainer.PeftTrainer(actor.module, optimizer, configuration)
             trainer.with_loss_fn(lambda model, batch: losses.in_micro_batches(of_rows, model, batch)[0])
+            compat.keep_optimizer_state(trainer)
             if maxtext_model.is_one_cpu(actor.mesh):
                 compat.donate_weights(trainer)
             trainer.train(map(batch_of, tqdm(batches, desc="cold start", unit="update", disable=not progress)))

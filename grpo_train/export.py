@@ -103,6 +103,7 @@ def export_step(
             space = sum(array.nbytes for array in jax.tree.leaves(tree))
         space += sum(array.size for array in jax.tree.leaves(tree)) * ITEMSIZE[recipe.model.dtype]
         require_space([(target, space)], "give another --output, on a larger disk")
+        del tree  # the converter's process needs the memory
         conversion.export_weights(find, recipe.model, target)
         return target, candidate
     raise CourseError(f"{folder}: no checkpoint can be read; give another --step, or continue the run with grpo train")

@@ -98,6 +98,7 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
+    del generate  # and the model that it asks: the cold start loads its own
     return cold_start.fine_tune(
         ready,
         [_taught_pair(problem, render) for problem in taught],

@@ -126,6 +126,8 @@ class Session:
         return None
 
     def _ask(self, prompts: list[str], sampling: dict[str, Any]) -> list[Generation]:
+        if self.recipe.rollout.engine == "tunix" and not self.sampler.has_weights:
+            raise CourseError("a training was interrupted in mid-step; build a new session, it continues the run")
         prompts, sampling = multihost.broadcast((prompts, sampling))
         return self._completions(prompts, **sampling)
 
@@ -275,7 +277,7 @@ def build_session(
         timer=timer,
         checkpoints=saved,
     )
-    cluster.rollout.update_params(actor.weights())
+    cluster.rollout.update_params(nnx.state(actor.module, nnx.Param))  # merged, where there are adapters
     environment.release_freed_memory()
     session.sampler.calls = session.step * plan.num_rollout_micro_batches
     cluster.global_steps = session.step  # Tunix's last checkpoint does not store the step number
@@ -305,7 +307,7 @@ def _adapt_cluster(
         compat.shard_whole_batches(cluster, actor.mesh)
     if recipe.rollout.engine == "tunix" and maxtext_model.is_one_cpu(actor.mesh) and jax.device_count() == 1:
         compat.donate_weights(cluster.actor_trainer)
-        clusters.drop_sampler_in_updates(cluster, cpu_memory.is_large_on_cpu(recipe))
+        clusters.share_memory_with_sampler(cluster, cpu_memory.is_large_on_cpu(recipe))
     if plan.layout != "padded":
         aggregation = learners.AGGREGATIONS[recipe.grpo.aggregation]
         clusters.pack_micro_batches(cluster, plan, rollout_config, aggregation, ready.min_prompt_length)
@@ -384,10 +386,11 @@ def _overlong_reward(sampler: Any, grpo: GRPORecipe, limit: int) -> Callable[...
 
 def drop_arrays(session: Session) -> None:
     """Let the models and the optimizer go, after which the session can do nothing: for what needs the memory next."""
-    trainer = session.cluster.actor_trainer
+    cluster = session.cluster
+    trainer = cluster.actor_trainer
     session.sampler.drop_weights()
-    held = [nnx.state(trainer.model), nnx.state(trainer.optimizer)]
-    held += [nnx.state(model) for model in session.cluster.inference_worker._models.values()]
+    held: list[Any] = [nnx.state(trainer.model), nnx.state(trainer.optimizer), cluster._anchor_policy_state]
+    held += [nnx.state(model) for model in cluster.inference_worker._models.values()]
     for array in jax.tree.leaves(held):
         if isinstance(array, jax.Array) and not array.is_deleted():
             array.delete()
@@ -435,11 +438,15 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     """Did every weight arrive in the sampler, and do both sides give the same log-probabilities?
 
     The result is kept in the run's sync.json. Raises CourseError, which names the weight or the gap, when not.
+
+    Args:
+      prompts: how many are sampled and scored, at most.
     """
-    # The trainer scores them in the shape of its micro-batches: a larger one might not fit next to a training.
+    # The trainer scores them in the shape of its micro-batches, and samples at most what a step does: more might not
+    # fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
-    prompts = min(prompts, session.plan.completions_per_step)  # nor a sampling than that of a step
-    rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % rows]]
+    sampled = min(prompts, session.plan.completions_per_step)
+    rendered = [problem.prompt(session.render) for problem in session.problems[: sampled - sampled % rows]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]

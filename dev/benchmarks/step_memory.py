@@ -3,14 +3,16 @@
     python dev/benchmarks/step_memory.py recipes/tiny-cpu.yaml
     python dev/benchmarks/step_memory.py recipes/qwen2.5-0.5b-gsm8k.yaml@cpu lora.rank=null --json
 
-The run is `grpo train` with two steps, from the conversion of the model to its export, in a temporary folder.  Every
-tenth of a second the resident memory of its process and of all that it started is added up; the largest sum counts.
+The run is `grpo train` with three steps and as many checkpoints, from the conversion of the model to its export, in a
+temporary folder.  Every tenth of a second the resident memory of its process and of all that it started is added up;
+the largest sum counts.
 Shared pages count in each process, so the sum is on the large side.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from job import ROOT, machine, only_result_on_stdout
 
 GIB = 2**30
 INTERVAL = 0.1  # seconds between two looks
-STEPS = ("training.steps=2", "training.checkpoint_every=2")
+STEPS = ("training.steps=3", "training.checkpoint_every=1")  # an update while a checkpoint is saved
 
 
 def main() -> None:
@@ -52,12 +54,11 @@ def main() -> None:
 def estimate(recipe: str, overrides: list[str]) -> dict[str, Any]:
     """What the run says, or an error where it would refuse."""
     from grpo_train import checks
-    from grpo_train.engines import cpu_memory, model_files
     from grpo_train.recipes import load_recipe
 
-    ready = checks.check(load_recipe(recipe, overrides))
-    config = model_files.read_config(model_files.model_directory(ready.recipe.model, weights=False))
-    needed = cpu_memory.estimate(cpu_memory.sizes_of(config), ready.recipe, ready.plan, ready.max_prompt_length)
+    needed = checks.check(load_recipe(recipe, overrides)).memory
+    if needed is None:
+        sys.exit("error: only the memory of one CPU is estimated")
     parts = {name: round(size / GIB, 2) for name, size in needed.parts.items()}
     return {"estimate_gib": round(needed.gib, 2), "estimate_phase": needed.phase, "estimate_parts": parts}
 
@@ -79,12 +80,14 @@ def measure(arguments: list[str], log: Path) -> dict[str, Any]:
 
 def _resident(process: psutil.Process) -> int:
     """Bytes of a process and of its descendants; 0 for one that has ended meanwhile."""
-    total = 0
     try:
-        for each in [process, *process.children(recursive=True)]:
-            total += each.memory_info().rss
+        running = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        pass
+        return 0
+    total = 0
+    for each in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += each.memory_info().rss
     return total
 
 

@@ -98,16 +98,21 @@ def compare_real(session: training.Session, arm: str) -> None:
 
 
 def sync_every(session: training.Session, arm: str, steps: int = 8) -> None:
-    """Let the sampler keep its weights for so many steps; `measures.sync_now` gives it the newest ones at the end."""
+    """Let the sampler have the same weights for so many steps; `measures.sync_now` gives it the newest ones at the end.
+
+    It gets a copy of the old ones after each step, since on one CPU an update takes its weights away.
+    """
     sampler = session.sampler
     update = sampler.update_params
+    kept = jax.tree.map(jnp.copy, session.actor.weights())
     calls = 0
 
-    def sometimes(*arguments: Any, **named: Any) -> None:
-        nonlocal calls
+    def sometimes(params: Any, *others: Any, **named: Any) -> None:
+        nonlocal calls, kept
         calls += 1
         if calls % steps == 0:
-            update(*arguments, **named)
+            kept = jax.tree.map(jnp.copy, params)
+        update(kept, *others, **named)
 
     if arm != "synced":
         sampler.update_params = sometimes

@@ -245,11 +245,11 @@ def pack_micro_batches(
     trainer._prepare_inputs = lambda input_data: prepare(pack(input_data))
 
 
-def drop_sampler_in_updates(cluster: rl.RLCluster, is_large: bool) -> None:
+def share_memory_with_sampler(cluster: rl.RLCluster, is_large: bool) -> None:
     """On one CPU, let the sampler have no weights while the policy is updated: after it they are others anyway.
 
-    Here gradients need the memory, and an update that writes over the policy's weights must be the only one that has
-    them.
+    Gradients need the memory.  And where both have one type, some of the sampler's arrays are the policy's own, as JAX
+    hands on what a program does not change; an update that writes over them must be the only one that has them.
 
     Args:
       is_large: sampling and update each begin with the memory that the other has given back (model_files.LARGE).
@@ -258,18 +258,20 @@ def drop_sampler_in_updates(cluster: rl.RLCluster, is_large: bool) -> None:
     trainer = cluster.actor_trainer
     prepare, update = trainer._prepare_inputs, sampler.update_params
 
-    def release() -> None:
-        if is_large:
-            environment.release_freed_memory()
+    def drop() -> None:
+        if sampler.has_weights:
+            sampler.drop_weights()
+            if is_large:
+                environment.release_freed_memory()
 
     def prepare_inputs(input_data: Any) -> Any:
-        sampler.drop_weights()
-        release()
+        drop()
         return prepare(input_data)
 
     def update_params(params: Any, filter_types: Any = None) -> None:
-        sampler.drop_weights()
-        release()
+        drop()
+        if is_large:
+            environment.release_freed_memory()  # of the update
         update(params, filter_types)
 
     trainer._prepare_inputs, sampler.update_params = prepare_inputs, update_params

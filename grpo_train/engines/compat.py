@@ -27,9 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_train.engines.model_files import LARGE
 from grpo_train.runs import multihost
 
 # ------------------------------------------------------------------------------------------------------------- Tunix
@@ -108,7 +106,8 @@ def donate_weights(trainer: Any) -> None:
 
     google-tunix 0.1.7, PeftTrainer.jit_train_and_eval_step: the update may write over the optimizer's state only, so
     that old and new weights are in memory together; with adapters, those of the base and a copy of them.
-    Nothing else may hold the old ones (TunixSampler.drop_weights).
+    Nothing else may use the old ones afterwards: arrays of Actor.weights() that a reader keeps are gone after a step,
+    and the sampler has none meanwhile (cluster.share_memory_with_sampler).
     Test: test_tunix_still_keeps_the_old_weights.
     """
     given = trainer.jit_train_and_eval_step
@@ -120,6 +119,7 @@ def donate_weights(trainer: Any) -> None:
             return steps
         step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("model", "optimizer"))
         bind = nnx.cached_partial if cache_nnx_graph else functools.partial
+        # Tunix looks for the jitted function in `.func` of what it finds here.
         trainer._jitted_train_step_fn = functools.partial(bind(step, trainer.model, trainer.optimizer))
         return given(skip_jit, cache_nnx_graph)
 
@@ -224,8 +224,6 @@ def load_without_drawing(config: Any, *, mesh: Any, tokenizer_pad_id: int) -> An
     graph, weights, rest = nnx.split(abstract, nnx.Param, ...)
     target = {"params": {"params": nnx.to_pure_dict(weights)}}
     sizes = [shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(target)]
-    if sum(sizes) >= LARGE:
-        environment.return_large_blocks()
     reader = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=math.ceil(max(sizes) / 1e9))
     arguments = ocp.args.PyTreeRestore(
         target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True

@@ -13,15 +13,20 @@ compiled for Qwen2.5-0.5B, and the sum was compared with whole runs (dev/benchma
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import model_files
 from grpo_train.engines.model_files import ITEMSIZE
-from grpo_train.recipes import Recipe, continuing
+from grpo_train.recipes import ModelRecipe, Recipe, continuing, parse_recipe
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.runs import machine
 
 GIB = 2**30
-CHUNK = 384 * 2**20  # losses.token_logps.CHUNK, which imports JAX
+# What other modules have that import JAX; test_cpu_memory.py holds them equal.
+CHUNK = 384 * 2**20  # losses.token_logps.CHUNK
+COLD_START_ROWS = 4  # cold_start.ROWS
+SCORED_PROMPTS = 32  # training.check_first_sync
 # Python, JAX, MaxText, Tunix and TensorFlow's libraries; and later the programs that they have compiled.
 LIBRARIES, PROGRAMS = int(0.8 * GIB), int(0.5 * GIB)
 CONVERTER = int(0.4 * GIB)  # the libraries of the process that exports
@@ -69,10 +74,13 @@ def is_large_on_cpu(recipe: Recipe) -> bool:
     """Whether a run on one CPU gives memory back between the parts of a step, and saves while nothing else is done."""
     import jax
 
-    if jax.device_count() > 1 or jax.default_backend() != "cpu":
-        return False
-    config = model_files.read_config(model_files.model_directory(recipe.model, weights=False))
-    return sizes_of(config).weights * ITEMSIZE[recipe.model.trainer_dtype] >= model_files.LARGE
+    return jax.device_count() == 1 and jax.default_backend() == "cpu" and is_large(recipe.model)
+
+
+def is_large(model: ModelRecipe) -> bool:
+    """Whether giving memory back takes no time beside a step with so many weights."""
+    config = model_files.read_config(model_files.model_directory(model, weights=False))
+    return sizes_of(config).weights * ITEMSIZE[model.trainer_dtype] >= model_files.LARGE
 
 
 def sizes_of(config: dict[str, Any]) -> ModelSizes:
@@ -134,17 +142,23 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
     sampler = {"sampler": sizes.weights * ITEMSIZE[recipe.model.dtype]}
     merged = {"merged matrices": sizes.of_layers * weight if rank else 0}
     # The gradients of all micro-batches, and what XLA keeps of the optimizer's step.
-    update = {"gradients": trained, "the optimizer's step": 3 * trained // 4}
+    step = {"gradients": trained, "the optimizer's step": 3 * trained // 4}
 
-    phases = {"comparing sampler and trainer": held | sampler | _forward(sizes, recipe)}
-    phases["an update"] = held | update | _update(sizes, recipe, plan, prompt_length)
+    phases = {"sampling": held | sampler | _sampling(sizes, recipe, plan, prompt_length)}
+    phases["comparing sampler and trainer"] = held | sampler | _forward(sizes, recipe, plan, prompt_length)
+    phases["an update"] = held | step | _update(sizes, recipe, plan, prompt_length)
     phases["a sync"] = held | sampler | merged
     phases["the export"] = _export(sizes, recipe)
+    if recipe.training.cold_start:
+        phases["the cold start"] = held | step | _cold_start(sizes, recipe, prompt_length) | {"other models": 0}
+    written = {"what is being written": _written(sizes, recipe)}
     if not rank:  # else it is small; a large model is saved before the sync
-        phases["a checkpoint"] = held | {"what is being written": _written(sizes, recipe)}
+        phases["a checkpoint"] = held | written
     if is_small:
         if not rank:
             phases["a checkpoint"] |= sampler
+            # Saved while the next update is computed, which cannot write over what is not saved yet.
+            phases["an update"] |= {"weights and moments being saved": held["weights"] + held["moments"]}
         for parts in phases.values():
             computed = sum(parts.values()) - LIBRARIES - PROGRAMS
             parts["kept of what was freed"] = int(KEPT * computed)
@@ -180,8 +194,8 @@ def _other_models(sizes: ModelSizes, recipe: Recipe) -> int:
     copies = 0
     if not recipe.lora.rank:
         copies += bool(recipe.grpo.beta) + 2 * recipe.grpo.kl_is_watched  # it is copied while it is used
-    copies += recipe.grpo.iterations > 1
-    return copies * sizes.weights * ITEMSIZE[recipe.model.dtype]
+    old = 2 * (recipe.grpo.iterations > 1)  # that, too
+    return sizes.weights * (copies * ITEMSIZE[recipe.model.dtype] + old * ITEMSIZE[recipe.model.trainer_dtype])
 
 
 def _head(sizes: ModelSizes, recipe: Recipe, tokens: int) -> dict[str, int]:
@@ -192,18 +206,43 @@ def _head(sizes: ModelSizes, recipe: Recipe, tokens: int) -> dict[str, int]:
     return {"rounded head": 4 * sizes.embedding if sizes.tied else 0, "logits": 2 * logits}
 
 
-def _forward(sizes: ModelSizes, recipe: Recipe) -> dict[str, int]:
-    """The trainer's log-probabilities of a few completions."""
+def _sampling(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: int) -> dict[str, int]:
+    """Keys and values of all tokens, and the logits of the next one, of a step or an evaluation."""
+    item = ITEMSIZE[recipe.model.dtype]
+    sequences = max(plan.rollout_micro_batch_completions, recipe.evaluation.batch_size)
+    cached = sequences * (prompt_length + recipe.rollout.max_completion_length)
+    scored = sequences * (1 if item == 4 else prompt_length)  # Tunix's own sampler scores prompts, too
+    return {
+        "keys and values": 2 * cached * sizes.layers * sizes.kv_heads * sizes.head * item,
+        "logits": 2 * 4 * scored * sizes.vocabulary,
+    }
+
+
+def _forward(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: int) -> dict[str, int]:
+    """The trainer's log-probabilities of as many completions as a micro-batch has, in padded rows."""
     copied = sizes.of_layers * ITEMSIZE[recipe.model.trainer_dtype]
-    return {"matrices by layer": copied} | _head(sizes, recipe, tokens=recipe.rollout.max_completion_length)
+    tokens = min(SCORED_PROMPTS, plan.micro_batch_size) * (prompt_length + recipe.rollout.max_completion_length)
+    head = _head(sizes, recipe, tokens)
+    return {"matrices by layer": copied} | head | {"logits": head["logits"] // 2}  # without their gradients
 
 
 def _update(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: int) -> dict[str, int]:
     """What XLA holds beside arguments and results while it computes a micro-batch's gradient."""
-    item, completion = ITEMSIZE[recipe.model.trainer_dtype], recipe.rollout.max_completion_length
-    rows, width = plan.row_shapes(prompt_length, completion)[-1]
-    tokens = rows * width
-    of_layer = _activations(sizes, plan, prompt_length, completion, rows, width)
+    rows, width = plan.row_shapes(prompt_length, recipe.rollout.max_completion_length)[-1]
+    return _gradient(sizes, recipe, rows, width, pairs=_pairs(recipe, plan, prompt_length, rows, width))
+
+
+def _cold_start(sizes: ModelSizes, recipe: Recipe, prompt_length: int) -> dict[str, int]:
+    """The same for the worked solutions of the cold start, in padded rows."""
+    width = prompt_length + recipe.rollout.max_completion_length
+    return _gradient(sizes, recipe, COLD_START_ROWS, width, pairs=COLD_START_ROWS * width**2)
+
+
+def _gradient(sizes: ModelSizes, recipe: Recipe, rows: int, width: int, pairs: int) -> dict[str, int]:
+    """Of rows of so many tokens; `pairs`: those that attention computes in all of them."""
+    item, tokens = ITEMSIZE[recipe.model.trainer_dtype], rows * width
+    # Of the MLP and of attention four arrays each are kept, and nine as wide as the model.
+    of_layer = 4 * (4 * tokens * sizes.mlp + 4 * sizes.heads * pairs + 9 * tokens * sizes.width)
     between_layers = sizes.layers * 4 * tokens * sizes.width
     matrices, embeddings = sizes.of_layers * item, (1 if sizes.tied else 2) * sizes.embedding * item
     # A scan wants the stacked matrices by layer, and stacks their gradients so; straight code does the second alone.
@@ -216,14 +255,14 @@ def _update(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: i
     } | _head(sizes, recipe, tokens)
 
 
-def _activations(sizes: ModelSizes, plan: BatchPlan, prompt_length: int, completion: int, rows: int, width: int) -> int:
-    """What a layer keeps for its gradient: of the MLP and of attention four arrays each, nine as wide as the model."""
-    square = rows * width**2
-    if plan.layout == "groups":  # losses.slots
-        of_prompt, of_each = prompt_length - 1, completion + 1
+def _pairs(recipe: Recipe, plan: BatchPlan, prompt_length: int, rows: int, width: int) -> int:
+    """Pairs of tokens for which attention computes a score: all of a row, or those of its slots (losses.slots)."""
+    if plan.layout == "groups" and recipe.model.dtype == "float32":
+        of_prompt, of_each = prompt_length - 1, recipe.rollout.max_completion_length + 1
         slots = of_prompt**2 + plan.group_size * of_each * (of_prompt + of_each)
-        square = min(square, rows * slots)
-    return 4 * (4 * rows * width * sizes.mlp + 4 * sizes.heads * square + 9 * rows * width * sizes.width)
+        if 2 * slots <= width**2:
+            return rows * slots
+    return rows * width**2
 
 
 def _written(sizes: ModelSizes, recipe: Recipe) -> int:
@@ -238,13 +277,36 @@ def require(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: i
     Raises CourseError where the machine has less: in one line what the run needs, what there is, and what to change.
     """
     needed, free = estimate(sizes, recipe, plan, prompt_length), machine.free_memory()
-    if free is not None and needed.total(needed.phase) > free:
-        # Sampling is never what takes most.
-        remedies = [each for each in continuing.memory_remedies(recipe, plan) if not each.startswith("rollout.")]
-        if not recipe.lora.rank:
-            remedies.insert(0, "lora.rank=16, which trains adapters alone")
-        raise CourseError(
-            f"the run needs {needed}; this machine has {free / GIB:.1f} GiB free: set {', or '.join(remedies)}; or end "
-            "other programs"
-        )
-    return needed
+    if free is None or needed.total(needed.phase) <= free:
+        return needed
+    remedies = _remedies(sizes, recipe, plan, prompt_length)
+    change = f": set {', or '.join(remedies)}; or end other programs" if remedies else "; end other programs"
+    raise CourseError(f"the run needs {needed}; this machine has {free / GIB:.1f} GiB free{change}")
+
+
+def _remedies(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: int) -> list[str]:
+    """Changes of the recipe with which a run takes at least a twentieth less, each as `section.key=value`."""
+    tried = [
+        *continuing.memory_remedies(recipe, plan),
+        f"evaluation.batch_size={-(-recipe.evaluation.batch_size // 4)}",
+    ]
+    if not recipe.lora.rank:
+        tried.insert(0, "lora.rank=16")
+    before, found = estimate(sizes, recipe, plan, prompt_length).gib, []
+    for change in tried:
+        changed = _changed(recipe, change)
+        if changed and estimate(sizes, changed, changed.plan_on(1, 1), prompt_length).gib < 0.95 * before:
+            found.append(change)
+    return [each.replace("lora.rank=16", "lora.rank=16 (adapters alone, in a new run)") for each in found]
+
+
+def _changed(recipe: Recipe, change: str) -> Recipe | None:
+    """The recipe with `section.key=value`, if it accepts that."""
+    data = recipe.model_dump(mode="json")
+    name, value = change.split("=")
+    section, key = name.split(".")
+    data[section][key] = yaml.safe_load(value)
+    try:
+        return parse_recipe(data)
+    except CourseError:
+        return None

@@ -17,7 +17,7 @@ from flax.linen import partitioning as nn_partitioning
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_train.engines import compat
+from grpo_train.engines import compat, cpu_memory
 from grpo_train.engines.model_files import maxtext_sizes, model_directory, require_heads, unreadable
 from grpo_train.recipes import ModelRecipe
 from grpo_train.recipes.schema import LoRARecipe
@@ -160,6 +160,8 @@ def load_actor(
         create = functools.partial(model_creation_utils.from_pretrained, wrap_with_tunix_adapter=True)
         if is_one_cpu(mesh):
             create = compat.load_without_drawing
+            if cpu_memory.is_large(model):
+                environment.return_large_blocks()  # for the whole process, from now on
         try:
             module = create(config, mesh=mesh, tokenizer_pad_id=pad_id)
         except (ValueError, KeyError, OSError) as error:

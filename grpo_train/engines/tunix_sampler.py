@@ -275,6 +275,12 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         model: Any = self._sampler.transformer
         return max(1, min(SCORED_ROWS, SCORED_LOGITS // (4 * tokens * model.config.vocab_size)))
 
+    @property
+    def has_weights(self) -> bool:
+        """False between `drop_weights` and the next sync."""
+        first = jax.tree.leaves(self._sampler.transformer_state)[0]
+        return not isinstance(first, jax.ShapeDtypeStruct)
+
     def drop_weights(self) -> None:
         """Let the weights go until the next sync: for the update that comes before it."""
         for variable in jax.tree.leaves(

@@ -9,6 +9,7 @@ hidden_states    the adapter around a MaxText model that makes no logits, for `c
 model_logps      log-probabilities of completions under a model
 for_tunix        the loss as Tunix's learner calls it
 packing          micro-batches in rows of real tokens
+slots            on one CPU, their attention without what its mask throws away
 
 This file only imports, and prepares the environment before JAX is imported by one of them.
 """

@@ -39,7 +39,8 @@ PER_TOKEN = ("ref_per_token_logps", "old_per_token_logps", "sampler_per_token_lo
 class Example(common.TrainExample):
     """A micro-batch of Tunix's, [B, C], with what the policy loss takes in addition; None where it does not.
 
-    Packed rows [R, W] hold prompts and completions in `completion_ids`; every other field but beta is [R, W], too.
+    Packed rows [R, W] hold prompts and completions in `completion_ids`; prompt ids are then [R, 0], and every other
+    field but beta is [R, W], too.
     """
 
     weights: Any = None  # [B, C], of tokens: in place of an aggregation that the micro-batch does not show itself

@@ -163,14 +163,13 @@ def policy_loss(
 
 def _completion_mean(values: jax.Array, mask: jax.Array, completions: jax.Array | None) -> jax.Array:
     """The mean over each completion's tokens, at each of them; [B, T]."""
-    ones = jnp.ones_like(mask)
     if completions is None:
         total = (values * mask).sum(1, keepdims=True)
-        count = (ones * mask).sum(1, keepdims=True)
+        count = mask.sum(1, keepdims=True)
     else:
         keys = jnp.where(mask > 0, completions, 0)
         total = _sum_by_key(values * mask, keys)
-        count = _sum_by_key(ones * mask, keys)
+        count = _sum_by_key(mask, keys)
     return jnp.where(mask > 0, total / jnp.maximum(count, 1), 0.0)
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +47,49 @@ def describe(devices: bool = True) -> dict[str, Any]:
     return description
 
 
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that programs can still have: what the system calls available, or less where a container has a limit.
-
-    None where it is not known.
+def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), of_process: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes that programs can still have: what the system calls available, or less where a container, a batch system or
+    systemd sets a limit.  Swap does not count.  None where it is not known.
     """
     import psutil
 
     try:
         free = psutil.virtual_memory().available
+        groups = of_process.read_text(encoding="utf-8") if of_process.exists() else ""
     except (OSError, RuntimeError):
         return None
-    try:  # version 2 of control groups; the files of version 1 have other names
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.M)
-    except (OSError, ValueError):
-        return free
-    if limit == "max":
-        return free
-    return min(free, int(limit) - used + (int(cached[1]) if cached else 0))
+    return min([free, *_free_in_groups(cgroups, groups)])
+
+
+def _free_in_groups(cgroups: Path, groups: str) -> Iterator[int]:
+    """What each limit of Linux's control groups leaves, of those that a process is in: its own and all above it.
+
+    Args:
+      groups: lines as in /proc/self/cgroup: 0::/path of version 2, 4:memory:/path of version 1.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = root / path.strip("/")  # it is not there in a container, which sees its own group as the root
+        for folder in [own, *own.parents]:
+            if folder.is_relative_to(root) and (left := _free_in(folder, *names)) is not None:
+                yield left
+
+
+def _free_in(folder: Path, limit_name: str, used_name: str, cached_name: str) -> int | None:
+    """Bytes below the limit of one control group, with what is cached of files; None without a limit."""
+    try:
+        limit = int((folder / limit_name).read_text())
+        used = int((folder / used_name).read_text())
+        cached = re.search(rf"^{cached_name} (\d+)", (folder / "memory.stat").read_text(), re.M)
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    return max(0, limit - used + (int(cached[1]) if cached else 0))
 
 
 def operating_system() -> str:

@@ -1,6 +1,8 @@
 """What a run takes of a CPU's memory: said before it starts, and refused where there is less."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -49,7 +51,7 @@ def test_one_that_does_not_fit_is_refused_in_one_line(monkeypatch) -> None:
     recipe = load_recipe(RECIPE, ["lora.rank=null"])
     plan = recipe.plan_on(1, 1)
     monkeypatch.setattr(machine, "free_memory", lambda: 9 * GIB)
-    with pytest.raises(CourseError, match=r"needs 1\d\.\d GiB .* 9\.0 GiB free: set lora\.rank=16") as refused:
+    with pytest.raises(CourseError, match=r"needs 1\d\.\d GiB .* 9\.0 GiB free: set lora\.rank=16 ") as refused:
         cpu_memory.require(QWEN, recipe, plan, 160)
     assert "\n" not in str(refused.value)
     monkeypatch.setattr(machine, "free_memory", lambda: 16 * GIB)
@@ -63,17 +65,65 @@ def test_a_run_is_refused_before_it_writes_anything(grpo, monkeypatch, tmp_path)
     done = grpo("train", "recipes/tiny-cpu.yaml", "--runs", tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "0.5 GiB free: set lora.rank=16" in line
+    assert "0.5 GiB free" in line
     assert not list(tmp_path.iterdir())
 
 
-def test_free_memory_is_that_of_the_container(tmp_path) -> None:
-    assert machine.free_memory(tmp_path) > GIB // 4  # no limit
-    for name, text in (("max", "1000000"), ("current", "600000"), ("stat", "anon 5\ninactive_file 200000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert machine.free_memory(tmp_path) == 600_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_memory(tmp_path) > GIB // 4
+@pytest.mark.parametrize("overrides", [[], ["training.micro_batch_size=16"], ["lora.rank=null", "grpo.beta=0.04"]])
+def test_each_change_that_is_advised_takes_less(overrides, monkeypatch) -> None:
+    recipe = load_recipe(RECIPE, overrides)
+    plan = recipe.plan_on(1, 1)
+    needed = cpu_memory.estimate(QWEN, recipe, plan, 160).gib
+    monkeypatch.setattr(machine, "free_memory", lambda: 2 * GIB)
+    with pytest.raises(CourseError) as refused:
+        cpu_memory.require(QWEN, recipe, plan, 160)
+    _, _, advice = str(refused.value).partition("GiB free")
+    changes = re.findall(r"[a-z_]+\.[a-z_]+=\w+", advice)
+    assert ("set" in advice) == bool(changes)
+    for change in changes:
+        changed = load_recipe(RECIPE, [*overrides, change])
+        assert cpu_memory.estimate(QWEN, changed, changed.plan_on(1, 1), 160).gib < needed
+
+
+def test_constants_of_other_modules_are_theirs() -> None:
+    from grpo_train import cold_start, training
+    from grpo_train.losses import token_logps
+
+    prompts = inspect.signature(training.check_first_sync).parameters["prompts"].default
+    assert (cpu_memory.CHUNK, cpu_memory.COLD_START_ROWS) == (token_logps.CHUNK, cold_start.ROWS)
+    assert prompts == cpu_memory.SCORED_PROMPTS
+
+
+@pytest.mark.parametrize("completion", [8, 24, 192])
+def test_attention_is_counted_in_slots_where_it_is_computed_so(completion) -> None:
+    from grpo_train.losses import slots
+
+    recipe = load_recipe("recipes/tiny-cpu.yaml", [f"rollout.max_completion_length={completion}"])
+    plan = recipe.plan_on(1, 1)
+    rows, width = plan.row_shapes(37, completion)[-1]
+    sizes = slots.SlotSizes(36, plan.group_size, completion + 1)
+    counted = cpu_memory._pairs(recipe, plan, 37, rows, width)
+    assert (counted < rows * width**2) == sizes.pays(width)
+
+
+NAMES = {"": ("max", "current", "inactive_file"), "memory": ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")}
+
+
+@pytest.mark.parametrize("version", NAMES)
+@pytest.mark.parametrize("folder", ["", "batch/job"])
+def test_free_memory_is_that_of_the_container(tmp_path, version, folder) -> None:
+    limit, used, cached = NAMES[version]
+    mine = tmp_path / "mine"
+    mine.write_text(f"7:pids:/\n4:{version}:/batch/job/step\n")
+    assert (machine.free_memory(tmp_path, mine) or 0) > GIB // 4  # no limit
+    group = tmp_path / version / folder  # the root, as a container sees it, or one above the process's own
+    group.mkdir(parents=True, exist_ok=True)
+    texts = ((limit, "1000000\n"), (used, "600000\n"), ("stat", f"anon 5\n{cached} 200000\n"))
+    for name, text in texts:
+        (group / f"memory.{name}").write_text(text)
+    assert machine.free_memory(tmp_path, mine) == 600_000
+    (group / f"memory.{limit}").write_text("max\n" if version == "" else f"{2**63 - 4096}\n")
+    assert (machine.free_memory(tmp_path, mine) or 0) > GIB // 4
 
 
 @pytest.mark.slow

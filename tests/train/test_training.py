@@ -1,6 +1,7 @@
 """Training: whole rows, restored runs, refusals."""
 
 import dataclasses
+import importlib
 import importlib.util
 import shutil
 import sys
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -394,6 +396,44 @@ NOISY = """
 def noisy(prompts, completions, **_):
     return [sum(map(ord, completion)) % 97 for completion in completions]
 """
+
+
+def test_the_sampler_has_no_weights_in_an_update_and_says_so_after_an_interruption(build, tmp_path):
+    session = build(tmp_path)
+    trainer = session.cluster.actor_trainer
+    prepare, seen = trainer._prepare_inputs, []
+
+    def interrupted_in_the_second_step(inputs):
+        prepared = prepare(inputs)
+        seen.append(session.sampler.has_weights)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return prepared
+
+    trainer._prepare_inputs = interrupted_in_the_second_step
+    assert session.sampler.has_weights
+    with pytest.raises(KeyboardInterrupt):
+        training.train(session)
+    assert seen == [False, False]
+    with pytest.raises(CourseError, match="interrupted in mid-step; build a new session"):
+        session.generate(["1+1?"])
+
+
+def test_a_sampler_that_lags_keeps_its_weights_through_updates(build, tmp_path, monkeypatch):
+    """What the experiments `stale` and `expert` ask for."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "dev" / "experiments"))
+    arms = importlib.import_module("arms")
+
+    def copied(session):
+        return {name: jnp.array(value) for name, value in weight_sync.by_name(session.actor.weights()).items()}
+
+    session = build(tmp_path)
+    before = copied(session)
+    arms.sync_every(session, "stale")
+    assert len(training.train(session)) == 4
+    weight_sync.check_weights(session.sampler, before)
+    with pytest.raises(CourseError):
+        weight_sync.check_weights(session.sampler, copied(session))
 
 
 @pytest.mark.long(minutes=2)
