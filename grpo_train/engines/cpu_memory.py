@@ -149,16 +149,17 @@ def estimate(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: 
     phases["an update"] = held | step | _update(sizes, recipe, plan, prompt_length)
     phases["a sync"] = held | sampler | merged
     phases["the export"] = _export(sizes, recipe)
+    # Saved while the next update is computed, which cannot write over what is not saved yet.
+    saved = {"weights and moments being saved": held["weights"] + held["moments"]}
     if recipe.training.cold_start:
-        phases["the cold start"] = held | step | _cold_start(sizes, recipe, prompt_length) | {"other models": 0}
+        phases["the cold start"] = held | step | saved | _cold_start(sizes, recipe, prompt_length) | {"other models": 0}
     written = {"what is being written": _written(sizes, recipe)}
     if not rank:  # else it is small; a large model is saved before the sync
         phases["a checkpoint"] = held | written
     if is_small:
         if not rank:
             phases["a checkpoint"] |= sampler
-            # Saved while the next update is computed, which cannot write over what is not saved yet.
-            phases["an update"] |= {"weights and moments being saved": held["weights"] + held["moments"]}
+            phases["an update"] |= saved
         for parts in phases.values():
             computed = sum(parts.values()) - LIBRARIES - PROGRAMS
             parts["kept of what was freed"] = int(KEPT * computed)
