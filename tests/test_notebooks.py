@@ -88,13 +88,13 @@ TASKS = f"problems=[{{name: small-numbers, {SIZES}}}, {{name: large-numbers, dif
 
 
 @pytest.mark.slow
-@pytest.mark.long(minutes=7)
+@pytest.mark.nightly(minutes=7)
 @pytest.mark.parametrize(
     ("recipe", "changes", "notebooks"),
     [
         ("lessons/tiny-tasks.yaml", [*SMALL, TASKS], ("02_reward_design", "04_grpo_training", "05_evaluation")),
         # With the real model, which CI brings only after this.
-        pytest.param("smollm2-135m-cpu.yaml@two-steps", [], run_notebooks.NOTEBOOKS, marks=pytest.mark.nightly),
+        ("smollm2-135m-cpu.yaml@two-steps", [], run_notebooks.NOTEBOOKS),
     ],
 )
 def test_the_notebooks_run_with_another_recipe(root, monkeypatch, tmp_path, name, recipe, changes, notebooks) -> None:

@@ -261,7 +261,8 @@ def test_generate_counts_tokens_and_sees_what_was_cut_off(policy, monkeypatch):
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param(name, marks=pytest.mark.long(minutes=4)) for name in ("tied", "untied", "dr-grpo")),
+        pytest.param("tied", marks=pytest.mark.long(minutes=4)),
+        *(pytest.param(name, marks=pytest.mark.nightly(minutes=4)) for name in ("untied", "dr-grpo")),
         pytest.param("step mean", marks=pytest.mark.nightly),
     ],
 )

@@ -389,7 +389,7 @@ def test_damaged_files_of_a_report_are_one_line(good, scratch, name, chance):
     broken(good, scratch, name, chance)
 
 
-@pytest.mark.long(minutes=3)
+@pytest.mark.nightly(minutes=3)
 @settings(FEW, max_examples=600)
 @given(name=st.sampled_from(tuple(TARGETS)), chance=RANDOM)
 def test_damaged_files_at_length(good, scratch, name, chance):
