@@ -122,16 +122,7 @@ def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) 
 
 def totals() -> Table:
     """A row for each experiment: how many predictions held, and which were not blind."""
-    return table(
-        {
-            "experiment": name,
-            "predictions that held": f"{sum(claim['held'] for claim in kept['claims'])} of {len(kept['claims'])}",
-            "blind?": _blind(kept["claims"]),
-            "runs": len(kept["runs"]),
-            "minutes": round(kept["seconds"] / 60),
-        }
-        for name, kept in records().items()
-    )
+    return table(_total(name, kept) for name, kept in records().items())
 
 
 def curves(axes: Any, name: str, metric: str, arms: Iterable[str] | None = None) -> None:
@@ -162,6 +153,18 @@ def _verdict(claim: Claim, names: Mapping[str, str]) -> dict[str, str]:
         "mean (95 % interval)": f"{mean} ({low} to {high}){unit}",
         "smallest detectable": _number(detectable(claim), plain, "") + (" from 1" if ratio else unit),
         "verdict": held if claim["held"] else "FAILED",
+    }
+
+
+def _total(name: str, kept: Record) -> dict[str, Any]:
+    claims = kept["claims"]
+    held = sum(claim["held"] for claim in claims)
+    return {
+        "experiment": name,
+        "predictions that held": f"{held} of {len(claims)}",
+        "blind?": _blind(claims),
+        "runs": len(kept["runs"]),
+        "minutes": round(kept["seconds"] / 60),
     }
 
 
