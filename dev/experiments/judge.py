@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from experiment import Claim
+
+from grpo_lib.statistics import mean_interval, smallest_mean
 
 UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is not a share
 SHARES = ("accuracy", "applied", "form", "way", "at_updates", "at_completions")
@@ -16,41 +17,6 @@ SHARES = ("accuracy", "applied", "form", "way", "at_updates", "at_completions")
 
 def is_share(claim: Claim) -> bool:
     return claim.measure in SHARES or claim.measure.startswith(("pass@", "worked@"))
-
-
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval for the mean of a few values, such as one difference for each seed: (low, high).
-
-    Raises ValueError for fewer than two values.
-    """
-    if len(values) < 2:
-        raise ValueError(f"an interval needs at least two values, got {len(values)}")
-    from scipy.stats import t
-
-    array = np.asarray(values, float)
-    half = t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
-    return float(array.mean() - half), float(array.mean() + half)
-
-
-def smallest_mean(values: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
-    """The smallest true mean for which `mean_interval` of as many values, as spread as these, leaves out 0 with
-    probability `power`: by the noncentral t distribution.
-
-    Raises ValueError for fewer than three values.
-    """
-    if len(values) < 3:
-        raise ValueError(f"the spread of values needs at least three, got {len(values)}")
-    from scipy.optimize import brentq
-    from scipy.stats import nct, t
-
-    n = len(values)
-    error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    limit = t.ppf((1 + confidence) / 2, n - 1)
-
-    def missing(shift: float) -> float:
-        return float(nct.sf(limit, n - 1, shift)) - power  # the other tail is less than a thousandth of it
-
-    return float(brentq(missing, 0.0, limit + 4)) * error
 
 
 def values_of(arm: str, measure: str, runs: Sequence[dict[str, Any]]) -> list[float]:
@@ -115,7 +81,7 @@ def judge(claim: Claim, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "predicted": predicted,
     }
     if claim.kind == "zero":
-        smallest = smallest_mean(differences)
+        smallest = smallest_mean(float(np.std(differences, ddof=1)), len(differences))
         judged["smallest"] = smallest
         sentence += f". Seen with a chance of 80 %: a difference of {scale * smallest:.3g}{unit} or more"
     judged["sentence"] = sentence

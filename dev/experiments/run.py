@@ -58,6 +58,7 @@ def main() -> None:
         "changes": experiment.changes,
         "arms": experiment.arms,
         "claims": judged(experiment, runs),
+        "units": {"entropy": "nats per token"},
         "runs": runs,
         "seconds": sum(run["seconds"] for run in runs),
         "machine": machine(),

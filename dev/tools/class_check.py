@@ -127,7 +127,7 @@ def page(rows: list[Row], minutes: dict[str, float], measured: dict[str, float])
         lines.append(f"{row.name:<13}{row.value:<10}{row.needs:<16}{verdict}")
     if minutes:
         lines += ["", "Minutes that a notebook runs here, about (reading takes longer):"]
-        lines += [f"  {name:<26}{each:5.1f}" for name, each in [*minutes.items(), ("all ten", sum(minutes.values()))]]
+        lines += [f"  {name:<26}{each:5.1f}" for name, each in [*minutes.items(), ("all", sum(minutes.values()))]]
     if "peak_gb" in measured:
         lines += [
             "",

@@ -44,7 +44,8 @@ PRELOADED = {
     "further/06_on_a_tpu": "grpo_train.tpu.smoke_test",
     "further/07_policy_loss_kernel": "grpo_train.losses.pallas_kernel",
     "further/08_competition_math": "grpo_train.pipeline",
-    "further/09_algorithms": "grpo_train.losses.packing",
+    "further/09a_which_algorithm": "grpo_train.losses.packing",
+    "further/09b_how_to_compare": "grpo_train.losses.packing",
 }
 NOTEBOOKS = tuple(PRELOADED)
 # By a kernel, or by cells.

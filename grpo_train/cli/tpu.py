@@ -40,7 +40,7 @@ def preflight(
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the recipe for its TPU, without one: HBM fit per chip, and a roofline lower bound on step time.
+    """Compile the recipe for its TPU, without one: HBM fit per chip, and a roofline estimate of step time.
 
     Takes minutes per program; compiled programs are cached in .cache/preflight until you remove it. Exit code 0: the
     recipe fits; 1: it does not, and hints say what to change first; 2: it cannot be determined.

@@ -97,9 +97,10 @@ def policy_loss(
       entropy: [B, T], for aux alone.
 
     Returns aux with `pg_loss`, `pg_clipfrac` (part of the tokens whose ratio was clipped), `ppo_kl` (mean of
-    log π_old/π), `is_ratio/max` and `is_ratio/min`, and `entropy` (aggregated like the loss).  With
-    `ref_per_token_logps` also `kl` (mean of k3 over tokens) and `kl_loss` (what is penalised, aggregated like the
-    loss); with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler before the cap.
+    log π_old/π), `is_ratio/max` and `is_ratio/min`, and `entropy` (mean over tokens, in nats, whatever the
+    aggregation).  With `ref_per_token_logps` also `kl` (mean of k3 over tokens) and `kl_loss` (what is penalised,
+    aggregated like the loss); with `sampler_per_token_logps` `importance_ratio`, the mean of π_old / π_sampler before
+    the cap.
 
     Raises ValueError for another name of an aggregation.
     """
@@ -157,7 +158,7 @@ def policy_loss(
         aux |= {"kl": mean(k3), "kl_loss": aggregate(penalty)}
         loss = loss + settings.beta * aux["kl_loss"]
     if entropy is not None:
-        aux["entropy"] = aggregate(masked(entropy))
+        aux["entropy"] = mean(masked(entropy))
     return loss, aux
 
 

@@ -19,7 +19,7 @@ from grpo_train.report.palette import BLUE, GREEN, GREY, INK, LINES, ORANGE, PUR
 
 __all__ = [
     "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "SKY", "VERMILLION",
-    "completions", "source", "style", "table", "text", "tokens",
+    "completions", "folded", "source", "style", "table", "text", "tokens",
 ]  # fmt: skip
 
 TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
@@ -55,6 +55,23 @@ class Table:
         return text_table(self.lines[0], self.lines[1:])
 
 
+@dataclass(frozen=True)
+class Folded:
+    """A table behind a line that opens it, where HTML is shown; elsewhere the table itself."""
+
+    table: Table
+    summary: str
+
+    def _repr_html_(self) -> str:
+        return f"<details><summary>{_escaped(self.summary)}</summary>{self.table._repr_html_()}</details>"
+
+    def _repr_markdown_(self) -> str:
+        return self.table._repr_markdown_()
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+
 def source(*things: Callable) -> Markdown:
     """The library's own source of functions and classes, as a highlighted block."""
     return text("\n\n\n".join(inspect.getsource(thing).rstrip() for thing in things), "python")
@@ -71,6 +88,11 @@ def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str
     return Table(
         [[*map(str, rows[0])], *([_cell(value, digits) for value in row.values()] for row in rows)], cell_style
     )
+
+
+def folded(shown: Table, summary: str) -> Folded:
+    """A table that few readers need, behind its `summary`."""
+    return Folded(shown, summary)
 
 
 def completions(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -335,7 +335,7 @@ def _trainer_notes(
     if update.quick:
         yield "compiled with low optimization effort (--quick): temporaries can be a quarter off"
     if update.loss != "jax":
-        yield "the lower bound is that of loss.implementation=jax: the compiler does not count inside a kernel"
+        yield "the roofline is that of loss.implementation=jax: the compiler does not count inside a kernel"
     if update.accelerator != recipe.hardware.accelerator:
         yield (
             f"the trainer's {update.devices} of {whole} chips were compiled as a {update.accelerator}: the same chips, "
@@ -354,7 +354,7 @@ def _trainer_notes(
     )
     if recipe.grpo.dynamic_sampling:
         yield (
-            "the lower bound is of a step that samples once; dynamic sampling does it up to "
+            "the roofline is of a step that samples once; dynamic sampling does it up to "
             f"{recipe.grpo.dynamic_sampling} times"
         )
     if recipe.grpo.kl_is_watched and not recipe.lora.rank:
@@ -465,11 +465,13 @@ def _verdict(result: Result) -> list[str]:
 def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
     chip = parse_slice(result.accelerator).chip
     lines = [
-        f"Roofline lower bound on step time, in seconds, at {chip.flops / 1e12:.0f} TFLOP/s and "
+        f"Roofline estimate of step time, in seconds, at {chip.flops / 1e12:.0f} TFLOP/s and "
         f"{chip.bandwidth / 1e9:.0f} GB/s a chip ({chip.source}):"
     ]
     for part in bound.parts:
         each = f"{part.times} x {part.seconds / part.times:.4f}, {part.bound}-bound"
+        if part.name != roofline.DECODING:
+            each += f"; at least {roofline.at_least(part, chip):.3f}, by its FLOPs"
         lines.append(f"    {part.name:<20}{part.seconds:>9.3f}  {each}")
     lines.append(f"    {'total':<20}{bound.seconds:>9.3f}  with completions of full length")
     if at_mean := result.lower_bound_at_mean:
@@ -480,8 +482,9 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
         )
     lines += [
         "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
-        "of the longest completion; completions that end earlier decode faster.",
-        f"The run at the lower bound: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
+        "of the longest completion; completions that end earlier decode faster. Where an update is memory-bound, its "
+        "traffic is what the compiler counts of one small compilation.",
+        f"The run at this estimate: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
         f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting.",
     ]
     return lines

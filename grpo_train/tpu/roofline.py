@@ -1,14 +1,18 @@
-"""Roofline lower bound on step time: the time of a step's programs on chips that run at their peaks and never wait.
+"""Roofline of a step: the time of its programs on chips that run at their peaks and never wait.
 
-A program takes at least flops / peak FLOP/s and at least bytes / bandwidth seconds, so the larger of the two.  Both
-counts are the compiler's.  Not counted: traffic between chips, dispatch, rewards, the weight sync, reading the KV
-cache, and idle time.
+Two parts of it are lower bounds, for a step in which some completion has the full length: the weights that decoding
+reads (bytes / bandwidth), and the FLOPs of the update (flops / peak FLOP/s).  The rest is an estimate: the traffic of
+an update is what the compiler counts of one compilation of a few layers, with little optimization, carried on to all
+layers.  Another compilation can have less.  Not counted: traffic between chips, dispatch, rewards, the weight sync,
+reading the KV cache, and idle time.
 """
 
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import GRPORecipe, HardwareRecipe, RolloutRecipe
 from grpo_train.recipes.slices import Chip
 from grpo_train.tpu.compile_jobs import FEW_LAYERS, Compilation, SavedModel
+
+DECODING = "decoding"
 
 
 class Work(SavedModel):
@@ -35,11 +39,16 @@ class Part(SavedModel):
 
 
 class LowerBound(SavedModel):
-    """A lower bound on step time."""
+    """The roofline of a step: an estimate, whose `at_least` is a lower bound at full length."""
 
     parts: tuple[Part, ...]
     seconds: float
     chip_hours: float  # of the whole run, on all chips of the slice
+
+
+def at_least(part: Part, chip: Chip) -> float:
+    """The seconds of a part that no compilation avoids: of its FLOPs at the peak; of decoding, the weights it reads."""
+    return part.seconds if part.name == DECODING else part.times * part.work.flops / chip.flops
 
 
 def whole_model(few: list[Compilation], layers: int) -> Work:
@@ -64,7 +73,7 @@ def lower_bound(
     sampler_tensor: int,
     steps: int,
 ) -> LowerBound:
-    """The bound for a step whose completions all have the maximum length.
+    """The roofline of a step whose completions all have the maximum length.
 
     Args:
       facts: the model's sizes.
@@ -79,7 +88,7 @@ def lower_bound(
     decoding = Work(flops=0, traffic=(facts.parameter_bytes - facts.embedding_bytes) / sampler_tensor)
     scored = (grpo.beta > 0) + (grpo.iterations > 1)  # by the reference and by the old policy
     chip = hardware.slice.chip
-    parts = [_part("decoding", decoding_steps, decoding, chip)]
+    parts = [_part(DECODING, decoding_steps, decoding, chip)]
     if logps and scored:
         parts.append(_part("log-probabilities", plan.accumulation_steps * scored, logps, chip))
     parts.append(_part("policy update", plan.accumulation_steps * grpo.iterations, update, chip))

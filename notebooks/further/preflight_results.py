@@ -1,8 +1,7 @@
-"""What notebook 06 shows of preflights: memory of a TPU chip by phase, and several recipes in a plot and in a table.
+"""What notebook 06 shows of preflights: memory of a TPU chip by phase in a plot, and all recipes in a table.
 
 figure, axes = plt.subplots()
 draw_phases(axes, result.tightest)
-draw_recipes(axes, results)
 print(hardware_table(results))      # the table of docs/tpu.md, too
 """
 
@@ -10,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from grpo_train.recipes.slices import parse_slice
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 from grpo_train.tpu.compile_jobs import GIB
 from grpo_train.tpu.memory import PHASES, ChipMemory
 from grpo_train.tpu.preflight import Result
-from grpo_train.tpu.roofline import LowerBound
+from grpo_train.tpu.roofline import at_least
 
 # Lines with a colour and a hatching of their own, by name, in the order of the bars; the others are one group.
 LOOKS = {
@@ -44,42 +44,48 @@ def draw_phases(axes: Axes, chip: ChipMemory) -> None:
     axes.set(xlim=(0, 1.04 * max(chip.usable, chip.largest) / GIB), xlabel="GiB on a chip")
 
 
-def draw_recipes(axes: Axes, results: Sequence[Result]) -> None:
-    """One stacked bar per recipe: its tightest chip in its fullest phase, in percent of the usable memory."""
-    chips = {f"{result.name}\n{result.accelerator}, {result.tightest.phase}": result.tightest for result in results}
-    bars = {label: bytes_by_group(chip, chip.phase) for label, chip in chips.items()}
-    _stack(axes, bars, unit=[chip.usable / 100 for chip in chips.values()])
-    axes.axvline(100, color=VERMILLION, linestyle="--")
-    axes.set(xlim=(0, 104), xlabel="% of the chip's usable memory")
-
-
-def hardware_table(results: list[Result]) -> str:
-    """Results as a Markdown table."""
+def hardware_table(results: Sequence[Result]) -> str:
+    """Results as a Markdown table, sorted by slice: of a generation the small ones first."""
     rows = [
-        "| recipe | slice | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "lower bound on step time at full length, s | on the run, chip-hours | on the update at full length, s | at a "
-        "third of it, s |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| slice | recipe | chips that train / sample | GiB on the fullest chip | of usable | left | "
+        "decoding at full length, s, at least | update, s, at least | update, s, estimate | at a third of the length, "
+        "s, estimate | run, chip-hours, estimate |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for result in results:
-        chip, bound = result.tightest, result.lower_bound
+    for result in sorted(results, key=_size):
+        chip = result.tightest
         split = f"{result.trainer_devices} / {result.sampler_devices}"
         if result.colocated:
             split = f"{result.trainer_devices}, both"
         left = f"{chip.margin / GIB:.1f}, tight" if result.is_tight else f"{chip.margin / GIB:.1f}"
         memory = f"{chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | {left}"
-        times = "- | -"
-        if bound:  # two digits, and no exponent
-            digits = ".2g" if bound.chip_hours < 99.5 else ".0f"
-            times = f"{bound.seconds:.2f} | {bound.chip_hours:{digits}}"
-        updates = f"{_update_seconds(bound)} | {_update_seconds(result.lower_bound_at_mean)}"
-        rows.append(f"| {result.name} | {result.accelerator} | {split} | {memory} | {times} | {updates} |")
+        rows.append(f"| {result.accelerator} | {_named(result)} | {split} | {memory} | {' | '.join(_times(result))} |")
     return "\n".join(rows)
 
 
-def _update_seconds(bound: LowerBound | None) -> str:
-    """Of the policy update, which is the last part of a step; "-" where nothing is known."""
-    return f"{bound.parts[-1].seconds:.2f}" if bound else "-"
+def _size(result: Result) -> tuple[str, int, str]:
+    where = parse_slice(result.accelerator)
+    return where.chip.generation, where.devices, result.name
+
+
+def _named(result: Result) -> str:
+    """The recipe; marked where its loss is a kernel, in which the compiler counts nothing."""
+    of_plain_jax = any("that of loss.implementation=jax" in note for note in result.notes)
+    return f"{result.name} (times of plain JAX)" if of_plain_jax else result.name
+
+
+def _times(result: Result) -> list[str]:
+    """Of decoding, of the update (by its FLOPs, and estimated, also at a third of the length), and of the run."""
+    bound = result.lower_bound
+    if not bound:
+        return ["-"] * 5
+    chip = parse_slice(result.accelerator).chip
+    decoding, update = bound.parts[0], bound.parts[-1]
+    shorter = result.lower_bound_at_mean
+    digits = ".2g" if bound.chip_hours < 99.5 else ".0f"  # two digits, and no exponent
+    seconds = (decoding.seconds, at_least(update, chip), update.seconds)
+    at_a_third = f"{shorter.parts[-1].seconds:.2f}" if shorter else "-"
+    return [*(f"{each:.2f}" for each in seconds), at_a_third, f"{bound.chip_hours:{digits}}"]
 
 
 def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:

@@ -77,6 +77,7 @@ LAYOUTS = {
     "processed": ("dapo-math", PROCESSED, "u1"),
     "HuggingFaceH4": ("aime", in_columns(id=[60, 61, 62], answer=["000", "002", "004"]), "61"),
     "AI-MO": ("aime", in_columns(id=[0, 1, 2], url=["u"] * 3), "1"),
+    "MathArena": ("aime", in_columns(problem_idx=[1, 2, 3], problem_type=["Algebra"] * 3), "2"),
     "MATH-500": ("math500", in_columns(level=[1] * 3, unique_id=["t/0", "t/1", "t/2"]), "t/1"),
     "MATH": ("math", in_columns(unique_id=["m/0", "m/1", "m/2"]), "m/1"),
 }

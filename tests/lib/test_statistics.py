@@ -14,9 +14,11 @@ from grpo_lib.statistics import (
     clustered_interval,
     majority_vote,
     mcnemar,
+    mean_interval,
     paired_bootstrap,
     pass_at_k,
     smallest_difference,
+    smallest_mean,
     wilson_interval,
 )
 
@@ -141,6 +143,22 @@ def test_smallest_difference_is_connors_formula_and_the_price_of_exactness(diffe
     connor = (z / difference) ** 2
     assert smallest_difference(math.ceil(connor), flips) > difference
     assert smallest_difference(round(connor + 1 / difference), flips) == pytest.approx(difference, rel=0.02)
+
+
+def test_the_interval_of_a_mean_and_the_smallest_mean_that_it_shows():
+    # t(4, 0.975) is 2.776; these have mean 3 and standard error sqrt(2.5 / 5).
+    half = 2.776445 * 0.5**0.5
+    assert mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half))
+    smallest = smallest_mean(1.0, 5)
+    assert smallest_mean(2.5, 5) == pytest.approx(2.5 * smallest)
+    samples = np.random.default_rng(5).normal(size=(20_000, 5)) + smallest
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / 5**0.5)
+    assert np.mean(t > 2.776445) == pytest.approx(0.8, abs=0.01)
+    for call in (lambda: mean_interval([1.0]), lambda: smallest_mean(1.0, 2), lambda: smallest_mean(-1.0, 5)):
+        with pytest.raises(ValueError, match="at least"):
+            call()
+    with pytest.raises(ValueError, match="power must lie between"):
+        smallest_mean(1.0, 5, power=0.01)
 
 
 def test_fewer_than_six_changes_are_never_significant():

@@ -14,8 +14,13 @@ from grpo_lib.common import environment
 from grpo_teach import grading
 
 KIT = environment.repo_root() / "teaching"
-CELL = re.compile(r"`(\d\d)#([\w-]+)`")  # as in `03#estimator`
+CELL = re.compile(r"`(\d\d[ab]?)#([\w-]+)`")  # as in `03#estimator`
 MINUTES = re.compile(r"^\| *(\d+)–(\d+) *\|", re.MULTILINE)  # the first column of a plan
+
+
+def number_of(stem: str) -> str:
+    """03 of 03_policy_update."""
+    return stem.partition("_")[0]
 
 
 def cells_of_notebooks() -> dict[str, set[str]]:
@@ -25,7 +30,7 @@ def cells_of_notebooks() -> dict[str, set[str]]:
         if not {"zh_TW", ".ipynb_checkpoints"}.intersection(path.parts):
             ids = {cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]}
             cells[path.stem] = ids
-            cells[path.stem[:2]] = ids
+            cells[number_of(path.stem)] = ids
     return cells
 
 
@@ -139,11 +144,13 @@ def test_a_text_names_cells_that_exist_and_has_a_twin(path: Path) -> None:
 
 def test_minutes_by_section() -> None:
     """The tables of the notes are today's, and what a row of a plan shows is read within its minutes."""
-    names = sorted(name for name in CELLS if len(name) > 2)
+    names = sorted(name for name in CELLS if "_" in name)
     tables = {path: reading_minutes.page(path[1], path[0]) for path in product(reading_minutes.PAGES, names)}
     stale = [path for path, table in tables.items() if table not in (KIT / f"{'/'.join(path)}.md").read_text("utf-8")]
     assert stale == []  # `python dev/tools/reading_minutes.py --write` writes them again
-    minutes = {(name[:2], cell): each[0] for name in names for cell, (_, each) in reading_minutes.cells(name).items()}
+    minutes = {
+        (number_of(name), cell): each[0] for name in names for cell, (_, each) in reading_minutes.cells(name).items()
+    }
     plans = "\n".join(path.read_text("utf-8") for path in (KIT / "plans").glob("*.md"))
     rows = [(row[0], int(row[2]) - int(row[1])) for row in re.finditer(r"(?m)^\| *(\d+)–(\d+) *\|.*", plans)]
     assert [row for row, most in rows if sum(minutes[cell] for cell in CELL.findall(row)) > most] == []

@@ -247,6 +247,10 @@ def test_the_lower_bound_by_hand():
     parts = {part.name: part for part in bound.parts}
     update = parts["policy update"]
     assert (update.work, update.bound) == (roofline.Work(flops=11e12, traffic=25e9), "memory")
+    # Only its FLOPs are a bound; of decoding the weights that it reads.
+    chip = made.hardware.slice.chip
+    assert roofline.at_least(update, chip) == pytest.approx(update.times * 11e12 / chip.flops)
+    assert roofline.at_least(parts["decoding"], chip) == parts["decoding"].seconds
     assert update.times == parts["log-probabilities"].times == 4
     assert update.seconds == pytest.approx(4 * 25e9 / chip.bandwidth)
     assert parts["decoding"].seconds == pytest.approx(768 * GIB / chip.bandwidth)  # 8 GiB over 8 chips

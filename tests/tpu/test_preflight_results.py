@@ -3,6 +3,8 @@
 import preflight_results
 import pytest
 
+from grpo_train.recipes.slices import parse_slice
+from grpo_train.tpu import preflight
 from grpo_train.tpu.memory import GIB, PHASES, ChipMemory, MemoryItem
 
 
@@ -23,3 +25,16 @@ def test_groups_add_up_to_the_phase(phase: str) -> None:
     assert sum(groups.values()) == chip.total(phase)
     assert ("KV cache" in groups) == (phase in ("sampling", "update"))
     assert groups[preflight_results.OTHER] == (3.5 if phase == "update" else 0.5) * GIB  # lines without a colour
+
+
+def test_the_table_is_sorted_by_slice_and_no_bound_is_above_its_estimate() -> None:
+    rows = preflight_results.hardware_table(preflight.saved_results()).splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
+    slices = [parse_slice(one[0]) for one in cells]
+    order = [(one.chip.generation, one.devices) for one in slices]
+    assert order == sorted(order)
+    assert len({one[1] for one in cells}) == len(cells)
+    times = [(float(bound), float(estimate)) for *_, bound, estimate, _, _ in cells if "-" not in (bound, estimate)]
+    assert len(times) > 20
+    assert all(bound <= estimate for bound, estimate in times)
+    assert any(one[1].startswith("qwen2.5-3b-gsm8k-pallas (times of plain JAX)") for one in cells)

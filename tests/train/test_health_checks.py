@@ -131,6 +131,17 @@ def test_what_is_no_failure_gives_no_alert(metrics):
     assert find_alerts(run(**metrics)) == []
 
 
+def test_the_entropy_of_hacked_runs_is_found_and_that_of_runs_that_learnt_hard_problems_is_not(root):
+    for name in ("hacked", "hacked1", "hacked2"):
+        rows = read_jsonl(root / "assets" / "reference" / name / "metrics.jsonl")
+        assert "entropy" in [kind for kind, _ in found(rows)], name
+    record = json.loads((root / "assets/experiments/pass.json").read_text(encoding="utf-8"))
+    for done in record["runs"]:
+        values = [done["curves"].get(name, []) for name in ("entropy", "accuracy")]
+        rows = [{"step": step, "entropy": e, "accuracy": a} for step, (e, a) in enumerate(zip(*values, strict=True), 1)]
+        assert found(rows) == [], done["seed"]
+
+
 def test_an_entropy_that_collapses_while_the_answers_are_wrong():
     falling = run(entropy=lambda step: 0.4 * 0.7**step)
     (alert,) = find_alerts(falling)

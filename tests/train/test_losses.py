@@ -270,6 +270,20 @@ def in_float32(*arrays_):
     return [jnp.asarray(array, jnp.float32) for array in arrays_]
 
 
+@pytest.mark.parametrize("aggregation", ["sequence-mean-token-mean", "sequence-mean-token-scale", "token-mean"])
+@pytest.mark.parametrize("weights", [None, 0.01])
+def test_entropy_and_kl_are_nats_per_token_whatever_the_aggregation(aggregation, weights):
+    logps, old, ref, advantages, mask = batch()
+    entropy = np.where(mask, 0.25, 99.0)
+    weights = None if weights is None else jnp.full(mask.shape, weights)
+    given = losses.PolicyBatch(*in_float32(old, ref, advantages), mask, weights)
+    settings = losses.PolicyLossSettings(aggregation=aggregation)
+    _, aux = policy_loss(*in_float32(logps), given, settings, *in_float32(entropy))
+    assert float(aux["entropy"]) == pytest.approx(0.25)
+    difference = (ref - logps)[mask]
+    assert float(aux["kl"]) == pytest.approx(np.mean(np.exp(difference) - difference - 1), rel=1e-5)
+
+
 @pytest.mark.parametrize("garbage", [np.nan, -np.inf])
 def test_what_is_masked_is_never_looked_at(garbage):
     logps, old, ref, advantages, mask = batch()
@@ -360,8 +374,11 @@ def test_loss_is_tunix_own(aggregation, old, ref, high, more):
         results.append(run(Given(draw((4, 9, 20), 4, 2)), example(old=old, ref=ref)))
     ((theirs, their_aux), their_slope), ((ours, our_aux), our_slope) = results
     assert ours == pytest.approx(float(theirs), rel=1e-5)
-    # Tunix logs the mean of the estimator that is in the loss; here `kl` is always k3.
-    for key in set(our_aux) - ({"kl"} if "kl_loss_mode" in more else set()):
+    # Tunix logs the mean of the estimator that is in the loss, and the entropy as the loss is aggregated; here `kl` is
+    # always k3, and the entropy a mean over tokens.
+    differ = {"kl"} if "kl_loss_mode" in more else set()
+    differ |= {"entropy"} if aggregation != "token-mean" else set()
+    for key in set(our_aux) - differ:
         assert float(our_aux[key]) == pytest.approx(float(their_aux[key]), rel=1e-5, abs=1e-6), key
     np.testing.assert_allclose(our_slope["logits"].get_value(), their_slope["logits"].get_value(), rtol=1e-4, atol=1e-7)
 
@@ -420,8 +437,8 @@ def pair(recipe, **size):
 
 @pytest.mark.slow
 def test_the_kernel_s_loss_of_a_maxtext_model_is_tunix_own(tiny_recipe):
-    """A tied embedding, an odd number of tokens."""
-    config = algorithm(beta=0.04)
+    """A tied embedding, an odd number of tokens; a mean over tokens, as the entropy is here with any loss."""
+    config = algorithm(beta=0.04, loss_agg_mode="token-mean")
     results = []
     given_ = example(rows=4, prompt=10, length=23, vocabulary=256)
     kernel = functools.partial(losses.grpo_loss, implementation="pallas")

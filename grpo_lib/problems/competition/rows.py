@@ -34,10 +34,13 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     "dapo-math": Layout("prompt", "reward_model.ground_truth", "extra_info.index"),  # open-r1's processed copy, too
-    "aime": Layout("problem", "answer", "id", "solution"),
+    "aime": Layout("problem", "answer", "id", "solution"),  # MathArena's: OTHER_IDS
     "math500": Layout("problem", "answer", "unique_id", "solution"),
     "math": Layout("problem", "answer", "unique_id", "solution"),
 }
+
+
+OTHER_IDS = {"id": "problem_idx"}  # in MathArena/aime_2025 and aime_2026
 
 
 class Row(NamedTuple):
@@ -128,6 +131,8 @@ def _require_json_lines(name: str) -> None:
 
 def _table_rows(table: Any, layout: Layout, source: str, name: str, key: str, start: int) -> Iterable[Row]:
     """The rows of an Arrow table whose structs are columns; those with the same problem and gold come as one."""
+    if layout.id not in table.column_names and OTHER_IDS.get(layout.id) in table.column_names:
+        layout = layout._replace(id=OTHER_IDS[layout.id])
     needed = (layout.problem, layout.gold, layout.id)
     if not {*needed} <= {*table.column_names}:
         raise CourseError(

@@ -1,0 +1,180 @@
+"""The records of experiments (assets/experiments, written by dev/experiments/run.py) as tables and curves.
+
+    experiments.verdicts("kl")                    # what was predicted, and what was measured
+    experiments.by_seed("kl", "k3", lambda run: run["accuracy"])
+
+An experiment has arms; seed s of every arm takes its problems in the same order.  A claim is about the differences of
+two arms, one for each seed.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo_lib.common.environment import repo_root
+from grpo_lib.statistics import mean_interval, smallest_mean
+from grpo_train.report.display import Folded, Table, folded, table
+
+Record = dict[str, Any]
+Claim = dict[str, Any]
+OfRun = Callable[[Record], Any]
+
+MEASURES = {
+    "accuracy": "test accuracy",
+    "way": "right samples, mean of all steps",
+    "form": "test answers in the right form",
+    "worked@32": "worked out in one of 32 samples",
+    "applied": "part of a step that the weights take",
+    "wrong_length": "length of wrong samples, tokens",
+    "kl": "KL from the base, nats per token",
+    "entropy": "entropy of the last steps, nats per token",
+    "at_updates": "validation accuracy after 12 updates",
+    "at_completions": "validation accuracy after as many completions",
+}
+PLAIN = ("kl", "entropy", "wrong_length")  # all others are shares
+HARD = "problems.difficulty=hard"
+
+
+def record(name: str) -> Record:
+    """What was predicted in an experiment, and every run of it; of the file assets/experiments/NAME.json."""
+    return _read()[name]
+
+
+def records() -> dict[str, Record]:
+    """All of them by name, in the order of the names."""
+    return dict(_read())
+
+
+@functools.cache
+def _read() -> dict[str, Record]:
+    files = sorted((repo_root() / "assets/experiments").glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def by_seed(name: str, arm: str, of_run: OfRun) -> np.ndarray:
+    """A number of each run of an arm, in the order of the seeds, [seeds]; NaN where it is None."""
+    runs = sorted(record(name)["runs"], key=lambda run: run["seed"])
+    return np.array([of_run(run) for run in runs if run["arm"] == arm], float)
+
+
+def mean_of(name: str, arm: str, metric: str, steps: slice) -> float:
+    """The mean of a metric over some steps and all seeds of an arm."""
+    return float(np.mean([run["curves"][metric][steps] for run in record(name)["runs"] if run["arm"] == arm]))
+
+
+def points(values: Sequence[float]) -> str:
+    """The mean of a few shares with its 95 % interval, as text: "+1.2 (-0.3 to +2.7) points"."""
+    mean, (low, high) = float(np.mean(values)), mean_interval(values)
+    return "{} ({} to {}) points".format(*(_number(value, plain=False) for value in (mean, low, high)))
+
+
+def verdicts(name: str, names: Mapping[str, str] | None = None) -> Table:
+    """What was predicted of the difference (or ratio) of two arms, and what was measured: a row for each claim.
+
+    Args:
+      names: another name for an arm, where that of the record says too little.
+    """
+    return table(_verdict(claim, names or {}) for claim in record(name)["claims"])
+
+
+def shown(claim: Claim) -> bool:
+    """Whether the whole interval of a claim that held lies within its bar, and not the mean alone."""
+    if claim["kind"] == "within":
+        return -claim["bar"] <= claim["low"] and claim["high"] <= claim["bar"]
+    if claim["kind"] in ("at most", "half"):
+        return claim["high"] <= claim["bar"]
+    return True  # the others are judged by the interval
+
+
+def detectable(claim: Claim) -> float:
+    """The smallest detectable difference of the two arms of a claim; of a ratio, how far from 1."""
+    ones, others = (np.array(claim["values"][claim[arm]]) for arm in ("one", "other"))
+    each = ones / others if claim["kind"] == "half" else ones - others
+    return smallest_mean(float(np.std(each, ddof=1)), len(each))
+
+
+def seeds(*names: str) -> Folded:
+    """Test accuracy of every arm of some experiments, a column for each seed: one table, folded."""
+    rows = []
+    most = 1 + max(run["seed"] for name in names for run in record(name)["runs"])
+    for name in names:
+        for arm in record(name)["arms"]:
+            accuracies = by_seed(name, arm, lambda run: run["accuracy"])
+            row = {f"seed {seed}": f"{100 * value:.1f}" for seed, value in enumerate(accuracies)}
+            none = dict.fromkeys(f"seed {seed}" for seed in range(most))  # an experiment may have fewer seeds
+            rows.append({"experiment": name, "arm, test accuracy in %": arm} | none | row)
+    return folded(table(rows), f"test accuracy of every seed: {', '.join(names)}")
+
+
+def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) -> Table:
+    """Differences of two arms that nobody predicted: {what is read: its function of a run}, of shares."""
+    rows = []
+    for label, of_run in readings.items():
+        each = by_seed(name, one, of_run) - by_seed(name, other, of_run)
+        smallest = _number(smallest_mean(float(np.std(each, ddof=1)), len(each)), plain=False, sign="")
+        measured = {"mean (95 % interval)": points(each), "smallest detectable": f"{smallest} points"}
+        rows.append({f"{one} − {other}, not predicted": label} | measured)
+    return table(rows)
+
+
+def totals() -> Table:
+    """A row for each experiment: how many predictions held, and which were not blind."""
+    return table(_total(name, kept) for name, kept in records().items())
+
+
+def curves(axes: Any, name: str, metric: str, arms: Iterable[str] | None = None) -> None:
+    """Draw the mean over seeds of a metric of each step, and the seeds as thin lines, in matplotlib's `axes`."""
+    import matplotlib.pyplot as plt
+
+    kept = record(name)
+    for look, arm in zip(plt.rcParams["axes.prop_cycle"], arms or kept["arms"], strict=False):
+        runs = np.array([run["curves"][metric] for run in kept["runs"] if run["arm"] == arm], float)
+        steps = np.arange(1, runs.shape[1] + 1)
+        axes.plot(steps, runs.T, **look, linewidth=0.4, alpha=0.5)
+        axes.plot(steps, runs.mean(axis=0), **look, linewidth=1.8, label=arm)
+    axes.set(xlabel="step")
+    axes.legend()
+
+
+def _verdict(claim: Claim, names: Mapping[str, str]) -> dict[str, str]:
+    ratio = claim["kind"] == "half"
+    plain = ratio or claim["measure"] in PLAIN
+    one, other = (names.get(claim[arm], claim[arm]) for arm in ("one", "other"))
+    mean, low, high = (_number(claim[key], plain) for key in ("mean", "low", "high"))
+    unit = "" if plain else " points"
+    held = "held" if shown(claim) else "held by its mean; not shown"
+    return {
+        "compared": f"{one} {'÷' if ratio else '−'} {other}",
+        "measure": MEASURES.get(claim["measure"], claim["measure"]),
+        "predicted": claim["predicted"],
+        "mean (95 % interval)": f"{mean} ({low} to {high}){unit}",
+        "smallest detectable": _number(detectable(claim), plain, "") + (" from 1" if ratio else unit),
+        "verdict": held if claim["held"] else "FAILED",
+    }
+
+
+def _total(name: str, kept: Record) -> dict[str, Any]:
+    claims = kept["claims"]
+    held = sum(claim["held"] for claim in claims)
+    return {
+        "experiment": name,
+        "predictions that held": f"{held} of {len(claims)}",
+        "blind?": _blind(claims),
+        "runs": len(kept["runs"]),
+        "minutes": round(kept["seconds"] / 60),
+    }
+
+
+def _blind(claims: Sequence[Claim]) -> str:
+    known = sum(bool(claim["known"]) for claim in claims)
+    if not known:
+        return "yes"
+    return "no" if known == len(claims) else f"{len(claims) - known} of {len(claims)}"
+
+
+def _number(value: float, plain: bool, sign: str = "+") -> str:
+    """Shares in points, with their sign; other numbers (`plain`) as they are."""
+    return (f"{value:.3f}" if plain else f"{100 * value:{sign}.1f}").replace("-", "−")
