@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import evaluation
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
 from grpo_lib.problems import Problem, describe_filtering, load_problems
@@ -99,12 +100,11 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
     del generate  # and the model that it asks: the cold start loads its own
-    return cold_start.fine_tune(
-        ready,
-        [_taught_pair(problem, render) for problem in taught],
-        base,
-        started,
-    )
+    environment.release_freed_memory()
+    pairs = [_taught_pair(problem, render) for problem in taught]
+    weights = cold_start.fine_tune(ready, pairs, base, started)
+    environment.release_freed_memory()  # of its model and optimizer, before the run loads its own
+    return weights
 
 
 def _taught_pair(problem: Problem, render: Callable[..., str]) -> tuple[str, str]:
