@@ -177,9 +177,10 @@ def sample(weights, config: Config, prompts, key, length: int, temperature: floa
     return jax.lax.while_loop(lambda state: (state[0] < length) & ~state[2].all(), next_token, state)[3]
 
 
-def encode(policy: Policy, texts: Sequence[str], length: int = 0) -> np.ndarray:  # token ids [B, P]
+def encode(policy: Policy, texts: Sequence[str], length: int = 0) -> np.ndarray:
+    """Token ids [B, P] of prompts, padded on the left: all completions begin at one place."""
     rows = policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    length = max(length, *map(len, rows))  # padded on the left: all completions begin at one place
+    length = max(length, *map(len, rows))
     return np.array([[policy.config.pad] * (length - len(ids)) + ids for ids in rows], np.int32)
 
 

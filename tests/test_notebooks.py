@@ -44,8 +44,9 @@ def test_kernel_and_parameters_are_those_of_the_course(notebook) -> None:
 
 def test_every_picture_has_an_alternative_text(notebook) -> None:
     outputs = [output for cell in run_notebooks.code_cells(notebook) for output in cell.outputs]
-    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert all(len(output.metadata.get("image/png", {}).get("alt", "")) > 20 for output in pictures)
+    for kind in ("image/png", "image/svg+xml"):
+        pictures = [output for output in outputs if kind in output.get("data", {})]
+        assert all(len(output.metadata.get(kind, {}).get("alt", "")) > 20 for output in pictures)
 
 
 def test_pictures_and_links_are_in_the_repo(notebook, path: Path) -> None:

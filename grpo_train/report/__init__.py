@@ -22,9 +22,12 @@ from grpo_train.report.figures import (
 from grpo_train.report.formatting import headline, percent, points
 from grpo_train.report.live_plot import LivePlot
 from grpo_train.report.run_report import RATES, write_report
+from grpo_train.report.simplex import simplex
 from grpo_train.report.tables import export_table
+from grpo_train.report.timeline import timeline
 
 __all__ = [
     "RATES", "LivePlot", "before_after", "categories", "decomposition", "export_table", "flips", "headline",
-    "inspector", "pass_at_k", "percent", "points", "runs_side_by_side", "slider", "training_curves", "write_report",
+    "inspector", "pass_at_k", "percent", "points", "runs_side_by_side", "simplex", "slider", "timeline",
+    "training_curves", "write_report",
 ]  # fmt: skip

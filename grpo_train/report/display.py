@@ -5,6 +5,7 @@ Every function but `style` returns an object that Jupyter displays.
 
 import html
 import inspect
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,24 @@ from grpo_train.report.palette import BLUE, GREEN, GREY, INK, LINES, ORANGE, PUR
 
 __all__ = [
     "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "SKY", "VERMILLION",
-    "completions", "folded", "source", "style", "table", "text", "tokens",
+    "completions", "folded", "picture", "source", "style", "table", "text", "tokens",
 ]  # fmt: skip
 
 TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
 
 _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #d0d7de"
 _MONO = "font-family:monospace;font-size:13px;white-space:pre-wrap;overflow-wrap:break-word"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing in lines and text that needs no kernel: SVG, and what it shows in words, for a screen reader."""
+
+    svg: str
+    alt: str
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        return {"image/svg+xml": self.svg, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,18 @@ def tokens(tokenizer: Any, text: str) -> HTML:
             f'<br><small style="color:#57606a">{token}</small></span>'
         )
     return HTML(f'<div style="{_MONO};line-height:1.3">{boxes}</div>')
+
+
+def picture(figure: figures.Figure, alt: str) -> Picture:
+    """A figure as SVG, for shapes that pixels would blur; `alt` says in words what it shows."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    # With the salt, the same figure always gives the same SVG; letters are drawn, as no reader's fonts are known.
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": alt}):
+        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    drawing = " ".join(buffer.getvalue().partition("<svg")[2].split())  # one line of a notebook's file
+    return Picture(f'<svg role="img" aria-label="{html.escape(alt)}" {drawing}', alt)
 
 
 def style() -> None:

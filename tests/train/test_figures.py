@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import nbclient
 import nbconvert
 import nbformat
+import numpy as np
 import pytest
 from bs4 import BeautifulSoup
 from matplotlib.colors import to_rgb
@@ -15,6 +16,7 @@ from test_report import ROWS, run_with
 
 from grpo_lib import analysis, rewards
 from grpo_lib.evaluation import EvalRun, summarize
+from grpo_train import report
 from grpo_train.report import display, figures
 from grpo_train.report.alt_text import LONGEST, alt_text
 from grpo_train.report.comparison import Comparison
@@ -238,6 +240,34 @@ def test_what_a_model_writes_is_text_and_no_formula(tokenizer):
 def test_a_notebook_says_who_holds_the_chips(executed):
     [output] = executed.cells[-1].outputs
     assert re.fullmatch(r"on the CPU\nthe TPU is held by process 7 \(grpo train\); .* kill 7\n", output.text)
+
+
+# --- the triangle of three answers ---
+
+
+def towards_the_third(pi):
+    """An update that feeds the third answer from the first where it is rare, and the other way round elsewhere."""
+    size = 0.1 if pi[2] < 0.5 else -0.1
+    return np.array([-size, 0.0, size])
+
+
+def test_the_triangle_says_where_the_third_answer_gains(tmp_path):
+    shown = report.simplex(("a", "b", "c"), {"one <way>": towards_the_third}, start=(0.2, 0.2, 0.6))
+    assert "at the dot (a 0.2, b 0.2, c 0.6)" in shown.alt
+    assert "one <way>: a +0.100, b +0.000, c -0.100; c gains at 15 of 21 points" in shown.alt
+    data, about = shown._repr_mimebundle_()
+    assert about["image/svg+xml"]["alt"] == data["text/plain"] == shown.alt
+    (drawing,) = BeautifulSoup(data["image/svg+xml"], "xml").find_all("svg")
+    assert drawing["role"] == "img" and drawing["aria-label"] == shown.alt
+    arrows = [part for part in drawing.find_all("g") if part.get("id", "").startswith("Quiver")]
+    assert len(arrows) == 22, "21 points of the grid, and the dot"
+    again = report.simplex(("a", "b", "c"), {"one <way>": towards_the_third}, start=(0.2, 0.2, 0.6))
+    assert again.svg == shown.svg, "the same figure is the same file"
+
+
+def test_a_triangle_has_three_answers():
+    with pytest.raises(ValueError, match="three answers; got 2"):
+        report.simplex(("a", "b"), {}, start=(0.5, 0.5))
 
 
 # --- the slider ---
