@@ -135,8 +135,8 @@ MAY_CHANGE = (
     ),
     Rule(
         ("training.checkpoints",),
-        "only before the first step: later its checkpoints are in the old place. Whoever reads a finished run (notebook "
-        "05) may leave it out",
+        "only before the first step: later its checkpoints are in the old place. Whoever reads a finished run "
+        "(notebook 05) may leave it out",
         unless=_why_not_checkpoints,
     ),
 )
