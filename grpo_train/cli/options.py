@@ -10,7 +10,7 @@ import typer
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_train.recipes import Recipe, continuing
+from grpo_train.recipes import Recipe
 
 # ----- The command line's settings -----
 
@@ -53,7 +53,8 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes;
 
 
 def _on_a_disk(folder: Path) -> Path:
-    if str(folder).partition("=")[0] in continuing.known_keys():  # as with `--runs $RUNS KEY=VALUE`, and RUNS empty
+    key, equals, _ = str(folder).partition("=")
+    if equals and key.partition(".")[0] in Recipe.model_fields:  # as with `--runs $RUNS KEY=VALUE`, and RUNS empty
         raise CourseError(f"--runs {folder} is a change of the recipe; give a folder after --runs, and {folder} last")
     if str(folder).startswith("gs:"):
         raise CourseError(

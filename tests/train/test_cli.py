@@ -94,6 +94,11 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["problems", "a=b", "seed/1=2"])
+def test_a_folder_of_runs_may_have_any_name_that_is_no_key_with_a_value(grpo, name):
+    assert grpo("config", "recipes/tiny-cpu.yaml", "--runs", name).returncode == 0
+
+
 def test_a_command_to_give_next_names_the_program_that_runs(monkeypatch):
     """On a TPU VM it is not on the PATH."""
     monkeypatch.setattr("sys.argv", [".venv-tpu/bin/grpo", "self-check"])
