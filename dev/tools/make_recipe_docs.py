@@ -97,8 +97,9 @@ What a run writes, in GB (10^9 bytes), for the recipes whose weights `grpo prefl
 (`training.max_to_keep`, `training.checkpoint_every`); for the *export* of adapters the whole weights are saved once
 more. In a bucket (`training.checkpoints=gs://BUCKET/FOLDER`) the checkpoints take nothing here. `grpo train`,
 `grpo convert` and `grpo self-check` refuse a disk that has less free than what is still to be written, notebooks 01 and
-04, too. A Cloud TPU VM has 107 GB, of which packages take 16 ([tpu-vm.md](tpu-vm.md)): a recipe for one host that
-writes more than the other 91 needs a bucket, and `grpo config` says so.
+04, too. A Cloud TPU VM has 107 GB, of which 16 are kept: the packages take 8 (their cache, on the same disk, has the
+same files), and the system the rest. A recipe for one host that writes more than the other 91 needs a bucket
+([tpu-vm.md](tpu-vm.md#the-notebooks-in-your-browser)), and `grpo config` says so.
 
 | recipe | weights, billions | downloaded | base | checkpoints | export | in all | needs a bucket |
 |---|--:|--:|--:|--:|--:|--:|---|

@@ -53,6 +53,9 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes;
 
 
 def _on_a_disk(folder: Path) -> Path:
+    key, equals, _ = str(folder).partition("=")
+    if equals and key.partition(".")[0] in Recipe.model_fields:  # as with `--runs $RUNS KEY=VALUE`, and RUNS empty
+        raise CourseError(f"--runs {folder} is a change of the recipe; give a folder after --runs, and {folder} last")
     if str(folder).startswith("gs:"):
         raise CourseError(
             f"--runs {folder} is a bucket, and a run needs a disk: mount the bucket (docs/tpu-vm.md), or leave the "
@@ -87,6 +90,12 @@ def process_count(recipe: Recipe, coordinator: str | None, process: int | None, 
 
 
 # ----- What a command prints -----
+
+
+def program() -> str:
+    """This command as it was called: with its folder, as that of a TPU VM's environment is not on the PATH."""
+    called = sys.argv[0]
+    return called if Path(called).name == "grpo" else "grpo"
 
 
 def log_for(as_json: bool) -> Callable[[str], None]:

@@ -23,6 +23,7 @@ from grpo_train.cli.options import (
     finish,
     log_for,
     process_count,
+    program,
 )  # fmt: skip
 from grpo_train.recipes import load_recipe
 
@@ -136,6 +137,6 @@ def self_check(
     passed = not self_check.failed(checks)
     result = {"recipe": resolved.name, "passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
     write_json_atomic(runs / f"self-check-{resolved.name}.json", result)
-    following = shlex.join(["grpo", "train", str(recipe), *(overrides or ()), "--runs", str(runs)])
+    following = shlex.join([program(), "train", str(recipe), *(overrides or ()), "--runs", str(runs)])
     finish(result, as_json, self_check.page(resolved, checks) + f"\nnext: {following}" * passed)
     raise typer.Exit(0 if passed else 1)

@@ -40,7 +40,8 @@ SAMPLED_BLOCKS, SAMPLED_BYTES = 64, 2**18
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 LARGE = 2**30  # bytes of weights: on a CPU, giving memory back takes no time beside a step with as many
 
-# Bytes that a Cloud TPU VM has for runs: its boot disk has 100 GiB, and .venv-tpu with its cache takes 16 GB.
+# Bytes that a Cloud TPU VM has for runs: its boot disk has 100 GiB (107 GB), and 16 GB are kept for the image's system
+# and .venv-tpu. That takes 8, as its files and those of the cache are the same (hard links); the rest is for safety.
 VM_DISK = 91e9
 IN_A_BUCKET = "training.checkpoints=gs://BUCKET/FOLDER"
 

@@ -286,13 +286,16 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     """The run, if it was evaluated after training; else a copy of the shipped run of this recipe, and it says so.
 
     So everything that reads a finished run works in a fresh clone too. The copy is `DIRECTORY-shipped`; what a reader
-    changes there is kept.
+    changes there is kept.  Where the run keeps its checkpoints makes no difference: they are not read.
 
     Raises:
       CourseError: neither; or a run of another recipe.
     """
     directory = Path(directory).resolve()
     evaluated = Path("evals") / "after.jsonl"
+    if (directory / "recipe.yaml").is_file():
+        own = load_recipe(directory / "recipe.yaml")
+        recipe = _with_checkpoints_in(own.training.checkpoints, recipe)
     if check_run(directory, recipe) and (directory / evaluated).exists():
         if others := changed_keys(directory, recipe).intersection(continuing.OF_THE_RUN):
             raise CourseError(
@@ -303,7 +306,7 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
     same = [
         file.parents[1]
         for file in (environment.repo_root() / "assets" / "reference").glob(f"*/{evaluated}")
-        if not differences(load_recipe(file.parents[1] / "recipe.yaml"), recipe)
+        if not differences(load_recipe(file.parents[1] / "recipe.yaml"), _with_checkpoints_in(None, recipe))
     ]
     copy = directory.with_name(f"{directory.name}-shipped")
     if not same:
@@ -314,6 +317,11 @@ def finished_run(directory: str | Path, recipe: Recipe) -> Path:
         shutil.copytree(same[0], unfinished, dirs_exist_ok=True)
         unfinished.rename(copy)
     return copy
+
+
+def _with_checkpoints_in(place: str | None, recipe: Recipe) -> Recipe:
+    training = recipe.training.model_copy(update={"checkpoints": place})
+    return recipe.model_copy(update={"training": training})
 
 
 def has_base(base: Any) -> bool:

@@ -348,6 +348,8 @@ def _trainer_notes(
     saved = compilation.optimizer_shard  # bytes of a checkpoint on one chip
     if not recipe.lora.rank:
         saved += compilation.parameter_shard
+        if recipe.plan.gradients_summed > 1:  # the sum is as large as the weights; saved, it is zero and takes nothing
+            saved -= compilation.parameter_shard
     yield (
         f"a checkpoint takes about {saved * update.devices / 1e9:.2g} GB; while one is written there are "
         f"{recipe.training.max_to_keep + 1} (training.max_to_keep + 1)"

@@ -283,6 +283,13 @@ def test_a_margin_smaller_than_the_weights_is_pointed_out():
     assert not any(" short" in note for note in preflight.examine(one_update, compiler).notes)
 
 
+def test_a_checkpoint_is_counted_without_the_sum_of_gradients():
+    """8 GiB of weights, 16 of moments and 8 of the sum, which is zero when it is saved, and compressed."""
+    several = recipe(training={"prompts_per_step": 16, "micro_batch_size": 64})
+    notes = preflight.examine(several, stand_in()).notes
+    assert any(note.startswith("a checkpoint takes about 26 GB;") for note in notes)
+
+
 def test_what_fits_by_less_than_a_twentieth_is_tight_and_says_what_to_change(root):
     tight = preflight.saved_result(load_recipe(root / "recipes" / "qwen2.5-0.5b-gsm8k.yaml@vllm"))
     roomy = preflight.saved_result(load_recipe(root / "recipes" / "llama3.1-8b-gsm8k.yaml"))

@@ -18,6 +18,7 @@ from helpers import Program, result_of, wait_for
 
 from grpo_lib.common.files import read_jsonl, write_jsonl_atomic
 from grpo_lib.problems import words
+from grpo_train.cli import options
 from grpo_train.cli import train as train_command
 from grpo_train.cli.train import step_line
 from grpo_train.engines import model_files
@@ -82,6 +83,7 @@ def assert_one_line_error(done, *words):
         ([*WORDS, "--samples", "0"], ["--samples", "x>=1"]),
         ([*WORDS, "--nonsense"], ["--nonsense"]),
         ([*TRAIN, "--runs", "/proc/nope"], ["--runs /proc/nope cannot be written"]),
+        ([*TRAIN, "--runs", "training.stop_after=8h30m"], ["training.stop_after=8h30m is a change", "folder"]),
         ([*TRAIN, "--runs", "gs://bucket/runs"], ["--runs gs:", "training.checkpoints=gs://"]),
     ],
 )
@@ -90,6 +92,19 @@ def test_an_error_is_one_line_and_leaves_nothing_behind(grpo, tmp_path, argument
     runs = ["--runs", tmp_path / "runs"] if command == "train" else []
     assert_one_line_error(grpo(command, *runs, *rest), *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["problems", "a=b", "seed/1=2"])
+def test_a_folder_of_runs_may_have_any_name_that_is_no_key_with_a_value(grpo, name):
+    assert grpo("config", "recipes/tiny-cpu.yaml", "--runs", name).returncode == 0
+
+
+def test_a_command_to_give_next_names_the_program_that_runs(monkeypatch):
+    """On a TPU VM it is not on the PATH."""
+    monkeypatch.setattr("sys.argv", [".venv-tpu/bin/grpo", "self-check"])
+    assert options.program() == ".venv-tpu/bin/grpo"
+    monkeypatch.setattr("sys.argv", ["/somewhere/grpo_train/cli/__main__.py", "self-check"])
+    assert options.program() == "grpo"
 
 
 COMMANDS_WITH_A_MODEL = ["train", "convert", "evaluate", "config", "self-check", "preflight"]
