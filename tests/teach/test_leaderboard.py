@@ -58,7 +58,7 @@ def test_entries_share_a_rank_unless_their_interval_is_above_0() -> None:
     ]
 
 
-@pytest.mark.long
+@pytest.mark.nightly(minutes=3)
 def test_the_loop_has_full_points_and_its_mistakes_have_less(root) -> None:
     grader = runpy.run_path(str(root / "teaching" / "assignment-a" / "grade_loop.py"))
     assert not any(

@@ -83,7 +83,7 @@ sys.meta_path.insert(0, Plant())
 """
 
 
-@pytest.mark.long(minutes=2)
+@pytest.mark.nightly(minutes=2)
 def test_a_sampler_that_is_one_update_behind_is_found(root, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(ONE_BEHIND)
     code, checks = run(root, tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{root}")

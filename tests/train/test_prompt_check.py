@@ -229,7 +229,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.long(minutes=1)
+@pytest.mark.nightly(minutes=1)
 def test_a_training_is_the_same_with_a_named_bos_or_another_end_token(copy, grpo, tmp_path, converted_base) -> None:
     models = {
         "tiny": "assets/tiny-base",

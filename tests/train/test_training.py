@@ -493,7 +493,7 @@ def test_a_profile_holds_the_steps_asked_for_and_changes_no_number(whole_run, bu
     assert traces(tmp_path / "inside") == [trace]
 
 
-@pytest.mark.long
+@pytest.mark.nightly(minutes=1)
 def test_a_profile_is_written_when_the_run_stops_within_its_steps(build, recipe, tmp_path):
     """And a session that begins within the window records the rest of it."""
     profiled = change(recipe, training={"profile_steps": [2, 9]})
