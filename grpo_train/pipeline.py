@@ -19,8 +19,8 @@ from typing import Any
 from grpo_lib import evaluation
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
-from grpo_lib.problems import Problem, describe_filtering, load_problems
-from grpo_lib.prompts import asks_for_tags, cut_while_thinking, opens_thoughts, template_completion
+from grpo_lib.problems import describe_filtering, load_problems
+from grpo_lib.prompts import asks_for_tags, cut_while_thinking, opens_thoughts
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training  # first: they prepare the environment before JAX is imported
@@ -98,18 +98,9 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
         batch_size=recipe.evaluation.batch_size, label="base", model="base",
     )  # fmt: skip
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
-    return cold_start.fine_tune(
-        ready,
-        [_taught_pair(problem, render) for problem in taught],
-        base,
-        started,
-    )
-
-
-def _taught_pair(problem: Problem, render: Callable[..., str]) -> tuple[str, str]:
-    """A prompt and what is to be written after it: the worked solution in tags, without what the prompt ends with."""
-    whole = template_completion(problem.solution, problem.answer)
-    return problem.prompt(render), whole.removeprefix(problem.completion_prefix(render).rstrip())
+    spaces = recipe.training.cold_start_spaces
+    examples = [cold_start.example(problem, render, spaces) for problem in taught]
+    return cold_start.fine_tune(ready, examples, base, started)
 
 
 def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> training.Session:
@@ -117,8 +108,8 @@ def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = pr
 
     Args:
       ready: what checks.check has found.
-      log: called with what memory a CPU needs, the number of filtered problems, if any (`rollout.overlong_prompts`), and
-        about a damaged checkpoint.
+      log: called with what memory a CPU needs, the number of filtered problems, if any (`rollout.overlong_prompts`),
+        and about a damaged checkpoint.
     """
     recipe = ready.recipe
     if ready.memory:

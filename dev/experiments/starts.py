@@ -11,8 +11,7 @@ from experiment import TINY, Experiment
 from shared import ROOT
 
 from grpo_lib.problems import Problem, batch_of_step, load_problems, take_different
-from grpo_lib.prompts import template_completion
-from grpo_train import cold_start
+from grpo_train import checks, cold_start
 from grpo_train.engines import conversion
 from grpo_train.engines.tokens import Renderer, load_tokenizer
 from grpo_train.recipes import Recipe, load_recipe
@@ -36,9 +35,10 @@ def taught_checkpoint(path: Path, seed: int) -> Path:
 def fine_tuned(recipe: Recipe, problems: Sequence[Problem], checkpoint: Path) -> Path:
     """A checkpoint after two epochs on the solutions of problems."""
     render = Renderer(recipe.prompts, load_tokenizer(recipe.model))
-    pairs = [(problem.prompt(render), template_completion(problem.solution, problem.answer)) for problem in problems]
+    spaces = recipe.training.cold_start_spaces
+    examples = [cold_start.example(problem, render, spaces) for problem in problems]
     folder = Path(tempfile.mkdtemp(prefix="experiments-start-"))
-    return cold_start.fine_tune(recipe, pairs, checkpoint, folder / "start", progress=False)
+    return cold_start.fine_tune(checks.check(recipe), examples, checkpoint, folder / "start", progress=False)
 
 
 def seen(recipe: Recipe, problems: Sequence[Problem]) -> list[Problem]:
