@@ -52,6 +52,7 @@ def fine_tune(
     output: Path,
     *,
     epochs: int = 2,
+    learning_rate: float = LEARNING_RATE,
     progress: bool = True,
 ) -> Path:
     """Train a MaxText checkpoint on (prompt, completion) pairs; returns the new one, the folder `output`/0/items.
@@ -98,7 +99,7 @@ def fine_tune(
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
         settings = TrainingRecipe(
-            learning_rate=LEARNING_RATE,
+            learning_rate=learning_rate,
             warmup_steps=0,
             b2=0.95,
             rounding=recipe.training.rounding,

@@ -1,5 +1,6 @@
 """The benchmarks and the experiments: what they count, and that they start."""
 
+import collections
 import importlib
 import json
 import subprocess
@@ -108,8 +109,63 @@ def test_an_experiment_names_functions_and_arms_that_there_are(run):
         assert experiment.before in ("", *run.BEFORE), name
         assert experiment.after in ("", *run.AFTER), name
         assert experiment.across in ("", *run.ACROSS), name
+        assert experiment.tested in run.TESTS, name
+        assert experiment.seeds.keys() | experiment.samples.keys() <= set(experiment.arms), name
         for claim in experiment.claims:
             assert {claim.one, claim.other} <= set(experiment.arms), name
+
+
+def test_a_claim_is_judged_by_the_seeds_that_both_arms_have(judge):
+    values = {"a": [0.3, 0.4, 0.5, 0.9, 0.9], "b": [0.1, 0.2, 0.3]}
+    runs = [
+        {"seed": seed, "arm": arm, "accuracy": value}
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+    ]
+    judged = judge.judge(judge.Claim("it", "a", "b", "accuracy", "above", 0.1), runs)
+    assert judged["values"] == {"a": [0.3, 0.4, 0.5], "b": [0.1, 0.2, 0.3]}
+    assert judged["mean"] == pytest.approx(0.2)
+
+
+STAND_IN = """
+tiny:
+  question: does it go on after a kill?
+  changes: [training.steps=1, training.cold_start=16, training.prompts_per_step=2, "rewards=[correct_answer]",
+    problems.test=16, problems.validation=16, problems.train=64]
+  before: toss_anew
+  tested: unseen
+  arms: {start: [], imitation: [], maxrl: [grpo.advantage=maxrl]}
+  samples: {start: 2}
+  seeds: {maxrl: 1}
+  claims: []
+"""
+
+
+def test_an_experiment_that_was_killed_goes_on_and_ends_as_a_whole_one(program, run, tmp_path, monkeypatch):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(STAND_IN, encoding="utf-8")
+    monkeypatch.setitem(run.EXPERIMENTS, "tiny", program("experiment").read_experiments(file)["tiny"])
+    monkeypatch.setattr(program("imitation"), "RATES", (1e-4, 3e-4))
+    whole = run.all_runs("tiny", 1, None, tmp_path / "whole")
+    assert [(each["seed"], each["arm"]) for each in whole] == [(0, "start"), (0, "imitation"), (0, "maxrl")]
+    assert whole[0]["maj@2"] <= whole[0]["pass@2"]
+    assert whole[1]["dose"] == whole[1]["updates"] * whole[1]["rate"] > 0
+
+    run_arm, asked = run.run_arm, []
+
+    def killed_after_one(experiment, arm, recipe):
+        asked.append(arm)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return run_arm(experiment, arm, recipe)
+
+    monkeypatch.setattr(run, "run_arm", killed_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        run.all_runs("tiny", 1, None, tmp_path / "killed")
+    resumed = run.all_runs("tiny", 1, None, tmp_path / "killed")
+    assert asked == ["start", "imitation", "imitation", "maxrl"]  # what was finished is not run again
+    for one, other in zip(whole, resumed, strict=True):
+        assert one | {"seconds": 0} == other | {"seconds": 0}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 An arm is a list of changes of a recipe, as `grpo train` takes them.  What no recipe key says is a function: `before` is
 a name in `arms.BEFORE`, `after` one in `measures.AFTER`, and `across` one in `measures.ACROSS`.
 
-A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.
+A prediction and its bar were committed before the experiment ran for the first time, and stay as they are.  One is not
+blind: before `real` ran, its main result was known, as gain.yaml says.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Experiment:
     across: str = ""  # what is measured of the runs of all arms together
     validate_every: int = 0  # steps
     recipe: str = TINY
+    tested: str = "recipe"  # the test problems, a name in measures.TESTS
+    seeds: dict[str, int] = field(default_factory=dict)  # of an arm that has fewer than the others
+    samples: dict[str, int] = field(default_factory=dict)  # of each test problem, at temperature 1, of these arms
 
     @property
     def recipe_path(self) -> Path:
