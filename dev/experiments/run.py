@@ -3,7 +3,7 @@
     python dev/experiments/run.py                     # what there is, with the predictions
     python dev/experiments/run.py kl                  # five seeds of each arm; its record says how long
     python dev/experiments/run.py kl --json           # and write assets/experiments/kl.json
-    python dev/experiments/run.py real --seeds 3      # SmolLM2-135M (make real-model), 45 minutes for each seed
+    python dev/experiments/run.py real-blind --json   # SmolLM2-135M (make real-model): half a day
 
 Each arm trains from the same base with the same seeds: seed s of every arm takes its problems from the same sequence.
 The arms of a seed follow each other, so a machine that slows down slows all of them.  A claim is about differences of
