@@ -160,29 +160,66 @@ tiny:
 """
 
 
-def test_an_experiment_that_was_killed_goes_on_and_ends_as_a_whole_one(program, run, tmp_path, monkeypatch):
+@pytest.fixture
+def tiny(program, run, tmp_path, monkeypatch):
+    """An experiment of two seeds and three arms, called tiny."""
     file = tmp_path / "tiny.yaml"
     file.write_text(STAND_IN, encoding="utf-8")
-    monkeypatch.setitem(run.EXPERIMENTS, "tiny", program("experiment").read_experiments(file)["tiny"])
-    monkeypatch.setattr(program("imitation"), "RATES", (1e-4, 3e-4))
-    whole = run.all_runs("tiny", 1, None, tmp_path / "whole")
-    assert [(each["seed"], each["arm"]) for each in whole] == [(0, "start"), (0, "imitation"), (0, "maxrl")]
-    assert whole[0]["maj@2"] <= whole[0]["pass@2"]
-    assert whole[1]["dose"] == whole[1]["updates"] * whole[1]["rate"] > 0
+    experiment = program("experiment").read_experiments(file)["tiny"]
+    monkeypatch.setitem(run.EXPERIMENTS, "tiny", experiment)
+    return experiment
 
-    run_arm, asked = run.run_arm, []
 
-    def killed_after_one(experiment, arm, recipe):
+def killed_at(count, run_arm, asked):
+    """`run_arm` that is interrupted at its call of this number; `asked` gets the arms."""
+
+    def run_or_kill(experiment, arm, recipe):
         asked.append(arm)
-        if len(asked) == 2:
+        if len(asked) == count:
             raise KeyboardInterrupt
         return run_arm(experiment, arm, recipe)
 
-    monkeypatch.setattr(run, "run_arm", killed_after_one)
+    return run_or_kill
+
+
+def test_an_experiment_that_was_killed_goes_on_from_its_file(run, tiny, tmp_path, monkeypatch):
+    asked = []
+
+    def stand_in(experiment, arm, recipe):
+        accuracy = recipe.training.steps / 3 + recipe.seed + len(arm)
+        return {"seed": recipe.seed, "arm": arm, "accuracy": accuracy, "seconds": 1.0}
+
+    monkeypatch.setattr(run, "run_arm", stand_in)
+    whole = run.all_runs("tiny", 2, None, tmp_path / "whole")
+    seeds_and_arms = [(0, "start"), (0, "imitation"), (0, "maxrl"), (1, "start"), (1, "imitation")]
+    assert [(each["seed"], each["arm"]) for each in whole] == seeds_and_arms
+
+    monkeypatch.setattr(run, "run_arm", killed_at(3, stand_in, asked))
+    with pytest.raises(KeyboardInterrupt):
+        run.all_runs("tiny", 2, None, tmp_path / "killed")
+    with open(tmp_path / "killed" / "tiny.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"settings": "maxrl 0 1234')  # and so it is cut off in the middle of a line
+    assert run.all_runs("tiny", 2, None, tmp_path / "killed") == whole
+    assert asked == ["start", "imitation", "maxrl", "maxrl", "start", "imitation"]  # what was finished is not run again
+
+    # An arm whose recipe changes is run again; the others are kept.
+    tiny.arms["maxrl"].append("training.steps=2")
+    run.all_runs("tiny", 2, None, tmp_path / "killed")
+    assert asked[6:] == ["maxrl"]
+
+
+@pytest.mark.long
+def test_a_killed_experiment_with_a_model_ends_as_a_whole_one(program, run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(program("imitation"), "RATES", (1e-4, 3e-4))
+    whole = run.all_runs("tiny", 1, None, tmp_path / "whole")
+    assert whole[0]["maj@2"] <= whole[0]["pass@2"]
+    assert whole[1]["dose"] == whole[1]["updates"] * whole[1]["rate"] > 0
+    assert 0 < whole[2]["dose"] < 1e-2
+
+    monkeypatch.setattr(run, "run_arm", killed_at(2, run.run_arm, []))
     with pytest.raises(KeyboardInterrupt):
         run.all_runs("tiny", 1, None, tmp_path / "killed")
     resumed = run.all_runs("tiny", 1, None, tmp_path / "killed")
-    assert asked == ["start", "imitation", "imitation", "maxrl"]  # what was finished is not run again
     for one, other in zip(whole, resumed, strict=True):
         assert one | {"seconds": 0} == other | {"seconds": 0}
 
