@@ -50,9 +50,9 @@ def tests_of_recipe(recipe: Recipe) -> list[Problem]:
 
 
 def unseen_tests(recipe: Recipe) -> list[Problem]:
-    """Word problems that no choice was made by: of the generator's seed 1, without the 1,000 of seed 0."""
+    """As many word problems that no choice was made by: of the generator's seed 1, without the 1,000 of seed 0."""
     known = {problem.question for problem in words.generate("test", SEEN)}
-    wanted = recipe.problems.test
+    wanted = len(tests_of_recipe(recipe))
     drawn = words.generate("test", wanted + SEEN, seed=1)
     return [problem for problem in drawn if problem.question not in known][:wanted]
 
