@@ -5,8 +5,9 @@ examples it writes them, and a part of its answers is right.
 """
 
 import functools
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tqdm.auto import tqdm
 from tunix.sft import peft_trainer
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.problems import Problem
+from grpo_lib.prompts import template_completion
 from grpo_train import losses
 from grpo_train.checks import Ready
 from grpo_train.engines import compat, conversion, maxtext_model
@@ -28,6 +31,19 @@ ROWS = 4  # of them at a time, for memory; on several devices all
 LEARNING_RATE = 1e-4
 SAVED_EVERY = 16  # updates
 
+_SIGN = re.compile(r"(?<=\d)[-+*/=](?=\d)")  # of a calculation: between two numbers
+
+
+def example(problem: Problem, render: Callable[..., str], spaces: bool = False) -> tuple[str, str]:
+    """A prompt and what is to be written after it: the worked solution in tags, without what the prompt ends with.
+
+    spaces: write "9 * 5 = 45" for "9*5=45", as many bases do (`training.cold_start_spaces`).  The problem keeps its own
+    spelling: a calculation that is held out is found by it.
+    """
+    solution = _SIGN.sub(r" \g<0> ", problem.solution) if spaces else problem.solution
+    whole = template_completion(solution, problem.answer)
+    return problem.prompt(render), whole.removeprefix(problem.completion_prefix(render).rstrip())
+
 
 def fine_tune(
     ready: Ready,
@@ -36,6 +52,7 @@ def fine_tune(
     output: Path,
     *,
     epochs: int = 2,
+    learning_rate: float = LEARNING_RATE,
     progress: bool = True,
 ) -> Path:
     """Train a MaxText checkpoint on (prompt, completion) pairs; returns the new one, the folder `output`/0/items.
@@ -82,7 +99,7 @@ def fine_tune(
         )  # fmt: skip
         parts = BATCH_SIZE // ROWS if actor.mesh.size == 1 else 1
         settings = TrainingRecipe(
-            learning_rate=LEARNING_RATE,
+            learning_rate=learning_rate,
             warmup_steps=0,
             b2=0.95,
             rounding=recipe.training.rounding,

@@ -20,8 +20,8 @@ from grpo_lib import evaluation
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_json_if_exists, write_json_atomic
-from grpo_lib.problems import Problem, describe_filtering, load_problems
-from grpo_lib.prompts import asks_for_tags, cut_while_thinking, opens_thoughts, template_completion
+from grpo_lib.problems import describe_filtering, load_problems
+from grpo_lib.prompts import asks_for_tags, cut_while_thinking, opens_thoughts
 from grpo_lib.records import reward_means
 from grpo_lib.rewards import get_rewards
 from grpo_train import cold_start, training  # first: they prepare the environment before JAX is imported
@@ -101,16 +101,11 @@ def start(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> 
     log(f"base: {tested.summary()['accuracy']:.1%}; cold start: fine-tuning on {len(taught)} worked solutions")
     del generate  # and the model that it asks: the cold start loads its own
     environment.release_freed_memory()
-    pairs = [_taught_pair(problem, render) for problem in taught]
-    weights = cold_start.fine_tune(ready, pairs, base, started)
+    spaces = recipe.training.cold_start_spaces
+    examples = [cold_start.example(problem, render, spaces) for problem in taught]
+    weights = cold_start.fine_tune(ready, examples, base, started)
     environment.release_freed_memory()  # of its model and optimizer, before the run loads its own
     return weights
-
-
-def _taught_pair(problem: Problem, render: Callable[..., str]) -> tuple[str, str]:
-    """A prompt and what is to be written after it: the worked solution in tags, without what the prompt ends with."""
-    whole = template_completion(problem.solution, problem.answer)
-    return problem.prompt(render), whole.removeprefix(problem.completion_prefix(render).rstrip())
 
 
 def start_session(ready: Ready, directory: Path, log: Callable[[str], None] = print) -> training.Session:

@@ -1,5 +1,6 @@
 """The benchmarks and the experiments: what they count, and that they start."""
 
+import collections
 import importlib
 import json
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_lib.problems import words
 from grpo_train.recipes import load_recipe
 
 DEV = Path(__file__).resolve().parents[1] / "dev"
@@ -73,10 +75,13 @@ def test_a_claim_is_judged_by_pairs_of_seeds(judge, kind, bar, one, other, held)
     assert judge.judge(judge.Claim("it", "a", "b", "accuracy", kind, bar), runs)["held"] == held
 
 
+PREDICTED = {"real-blind"}  # and not run yet: it has no record
+
+
 def test_the_records_are_of_the_experiments_and_arms_as_they_stand(run, records):
     recorded = {name: (record["question"], record["changes"], record["arms"]) for name, record in records.items()}
     written = {name: (each.question, each.changes, each.arms) for name, each in run.EXPERIMENTS.items()}
-    assert recorded == written
+    assert recorded == {name: facts for name, facts in written.items() if name not in PREDICTED}
 
 
 def test_the_records_are_of_the_predictions_as_they_stand(run, records):
@@ -107,8 +112,115 @@ def test_an_experiment_names_functions_and_arms_that_there_are(run):
         assert experiment.before in ("", *run.BEFORE), name
         assert experiment.after in ("", *run.AFTER), name
         assert experiment.across in ("", *run.ACROSS), name
+        assert experiment.tested in run.TESTS, name
+        assert experiment.seeds.keys() | experiment.samples.keys() <= set(experiment.arms), name
         for claim in experiment.claims:
             assert {claim.one, claim.other} <= set(experiment.arms), name
+
+
+def test_a_claim_is_judged_by_the_seeds_that_both_arms_have(judge):
+    values = {"a": [0.3, 0.4, 0.5, 0.9, 0.9], "b": [0.1, 0.2, 0.3]}
+    runs = [
+        {"seed": seed, "arm": arm, "accuracy": value}
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+    ]
+    judged = judge.judge(judge.Claim("it", "a", "b", "accuracy", "above", 0.1), runs)
+    assert judged["values"] == {"a": [0.3, 0.4, 0.5], "b": [0.1, 0.2, 0.3]}
+    assert judged["mean"] == pytest.approx(0.2)
+
+
+def test_the_problems_of_the_blind_experiment_are_none_of_seed_0(run):
+    experiment = run.EXPERIMENTS["real-blind"]
+    recipe = run.recipe_of(experiment, "maxrl", seed=3)
+    tested = {problem.question for problem in run.TESTS[experiment.tested](recipe)}
+    assert len(tested) == 250
+    assert not tested & {problem.question for problem in words.generate("test", 1000)}
+    assert {words.split_of(question) for question in tested} == {"test"}
+
+
+def test_each_arm_of_the_blind_experiment_has_its_seeds(run):
+    arms = collections.Counter(arm for _, arm in run.planned(run.EXPERIMENTS["real-blind"], 5))
+    assert {arm for arm, seeds in arms.items() if seeds == 5} == {"start", "grpo", "maxrl", "imitation"}
+    assert {seeds for arm, seeds in arms.items()} == {3, 5}
+
+
+STAND_IN = """
+tiny:
+  question: does it go on after a kill?
+  changes: [training.steps=1, training.cold_start=16, training.prompts_per_step=2, "rewards=[correct_answer]",
+    problems.test=16, problems.validation=16, problems.train=64]
+  before: toss_anew
+  tested: unseen
+  arms: {start: [], imitation: [], maxrl: [grpo.advantage=maxrl]}
+  samples: {start: 2}
+  seeds: {maxrl: 1}
+  claims: []
+"""
+
+
+@pytest.fixture
+def tiny(program, run, tmp_path, monkeypatch):
+    """An experiment of two seeds and three arms, called tiny."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(STAND_IN, encoding="utf-8")
+    experiment = program("experiment").read_experiments(file)["tiny"]
+    monkeypatch.setitem(run.EXPERIMENTS, "tiny", experiment)
+    return experiment
+
+
+def killed_at(count, run_arm, asked):
+    """`run_arm` that is interrupted at its call of this number; `asked` gets the arms."""
+
+    def run_or_kill(experiment, arm, recipe):
+        asked.append(arm)
+        if len(asked) == count:
+            raise KeyboardInterrupt
+        return run_arm(experiment, arm, recipe)
+
+    return run_or_kill
+
+
+def test_an_experiment_that_was_killed_goes_on_from_its_file(run, tiny, tmp_path, monkeypatch):
+    asked = []
+
+    def stand_in(experiment, arm, recipe):
+        accuracy = recipe.training.steps / 3 + recipe.seed + len(arm)
+        return {"seed": recipe.seed, "arm": arm, "accuracy": accuracy, "seconds": 1.0}
+
+    monkeypatch.setattr(run, "run_arm", stand_in)
+    whole = run.all_runs("tiny", 2, None, tmp_path / "whole")
+    seeds_and_arms = [(0, "start"), (0, "imitation"), (0, "maxrl"), (1, "start"), (1, "imitation")]
+    assert [(each["seed"], each["arm"]) for each in whole] == seeds_and_arms
+
+    monkeypatch.setattr(run, "run_arm", killed_at(3, stand_in, asked))
+    with pytest.raises(KeyboardInterrupt):
+        run.all_runs("tiny", 2, None, tmp_path / "killed")
+    with open(tmp_path / "killed" / "tiny.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"settings": "maxrl 0 1234')  # and so it is cut off in the middle of a line
+    assert run.all_runs("tiny", 2, None, tmp_path / "killed") == whole
+    assert asked == ["start", "imitation", "maxrl", "maxrl", "start", "imitation"]  # what was finished is not run again
+
+    # An arm whose recipe changes is run again; the others are kept.
+    tiny.arms["maxrl"].append("training.steps=2")
+    run.all_runs("tiny", 2, None, tmp_path / "killed")
+    assert asked[6:] == ["maxrl"]
+
+
+@pytest.mark.long
+def test_a_killed_experiment_with_a_model_ends_as_a_whole_one(program, run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(program("imitation"), "RATES", (1e-4, 3e-4))
+    whole = run.all_runs("tiny", 1, None, tmp_path / "whole")
+    assert whole[0]["maj@2"] <= whole[0]["pass@2"]
+    assert whole[1]["dose"] == whole[1]["updates"] * whole[1]["rate"] > 0
+    assert 0 < whole[2]["dose"] < 1e-2
+
+    monkeypatch.setattr(run, "run_arm", killed_at(2, run.run_arm, []))
+    with pytest.raises(KeyboardInterrupt):
+        run.all_runs("tiny", 1, None, tmp_path / "killed")
+    resumed = run.all_runs("tiny", 1, None, tmp_path / "killed")
+    for one, other in zip(whole, resumed, strict=True):
+        assert one | {"seconds": 0} == other | {"seconds": 0}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from grpo_lib import rewards
 from grpo_train import losses, training
 from grpo_train.engines import optimizer
 
-UNTRAINED = ("base", "start", "solutions")  # arms of which GRPO takes no step
+# Arms of which GRPO takes no step.
+UNTRAINED = ("base", "start", "start-no-spaces", "solutions", "imitation", "fine-tuning")
 ROUNDS = {"rounds": 5, "one-round": 1000}  # steps of a round
 SHORT = 20  # characters: an answer without the steps that lead to it, or with other tags
 

@@ -58,6 +58,9 @@ class Experiment:
     across: str = ""  # what is measured of the runs of all arms together
     validate_every: int = 0  # steps
     recipe: str = TINY
+    tested: str = "recipe"  # the test problems, a name in measures.TESTS
+    seeds: dict[str, int] = field(default_factory=dict)  # of an arm that has fewer than the others
+    samples: dict[str, int] = field(default_factory=dict)  # of each test problem, at temperature 1, of these arms
 
     @property
     def recipe_path(self) -> Path:

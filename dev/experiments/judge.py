@@ -12,17 +12,19 @@ from experiment import Claim
 from grpo_lib.statistics import mean_interval, smallest_mean
 
 UNITS = {"kl": " nats per token", "entropy": " nats per token", "wrong_length": " tokens"}  # of what is not a share
-SHARES = ("accuracy", "applied", "form", "way", "at_updates", "at_completions")
+SHARES = ("accuracy", "accuracy_or_majority", "applied", "form", "way", "at_updates", "at_completions")
 
 
 def is_share(claim: Claim) -> bool:
     return claim.measure in SHARES or claim.measure.startswith(("pass@", "worked@"))
 
 
-def values_of(arm: str, measure: str, runs: Sequence[dict[str, Any]]) -> list[float]:
-    """The measure of an arm's runs, in the order of the seeds."""
-    of_arm = [run for run in runs if run["arm"] == arm]
-    return [run[measure] for run in sorted(of_arm, key=lambda run: run["seed"])]
+def values_of(claim: Claim, runs: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """The measure of the claim's two arms, for each seed that both have, in the order of the seeds."""
+    of_arms = [{run["seed"]: run for run in runs if run["arm"] == arm} for arm in (claim.one, claim.other)]
+    seeds = sorted(of_arms[0].keys() & of_arms[1].keys())
+    ones, others = ([of_arm[seed][claim.measure] for seed in seeds] for of_arm in of_arms)
+    return ones, others
 
 
 def compared(claim: Claim, ones: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -57,8 +59,7 @@ def judge(claim: Claim, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     `smallest`, for claims of no difference: what would have been seen with a chance of 80 %.
     """
-    ones = values_of(claim.one, claim.measure, runs)
-    others = values_of(claim.other, claim.measure, runs)
+    ones, others = values_of(claim, runs)
     differences = compared(claim, ones, others)
     mean = float(np.mean(differences))
     low, high = mean_interval(differences)

@@ -7,7 +7,7 @@ and adds measures to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,12 +16,13 @@ from shared import ROOT
 from starts import base_checkpoint
 
 from grpo_lib import analysis, evaluation
-from grpo_lib.problems import load_problems
+from grpo_lib.problems import Problem, load_problems, words
 from grpo_lib.records import grade
 from grpo_lib.statistics import pass_at_k
 from grpo_train import training
 from grpo_train.engines import maxtext_model, weight_sync
 from grpo_train.engines.weight_sync import padded
+from grpo_train.recipes import Recipe
 
 Run = dict[str, Any]
 
@@ -37,17 +38,39 @@ CURVES = (
     "update_applied",
 )
 PASSES = "dynamic_sampling/passes"  # in metrics.jsonl; `sampling_passes` in the records
+SEEN = 1000  # test problems of seed 0 that a recipe or a text may have been made by
 ENDS = ROOT / "runs" / "experiments"  # weights that `precision` compares
 
 
 # --- of every run --------------------------------------------------------------------------------------------------
 
 
-def summary_of(session: training.Session, split: str) -> dict[str, Any]:
-    """Of greedy answers."""
+def tests_of_recipe(recipe: Recipe) -> list[Problem]:
+    return load_problems(recipe.problems, "test")
+
+
+def unseen_tests(recipe: Recipe) -> list[Problem]:
+    """As many word problems that no choice was made by: of the generator's seed 1, without the 1,000 of seed 0."""
+    known = {problem.question for problem in words.generate("test", SEEN)}
+    wanted = len(tests_of_recipe(recipe))
+    drawn = words.generate("test", wanted + SEEN, seed=1)
+    return [problem for problem in drawn if problem.question not in known][:wanted]
+
+
+TESTS: dict[str, Callable[[Recipe], list[Problem]]] = {"recipe": tests_of_recipe, "unseen": unseen_tests}
+
+
+def summary_of(session: training.Session, problems: Sequence[Problem], samples: int = 0) -> dict[str, Any]:
+    """Of greedy answers, and of so many samples of each problem at the recipe's temperature."""
+
+    def sampled(prompts: list[str], *, seed: int) -> list[Any]:  # each run draws with its own seed, the base too
+        return session.sample(prompts, seed=(seed + session.recipe.seed) % 2**31)
+
     run = evaluation.evaluate(
         session.generate,
-        load_problems(session.recipe.problems, split),
+        problems,
+        sampled=sampled if samples else None,
+        samples=samples or 1,
         render=session.render,
         progress=False,
         batch_size=session.recipe.evaluation.batch_size,
@@ -56,7 +79,18 @@ def summary_of(session: training.Session, split: str) -> dict[str, Any]:
 
 
 def validated(session: training.Session) -> dict[str, float]:
-    return {"validation_accuracy": summary_of(session, "validation")["accuracy"]}
+    problems = load_problems(session.recipe.problems, "validation")
+    return {"validation_accuracy": summary_of(session, problems)["accuracy"]}
+
+
+def tested(session: training.Session, problems: Sequence[Problem], samples: int) -> Run:
+    """The measures of greedy answers to test problems; with samples also the majority's and pass@k."""
+    summary = summary_of(session, problems, samples)
+    measures = {"accuracy": summary["accuracy"], "form": summary["format_accuracy"]}
+    if samples:
+        measures[f"maj@{samples}"] = summary["maj_at_k"]
+        measures[f"pass@{samples}"] = summary["pass_at_k"][str(samples)]
+    return measures
 
 
 def rounded(value: float | None) -> float | None:
@@ -206,4 +240,14 @@ def at_equal_completions(runs: list[Run]) -> None:
             run["at_completions"] = at_completions(run, budget)
 
 
-ACROSS: dict[str, Callable[[list[Run]], None]] = {"at_equal_completions": at_equal_completions}
+def against_majority(runs: list[Run]) -> None:
+    """Adds `accuracy_or_majority`: of a start the share of problems whose most frequent answer of 8 samples is right,
+    else the accuracy.  Who only says more often what the start says most often does not get above it."""
+    for run in runs:
+        run["accuracy_or_majority"] = run.get("maj@8", run["accuracy"])
+
+
+ACROSS: dict[str, Callable[[list[Run]], None]] = {
+    "against_majority": against_majority,
+    "at_equal_completions": at_equal_completions,
+}

@@ -3,15 +3,16 @@
     python dev/experiments/run.py                     # what there is, with the predictions
     python dev/experiments/run.py kl                  # five seeds of each arm; its record says how long
     python dev/experiments/run.py kl --json           # and write assets/experiments/kl.json
-    python dev/experiments/run.py real --seeds 3      # SmolLM2-135M (make real-model), 45 minutes for each seed
+    python dev/experiments/run.py real-blind --json   # SmolLM2-135M (make real-model): half a day
 
 Each arm trains from the same base with the same seeds: seed s of every arm takes its problems from the same sequence.
 The arms of a seed follow each other, so a machine that slows down slows all of them.  A claim is about differences of
-two arms, one for each seed, with the 95 % interval of their mean (Student's t).  An interrupted experiment goes on
-where it stopped, from the finished runs in --folder; with `--folder dev/experiments/partial` these can be committed.
+two arms, one for each seed, with the 95 % interval of their mean (Student's t).  Each finished run is appended to
+partial/NAME.jsonl in this folder.  An interrupted experiment goes on from there, on another machine, too: commit the
+file where an experiment takes hours, and remove it when the record is written.
 
 The experiments are in the YAML files of this folder (experiment.py), what an arm changes beyond its recipe in arms.py,
-what is measured in measures.py, and how a claim is judged in judge.py.
+what is measured in measures.py, supervised arms in imitation.py, and how a claim is judged in judge.py.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import imitation
 import numpy as np
 from arms import BEFORE
 from experiment import EXPERIMENTS, Experiment
 from judge import bar_of, judge
-from measures import ACROSS, AFTER, Run, curves_of, rounded, summary_of, validated
+from measures import ACROSS, AFTER, TESTS, Run, curves_of, rounded, tested, validated
 from shared import ROOT, machine
 from starts import start_of
 from tqdm import tqdm
 
-from grpo_lib.common.files import write_json_atomic
+from grpo_lib.common.files import append_jsonl, read_jsonl, write_json_atomic
 from grpo_train import checks, training
-from grpo_train.recipes import load_recipe
+from grpo_train.recipes import Recipe, load_recipe
 
 RECORDS = ROOT / "assets/experiments"
+PARTIAL = ROOT / "dev/experiments/partial"
 COMMON = ["training.checkpoint_every=1000", "training.validate_every=0", "problems.test=500", "problems.validation=200"]
 
 
@@ -77,7 +80,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("name", nargs="?", choices=EXPERIMENTS, help="of the experiment; none: print all predictions")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of each run; default: the experiment's")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "experiments", help="where finished runs wait")
+    parser.add_argument("--folder", type=Path, default=PARTIAL, help="of the finished runs")
     parser.add_argument("--json", action="store_true", help="write assets/experiments/NAME.json")
     arguments = parser.parse_args()
     if arguments.seeds < 3:
@@ -95,47 +98,68 @@ def print_predictions() -> None:
 
 
 def all_runs(name: str, seeds: int, steps: int | None, folder: Path) -> list[Run]:
-    """The runs of an experiment: those that a file in `folder` has, and the others now.
+    """The runs of an experiment: those that NAME.jsonl in `folder` has, and the others now.
 
-    Each finished run is written at once, so that an interruption costs one run at most.
+    A finished run is appended at once, so that an interruption costs one run at most.
     """
     experiment = EXPERIMENTS[name]
-    settings = json.dumps([COMMON, experiment.changes, experiment.arms])  # finished runs of other settings stay apart
-    file = folder / f"{name}-{steps or 'whole'}-{zlib.crc32(settings.encode()):08x}.json"
-    runs = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    done = {(run["seed"], run["arm"]) for run in runs}
-    planned = [(seed, arm) for seed in range(seeds) for arm in experiment.arms]
-    missing = [pair for pair in planned if pair not in done]
-    for seed, arm in tqdm(missing, desc=name, unit="run"):
-        run = run_arm(experiment, arm, seed, steps)
-        runs.append(run)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(file, runs)
-        tqdm.write(f"seed {seed}, {arm}: {run['accuracy']:.1%}, {run['seconds']:.0f} s", file=sys.stderr)
-    return [run for run in runs if run["seed"] < seeds]  # the file may have more
+    file = folder / f"{name}.jsonl"
+    rows = read_jsonl(file) if file.exists() else []
+    finished = {row["settings"]: row["run"] for row in rows}
+    runs = []
+    for seed, arm in tqdm(planned(experiment, seeds), desc=name, unit="run"):
+        recipe = recipe_of(experiment, arm, seed, steps)
+        settings = settings_of(experiment, arm, recipe)
+        if settings not in finished:
+            run = run_arm(experiment, arm, recipe)
+            append_jsonl(file, {"settings": settings, "machine": machine(), "run": run})
+            finished[settings] = run
+            tqdm.write(f"seed {seed}, {arm}: {run['accuracy']:.1%}, {run['seconds']:.0f} s", file=sys.stderr)
+        runs.append(finished[settings])
+    return runs
 
 
-def run_arm(experiment: Experiment, arm: str, seed: int, steps: int | None) -> Run:
-    """Train one arm with one seed, and measure."""
-    started = time.perf_counter()
+def planned(experiment: Experiment, seeds: int) -> list[tuple[int, str]]:
+    """The seed and the arm of each run, in their order."""
+    return [(seed, arm) for seed in range(seeds) for arm in experiment.arms if seed < experiment.seeds.get(arm, seeds)]
+
+
+def recipe_of(experiment: Experiment, arm: str, seed: int, steps: int | None = None) -> Recipe:
     changes = [*COMMON, *experiment.changes, *experiment.arms[arm], f"seed={seed}"]
     if steps:
         changes.append(f"training.steps={steps}")
-    recipe = load_recipe(experiment.recipe_path, changes)
+    return load_recipe(experiment.recipe_path, changes)
+
+
+def settings_of(experiment: Experiment, arm: str, recipe: Recipe) -> str:
+    """What decides a run, in short, the same on every machine: finished runs of other settings stay apart."""
+    values = recipe.model_dump(mode="json", exclude={"model"}, exclude_defaults=True)
+    rest = [arm, experiment.before, experiment.after, experiment.tested, experiment.samples.get(arm, 0)]
+    return f"{arm} {recipe.seed} {zlib.crc32(json.dumps([values, rest], sort_keys=True).encode()):08x}"
+
+
+def run_arm(experiment: Experiment, arm: str, recipe: Recipe) -> Run:
+    """Train one arm with one seed, and measure."""
+    started = time.perf_counter()
+    measures: Run = {}
+    start, problems = start_of(experiment, arm, recipe)
+    if arm in imitation.ARMS:
+        start, measures = imitation.imitated(arm, recipe, problems, start)
     with tempfile.TemporaryDirectory(prefix="experiments-") as folder:
-        start, problems = start_of(experiment, arm, recipe)
         session = training.build_session(checks.check(recipe, problems), folder, start, log=lambda text: None)
         if experiment.before:
             BEFORE[experiment.before](session, arm)
         validate = functools.partial(validated, session)
         rows = training.train(session, validate=validate, validate_every=experiment.validate_every)
-        measures = AFTER[experiment.after](session) if experiment.after else {}
-        summary = summary_of(session, "test")
-        measures |= {"accuracy": summary["accuracy"], "form": summary["format_accuracy"]}
+        if experiment.after:
+            measures |= AFTER[experiment.after](session)
+        measures |= tested(session, TESTS[experiment.tested](recipe), experiment.samples.get(arm, 0))
+    if rows:
+        measures["dose"] = sum(row["learning_rate"] for row in rows)
     curves = curves_of(rows)
     last = [value for value in curves.get("entropy", [])[-5:] if value is not None]
     run = {
-        "seed": seed,
+        "seed": recipe.seed,
         "arm": arm,
         "seconds": round(time.perf_counter() - started, 1),
         "entropy": float(np.mean(last)) if last else None,

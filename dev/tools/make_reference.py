@@ -138,7 +138,7 @@ def draw(tiny: Path, real: Path) -> Figure:
     _, of_tiny, _ = read(tiny)
     _, of_real, _ = read(real)
     draw_bars(left, {name: of_tiny[name] for name in ("before", "after")}, "tiny model")
-    stages = {"base": of_real["cold_start"]["before"], "cold start": of_real["before"], "GRPO": of_real["after"]}
+    stages = {"base": of_real["cold_start"]["before"], "cold start": of_real["before"], "MaxRL": of_real["after"]}
     draw_bars(middle, stages, "SmolLM2-135M")
     curves = (tiny, "tiny model", "o-", palette.GREEN), (real, "SmolLM2-135M", "s--", palette.BLUE)
     for directory, label, marks, colour in curves:
@@ -173,7 +173,7 @@ def main(directories: list[str]) -> None:
             others.append(directory)
     tables = {
         "smollm2.md": [
-            "| seed | base (last number) | after the cold start | after GRPO | 95 % interval of GRPO's difference "
+            "| seed | base (last number) | after the cold start | after MaxRL | 95 % interval of MaxRL's difference "
             "| sampled | entropy, nats | in all |",
             "|---|---|---|---|---|---|---|---|",
             *map(real_row, real),

@@ -32,6 +32,7 @@ LOST = {
     "training": {
         "checkpoints": "upstream writes to base_output_directory, which may be a gs:// address",
         "cold_start": "upstream has a trainer of its own for supervised fine-tuning, which train_rl does not call",
+        "cold_start_spaces": "see training.cold_start",
         "optimizer": "upstream's train_rl has AdamW",
         "rounding": "upstream rounds to the nearest",
         "optimizer_dtype": "upstream keeps both in the weights' dtype",

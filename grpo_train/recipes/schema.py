@@ -509,6 +509,11 @@ class TrainingRecipe(_Section):
         default=0,
         description="problems whose worked solutions the base is fine-tuned on before step 1; 0: none",
     )
+    cold_start_spaces: bool = Field(
+        default=False,
+        description="the cold start teaches calculations with spaces, 9 * 5 = 45 for 9*5=45: take the base's own "
+        "spelling, since another one can cost it right results",
+    )
     prompts_per_step: Positive | None = Field(
         default=batch_plan.PROMPTS_PER_STEP,
         description="prompts of a step, over all processes; null: prompts_per_step_per_device",

@@ -1,5 +1,7 @@
 """The cold start: which problems it takes, and that an interrupted one ends like one that was not."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lib.problems import Problem, take_different
+from grpo_lib import analysis
+from grpo_lib.problems import Problem, take_different, words
+from grpo_lib.prompts import template_completion
+from grpo_lib.records import grade
 from grpo_train import checks, cold_start, pipeline
 from grpo_train.recipes import load_recipe
 from grpo_train.runs import checkpoints
@@ -21,6 +26,40 @@ def test_no_problem_is_both_taught_and_trained_on(questions, count):
     names = [problem.question for problem in taught]
     assert len(set(names)) == len(names) == min(count, len(set(questions)))
     assert [problem.question for problem in rest] == [text for text in questions if text not in names]
+
+
+@pytest.mark.parametrize(
+    ("solution", "spaced"),
+    [
+        ("9*5=45 45-1=44", "9 * 5 = 45 45 - 1 = 44"),
+        ("9 * 5 = 45", "9 * 5 = 45"),
+        ("She has 48/2 = 24 twenty-four-hour clips.", "She has 48 / 2 = 24 twenty-four-hour clips."),
+    ],
+)
+def test_spaces_are_put_into_the_example_and_not_into_the_problem(solution, spaced):
+    problem = Problem("", "How many?", solution, "44", "words")
+    prompt, completion = cold_start.example(problem, str.upper, spaces=True)
+    assert (prompt, completion) == ("HOW MANY?", template_completion(spaced, "44"))
+    assert cold_start.example(problem, str.upper) == (prompt, template_completion(solution, "44"))
+    assert problem.solution == solution
+
+
+@given(st.integers(0, 99))
+def test_both_spellings_are_graded_and_analysed_alike(seed):
+    [problem] = words.generate("train", 1, seed)
+    texts = [cold_start.example(problem, str, spaces)[1] for spaces in (False, True)]
+    plain, spaced = (list(analysis.calculations(text)) for text in texts)
+    assert plain == spaced != []
+    assert grade(texts[0], problem.answer) == grade(texts[1], problem.answer)
+    assert grade(texts[1], problem.answer)["strict"]
+    # And one whose calculations are false.
+    false = dataclasses.replace(problem, solution=problem.solution.replace("=", "=1"), answer="0")
+    record = {"solution": problem.solution, "gold": problem.answer}
+    found = []
+    for spaces in (False, True):
+        text = cold_start.example(false, str, spaces)[1]
+        found.append(analysis.causes(record | {"completion": text} | grade(text, problem.answer)))
+    assert found == [frozenset({"skill"})] * 2
 
 
 @pytest.mark.long

@@ -57,7 +57,7 @@ OTHER = {
     "grpo.kl": "k2", "grpo.advantage": "mean", "grpo.aggregation": "constant",
     "grpo.ratio": "sequence", "rollout.vllm.options": "{block_size: 32}",
     "grpo.target_kl": 0.02, "grpo.watch_kl": 5,
-    "training.profile_steps": "[3, 5]", "grpo.mask_truncated": "true",
+    "training.cold_start_spaces": "true", "training.profile_steps": "[3, 5]", "grpo.mask_truncated": "true",
     "grpo.overlong_buffer": 8, "grpo.correction": "tis", "evaluation.preset": "standard",
 }  # fmt: skip
 # What a field needs to be set, or to matter.
