@@ -172,12 +172,12 @@ def sample(weights, config, prompts, key, length: int, temperature: float, group
     return state[3], (of_prompts, state[5])
 
 
-def loss_of(weights, config, settings, prompts, completions, advantages, kept):
+def loss_of(weights, config, settings, prompts, completions, advantages, from_sampler):
     """plain_grpo's loss of prompts [N, P] and completions [B, C], with what `sample` has kept of them."""
     (N, P), (B, C) = prompts.shape, completions.shape
     G = B // N
     T = C - 1  # of each completion: its last token predicts nothing
-    of_prompts, of_completions = kept
+    of_prompts, of_completions = from_sampler
     valid = prompts != config.pad
     positions = jnp.cumsum(valid, 1) - 1
     later = jnp.repeat(positions[:, -1], G) + 1 + jnp.arange(T)[:, None]  # [T, B]
@@ -186,10 +186,11 @@ def loss_of(weights, config, settings, prompts, completions, advantages, kept):
 
     def product(name, x, w):
         values = of_completions[name]
-        return kept_product(x, w, jnp.concatenate([of_prompts[name], values.reshape(-1, values.shape[2])]))
+        kept = jnp.concatenate([of_prompts[name], values.reshape(-1, values.shape[2])])
+        return kept_product(x, w, kept)
 
     def attend(_, q, k, v):
-        of_prompt = prompt_attention(*(x[: N * P] for x in (q, k, v)), valid)
+        of_prompt = prompt_attention(q[: N * P], k[: N * P], v[: N * P], valid)
         K, H = k.shape[1:]
         keys, values = (x[: N * P].reshape(N, P, K, H) for x in (k, v))
         q, k, v = (x[N * P :].reshape(T, N, G, K, -1, H) for x in (q, k, v))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,7 +301,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
         weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.heads)
-        self._kept_logps: Sequence[np.ndarray] = ()  # they were those of other weights
+        self._kept_logps: Any = ()  # they were those of other weights
         self.seconds["syncing"] += time.perf_counter() - started
 
     def _scored_rows(self, width: int) -> int:
