@@ -7,10 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from grpo_lib import plain_grpo
 from grpo_lib.problems import words
 from grpo_train.recipes import load_recipe
+
+# isort: split
+
+import jax
+import jax.numpy as jnp
 
 DEV = Path(__file__).resolve().parents[1] / "dev"
 FOLDERS = ("benchmarks", "experiments")
@@ -236,6 +243,60 @@ def test_an_experiment_that_is_written_wrong_is_refused(program, tmp_path, text,
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=wrong):
         program("experiment").read_experiments(file)
+
+
+# --- the floor of step_time.py ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_qwen3():
+    """Weights of a random Qwen3 of two layers, and its settings; 0 pads, 1 and 2 end."""
+    depth, heads, head_dim, vocabulary = 32, 4, 8, 24
+    shapes = {"embed_tokens": (vocabulary, depth), "norm": (depth,)}
+    for layer in range(2):
+        matrices = {"self_attn.q_proj": (depth, heads * head_dim), "self_attn.o_proj": (heads * head_dim, depth)}
+        matrices |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (depth, heads // 2 * head_dim))
+        matrices |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (depth, 3 * depth))
+        matrices |= {"mlp.down_proj": (3 * depth, depth)}
+        matrices |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (head_dim,))
+        matrices |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (depth,))
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in matrices.items()}
+    generator = np.random.default_rng(0)
+    weights = {}
+    for name, shape in shapes.items():
+        values = generator.normal(size=shape) * (0.2 if len(shape) == 2 else 0.1) + (len(shape) == 1)
+        weights[name] = jnp.asarray(values, jnp.float32)
+    # Tokens that differ in probability, and a padding token that is not drawn.
+    weights["embed_tokens"] = (3 * weights["embed_tokens"]).at[:, 0].set(2).at[0, 0].set(-2)
+    return weights, plain_grpo.Config(2, head_dim, 10_000.0, 1e-6, 0, (1, 2))
+
+
+def test_the_floor_has_the_texts_the_loss_and_the_gradient_of_plain_grpo(program, small_qwen3):
+    floor = program("floor")
+    weights, config = small_qwen3
+    prompts = np.repeat([[0, 0, 5, 6], [7, 8, 9, 10], [0, 4, 4, 3]], 4, axis=0)  # [12, 4], groups of 4
+    arguments = (weights, config, prompts, jax.random.PRNGKey(3), 9, 0.8)
+    completions, kept = floor.sample(*arguments, group_size=4)
+    assert np.array_equal(completions, plain_grpo.sample(*arguments))
+    lengths = np.sum(np.asarray(completions) != 0, axis=1)
+    assert lengths.min() < 9 == lengths.max()  # some end and some are cut
+
+    settings = plain_grpo.Settings(temperature=0.8)
+    advantages = jnp.asarray(np.random.default_rng(1).normal(size=12), jnp.float32)
+
+    def plain(weights):
+        logps = plain_grpo.per_token_logps(weights, config, prompts, completions, 0.8)
+        old = jax.lax.stop_gradient(logps)
+        return plain_grpo.policy_loss(logps, old, advantages, completions != 0, settings)
+
+    def fast(weights):
+        return floor.loss_of(weights, config, settings, prompts[::4], completions, advantages, kept)
+
+    (loss, gradient), (wanted, of_plain) = (jax.value_and_grad(each)(weights) for each in (fast, plain))
+    assert loss == pytest.approx(wanted, abs=1e-6)
+    for name, found in gradient.items():
+        difference = np.linalg.norm(found - of_plain[name])
+        assert difference < 1e-3 * np.linalg.norm(of_plain[name]), name  # the head's is rounded to bfloat16
 
 
 # --- exports, read by others --------------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ VARIANTS = {
     "scan": Variant("layers as a scan", without="unrolled"),
     "without_threads": Variant("argmax on one thread", without="threads"),
     "without_memory": Variant("freed memory kept up to 2 GiB", without="memory"),
+    "without_kept": Variant("tokens scored again after they are drawn", without="kept"),
+    "without_factor": Variant("gradients divided by their norm", without="factor"),
+    "without_apart": Variant("all widths of rows of groups", without="apart"),
     "eigen": Variant("XLA without YNNPACK", {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}),
     "onednn": Variant("XLA with oneDNN", {"XLA_FLAGS": "--xla_cpu_use_onednn=true"}),
     "scheduler": Variant(
@@ -96,6 +99,31 @@ def two_gibibytes() -> None:
     environment.KEEP_ALL = 2**31 - 1
 
 
+def scored_again() -> None:
+    from grpo_train.engines import tunix_sampler
+
+    given = tunix_sampler.TunixSampler.generate
+
+    def generate(self: tunix_sampler.TunixSampler, prompts: Any, rollout_config: Any, **more: Any) -> Any:
+        return given(self, prompts, rollout_config, **more | {"scored": 0})
+
+    tunix_sampler.TunixSampler.generate = generate
+
+
+def divided_gradients() -> None:
+    import optax
+
+    from grpo_train.engines import optimizer
+
+    optimizer.clip_by_global_norm = optax.clip_by_global_norm
+
+
+def all_widths() -> None:
+    from grpo_train.recipes import layouts
+
+    layouts.NEAR = 0
+
+
 WITHOUT: dict[str, Callable[[], None]] = {
     "": lambda: None,
     "slots": whole_attention,
@@ -103,6 +131,9 @@ WITHOUT: dict[str, Callable[[], None]] = {
     "unrolled": scanned_layers,
     "threads": plain_argmax,
     "memory": two_gibibytes,
+    "kept": scored_again,
+    "factor": divided_gradients,
+    "apart": all_widths,
 }
 
 

@@ -212,7 +212,7 @@ def store(session: training.Session, arm: str) -> None:
     recipe = session.recipe
     trainer = session.cluster.actor_trainer
     chain = compensated(optimizer.make_optimizer(recipe.training, 1, recipe.seed))
-    chain = optimizer.of_one_gradient(optimizer.rounded(chain, "nearest", "float32", recipe.seed))
+    chain = optimizer.rounded(chain, "nearest", "float32", recipe.seed)
     trainer.optimizer = nnx.Optimizer(trainer.model, chain, wrt=nnx.Param)
 
 

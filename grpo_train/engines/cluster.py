@@ -19,7 +19,7 @@ from tunix.sft import metrics_logger
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import adaptive_beta, maxtext_model, tunix_sampler
-from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, of_one_gradient, sum_in
+from grpo_train.engines.optimizer import add_sum, drop_sum, make_optimizer, sum_in
 from grpo_train.losses import packing, slots
 from grpo_train.recipes.batch_plan import BatchPlan
 from grpo_train.recipes.schema import DType, HardwareRecipe, ModelRecipe, RolloutRecipe, TrainingRecipe
@@ -158,8 +158,6 @@ def make_cluster(
     optimizer = make_optimizer(updates.training, updates.iterations, updates.seed, updates.weights)
     if updates.adapts_beta:
         optimizer = optax.chain(optimizer, adaptive_beta.keep_factor())
-    if plan.gradients_summed == 1:
-        optimizer = of_one_gradient(optimizer)
     count = updates.training.steps * updates.iterations
     saved_sum = checkpoints.has_gradient_sum(epath.Path(files.checkpoints) / "actor")  # Tunix adds the role
     # Tunix restores while it makes the trainer: the state must be as it was saved.

@@ -56,10 +56,25 @@ def make_optimizer(
     rate = schedule if iterations == 1 else lambda update: schedule(update // iterations)
     algorithm = {"adamw": optax.adamw, "lion": optax.lion}[training.optimizer]
     chain = optax.chain(
-        optax.clip_by_global_norm(training.max_grad_norm),
+        clip_by_global_norm(training.max_grad_norm),
         algorithm(rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay),
     )
     return chain if weights == "float32" else rounded(chain, training.rounding, training.optimizer_dtype, seed)
+
+
+def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """As optax.clip_by_global_norm, up to the last bit: gradients are multiplied by one factor, not divided by a norm.
+
+    XLA's CPU compiler computes a product again wherever it is needed, in both moments of Adam, but writes a quotient to
+    memory and reads it twice: with it, clipping and AdamW take 1.3 times as long for the weights of SmolLM2.
+    """
+
+    def update(gradients: Any, state: Any, weights: Any = None) -> tuple[Any, Any]:
+        norm = optax.tree.norm(gradients)
+        factor = jnp.where(norm < limit, 1.0, limit / norm)
+        return jax.tree.map(lambda gradient: factor.astype(gradient.dtype) * gradient, gradients), state
+
+    return optax.GradientTransformation(lambda weights: optax.EmptyState(), update)
 
 
 def rounded(inner: optax.GradientTransformation, rounding: str, kept: DType, seed: int) -> optax.GradientTransformation:
@@ -126,22 +141,6 @@ def sum_in(optimizer: nnx.Optimizer, dtype: DType) -> nnx.Optimizer:
     for variable in jax.tree.leaves(sums, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
         variable.set_value(variable.get_value().astype(dtype))
     return optimizer
-
-
-def of_one_gradient(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer of steps that are one micro-batch: bit for bit what optax.MultiSteps(inner, 1) makes of them.
-
-    That one keeps a sum as large as the weights.  Here gradient and step are multiplied by a one, of which the compiler
-    does not know that it is one: else XLA computes step and new weight together, and rounds once less (seen on a CPU).
-    """
-
-    def update(gradients: Any, state: Any, weights: Any = None) -> tuple[Any, Any]:
-        count = next(leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.integer))
-        one = count >= 0
-        steps, state = inner.update(jax.tree.map(lambda gradient: one * gradient, gradients), state, weights)
-        return jax.tree.map(lambda step: one * step, steps), state
-
-    return optax.GradientTransformation(inner.init, update)
 
 
 def add_sum(optimizer: nnx.Optimizer, model: nnx.Module, count: int) -> None:

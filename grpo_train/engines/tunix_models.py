@@ -245,9 +245,14 @@ def abstract_model(config: Any, mesh: Mesh | None = None) -> Any:
     kind = next(family.model for family in FAMILIES if type(config) is family.config)
     module: Any = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
     module.mesh = mesh
-    if mesh is None and jax.default_backend() == "cpu" and config.dtype == jnp.float32:
+    if is_float32_on_one_cpu(config, mesh):
         cpu_speed.share_prompts(module)
     return module
+
+
+def is_float32_on_one_cpu(config: Any, mesh: Mesh | None) -> bool:
+    """Whether a sampler of this model computes so; `mesh`: its devices, None for one."""
+    return mesh is None and jax.default_backend() == "cpu" and config.dtype == jnp.float32
 
 
 def sampler_mesh(devices: Any, tensor: int) -> Mesh:

@@ -66,8 +66,11 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
     """
 
     mesh: jax.sharding.Mesh | None = None
+    scored = 0  # rows at the front of a batch whose log-probabilities are kept (R); those of a call with keys of rows
     _compiled_decode_fn: Any
-    sampled: np.ndarray  # [B, C], of the last call: with the end tokens, which its output leaves out
+    # Of the last call:
+    sampled: np.ndarray  # [B, C], with the end tokens, which its output leaves out
+    logps: np.ndarray  # [R, C], log-probabilities of these tokens at temperature 1, whatever they were drawn at
 
     def tokenize(self, input_string: str) -> np.ndarray:
         return np.array(encode(self.tokenizer.tokenizer, [input_string])[0], np.int32)
@@ -89,17 +92,22 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
             self._compiled_decode_fn = decode
         output.text, output.tokens = output.text[:rows], output.tokens[:rows]
         output.padded_prompt_tokens = output.padded_prompt_tokens[:rows]
-        self.sampled = np.asarray(self._buffer)[:rows, output.padded_prompt_tokens.shape[1] :]
+        length = output.padded_prompt_tokens.shape[1]
+        self.sampled = np.asarray(self._drawn.token_buffer)[:rows, length:]
+        kept = self._drawn.logprobs_buffer
+        self.logps = np.zeros((0, self.sampled.shape[1])) if kept is None else np.asarray(kept)[:, length:]
         return output
 
     def _decode_and_keep(self, decode: Callable[..., Any], *arguments: Any) -> Any:
-        state = decode(*arguments)
-        self._buffer = state.token_buffer  # [B, P + C]
-        return state
+        self._drawn = decode(*arguments)
+        return self._drawn
 
     def init_sample_state(self, all_input_ids, *arguments, **more):
         state = super().init_sample_state(all_input_ids, *arguments, **more)
         rows = len(all_input_ids)
+        if self.scored and _is_of_rows(state.seed):
+            shape = min(self.scored, rows), state.token_buffer.shape[1]  # [R, P + C]
+            state = dataclasses.replace(state, logprobs_buffer=jnp.zeros(shape))
         if self.mesh is None:
             return state
 
@@ -126,8 +134,21 @@ class PerSequenceKeySampler(cpu_speed.Sampler):
         else:
             # The largest of scores and Gumbel noise is a sample of softmax(scores).
             scores += jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
-        greedy = dataclasses.replace(sampler_state, sampling_mode="greedy")
-        return dataclasses.replace(super()._sample(scores[:, None], eos, cache, greedy), sampling_mode="top_p")
+        greedy = dataclasses.replace(sampler_state, sampling_mode="greedy", logprobs_buffer=None)
+        state = super()._sample(scores[:, None], eos, cache, greedy)
+        kept = _with_last(sampler_state.logprobs_buffer, logits[:, -1], state)
+        return dataclasses.replace(state, sampling_mode="top_p", logprobs_buffer=kept)
+
+
+def _with_last(kept: jax.Array | None, logits: jax.Array, state: Any) -> jax.Array | None:
+    """Log-probabilities [R, P + C] with those of the tokens that a state has just drawn from logits [B, V]."""
+    if kept is None:
+        return None
+    at = state.decoding_step
+    tokens = state.token_buffer[: len(kept), at]
+    logps = jax.nn.log_softmax(logits[: len(kept)].astype(jnp.float32))
+    of_tokens = jnp.take_along_axis(logps, tokens[:, None], axis=1)
+    return kept.at[:, at].set(of_tokens[:, 0])
 
 
 def _cuts(parameters: dict[str, Any], vocabulary: int) -> dict[str, Any]:
@@ -183,6 +204,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     - With `tensor` above 1 so many devices hold the model and its KV cache together; more devices are more rows.
     - Every completion draws noise of its own, which the seed, the step and its place in the step decide
       (`PerSequenceKeySampler`): without a seed the stock engine samples with PRNGKey(0) each time.
+    - In float32 on one CPU it keeps log-probabilities as it draws, so that nothing scores the same tokens again.
     - Completions keep their end-of-sequence token, so that stopping is learned too; the stock engine cuts it off.
     - In a multi-process run each process samples its slice on its own devices, and all completions are gathered.
     """
@@ -211,10 +233,18 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         self.seed = seed
         self.num_rollout_micro_batches = num_rollout_micro_batches
         self.calls = 0  # of generate, so far; a run that goes on after a step sets it
+        self.scored_rows = 0  # how many completions of a call keep their log-probabilities
+        # Elsewhere they are made when they are asked for: on a TPU preflight compiles what runs.
+        self._keeps_logps = tunix_models.is_float32_on_one_cpu(model, on_several) and not multihost.is_distributed()
 
-    def generate(self, prompts, rollout_config, **_: Any) -> base_rollout.RolloutOutput:
-        """One completion for each prompt.  A temperature that is an array, of a schedule, compiles nothing new."""
+    def generate(self, prompts, rollout_config, *, scored: int | None = None, **_: Any) -> base_rollout.RolloutOutput:
+        """One completion for each prompt.  A temperature that is an array, of a schedule, compiles nothing new.
+
+        Args:
+          scored: completions that `last_scored` will be asked for at temperature 1, by default `scored_rows`.
+        """
         started = time.perf_counter()
+        self._sampler.scored = (self.scored_rows if scored is None else scored) if self._keeps_logps else 0
         step, micro_batch = divmod(self.calls, self.num_rollout_micro_batches)
         rows = micro_batch * len(prompts) + np.arange(len(prompts))
         keys = row_keys(jax.random.fold_in(jax.random.PRNGKey(self.seed), step), rows)
@@ -232,6 +262,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
         if multihost.is_distributed():
             output = _gathered(output)
         self.last = output
+        self._kept_logps = self._sampler.logps
         ends = end_tokens(self._sampler.tokenizer.tokenizer)
         self.truncated = [int(ids[-1]) not in ends for ids in output.tokens]
         self.lengths = [len(ids) for ids in self.last.tokens]  # with the end token
@@ -241,13 +272,18 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def last_scored(self, rows: int, width: int, temperature: float = 1.0) -> Scored:
         """The first `rows` completions of the last call, `width` tokens wide, as the sampler scores them.
 
-        In a multi-process run all processes call it together; each scores its slice.
+        Those that it has kept as it drew them cost nothing.  In a multi-process run all processes call it together;
+        each scores its slice.
         """
-        graphdef, state = self._sampler.model_def_and_state()
-        at_once = self._scored_rows(width)
         prompt_ids = self.last.left_padded_prompt_tokens[:rows]
         tokens = self.last.tokens[:rows]
         completion_ids = padded(tokens, width, self.pad_id())
+        at_policy = not isinstance(temperature, jax.Array) and temperature == 1
+        if at_policy and len(tokens) <= len(self._kept_logps):
+            of_tokens = zip(self._kept_logps, tokens, strict=False)
+            return Scored(prompt_ids, completion_ids, [row[: len(ids)] for row, ids in of_tokens])
+        graphdef, state = self._sampler.model_def_and_state()
+        at_once = self._scored_rows(width)
         of_process = multihost.process_slice(len(tokens))
         logps = []  # [C] each
         with NO_MESH:
@@ -265,6 +301,7 @@ class TunixSampler(vanilla_rollout.VanillaRollout):
     def update_params(self, params, filter_types=None) -> None:
         started = time.perf_counter()
         weight_sync.copy_weights(by_name(params), self._sampler.transformer_state, self.shardings, self.heads)
+        self._kept_logps: Any = ()  # they were those of other weights
         self.seconds["syncing"] += time.perf_counter() - started
 
     def _scored_rows(self, width: int) -> int:

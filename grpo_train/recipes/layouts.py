@@ -8,6 +8,7 @@ XLA compiles a program for each shape, so there are few shapes: a micro-batch ta
 a shape is compiled when it is first needed.  Most runs need one or two.
 """
 
+import itertools
 import math
 from typing import Literal
 
@@ -15,6 +16,9 @@ Layout = Literal["padded", "packed", "groups"]
 
 # Widths, as fractions of what completions of full length would need.  GSM8K's need 0.2 to 0.35 of it.
 FRACTIONS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+# A width of rows of groups that the next one exceeds by no more than this is left out: a run that needs both compiles
+# two programs.  recipes/tiny-cpu.yaml took 224 and 240 tokens, and compiling the second one cost as much as 15 steps.
+NEAR = 1 / 8
 # Rows of packed completions are at least so wide: short ones would leave much of a narrow row empty.
 NARROWEST = 256
 
@@ -52,7 +56,9 @@ def row_shapes(
     if layout == "groups":
         # Two groups in a row would leave less of it empty, and cost more: attention grows with the square of a row.
         widest = prompt_length - 1 + group_size * (1 + completion_length)
-        return sorted({(sequences // group_size, rounded(fraction * widest)) for fraction in (*FRACTIONS, 1)})
+        widths = sorted({rounded(fraction * widest) for fraction in (*FRACTIONS, 1)})
+        apart = [width for width, wider in itertools.pairwise(widths) if wider > (1 + NEAR) * width]
+        return [(sequences // group_size, width) for width in (*apart, widths[-1])]
     shapes = set()
     one_each = (sequences, rounded(longest))
     for fraction in FRACTIONS:

@@ -32,7 +32,7 @@ from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, first_line
 from grpo_lib.common.files import write_text_atomic
 from grpo_train.engines import maxtext_model, model_files
-from grpo_train.engines.optimizer import make_optimizer, of_one_gradient, sum_in
+from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
 from grpo_train.runs import machine
 from grpo_train.tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program, SingleUpdate
@@ -232,7 +232,7 @@ def _lower_update(program, own_optimizer, mesh, model):
         packing.share_prompts(model)
     # How many gradients are added up is a constant in the program.
     single = isinstance(program, SingleUpdate)
-    chain = of_one_gradient(own_optimizer) if single else optax.MultiSteps(own_optimizer, 2)
+    chain = own_optimizer if single else optax.MultiSteps(own_optimizer, 2)
     trained = nnx.LoRAParam if program.lora.rank else nnx.Param
 
     def optimizer_of(model):

@@ -129,6 +129,14 @@ def test_the_last_shape_holds_any_batch(layout, groups, group_size, prompt, comp
     assert all(one[0] < other[0] or one[2] <= other[1] for one, other in itertools.pairwise(taken))
 
 
+def test_rows_of_groups_have_no_two_widths_that_are_nearly_the_same():
+    """A second one would be compiled for a few tokens of padding."""
+    sizes = {"sequences": 128, "group_size": 8, "completion_length": 24}
+    widths = [width for _, width in row_shapes("groups", prompt_length=41, **sizes)]
+    assert widths == [64, 96, 128, 160, 192, 240]  # not 224, 7/8 of the widest, rounded up
+    assert [width for _, width in row_shapes("groups", prompt_length=1, **sizes)][-2:] == [176, 208]
+
+
 def test_micro_batches_have_rows_of_their_own_and_their_mean_is_the_loss():
     padded = batch([5, 3, 1, 0, 2, 4], [3, 6])
     shapes = {"layout": "groups", "shapes": [(1, 12), (1, 24)], "group_size": G}

@@ -56,6 +56,27 @@ def test_a_completion_does_not_depend_on_its_neighbours(sampler, rollout_config,
         assert sample(PROMPTS) == whole[4:]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_is_kept_as_a_token_is_drawn_is_what_a_second_look_at_it_gives(
+    sampler, rollout_config, tiny_actor, tokenizer, temperature
+):
+    config = dataclasses.replace(rollout_config, temperature=temperature)
+    plain = TunixSampler(tiny_actor.module, tokenizer, tiny_actor.mesh, rollout_config, seed=7)
+    sampler.scored_rows = 3
+    assert sampler.generate(PROMPTS, config).text == plain.generate(PROMPTS, config).text
+    looked_again = plain.last_scored(3, 12).logps  # it has kept none
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tunix_sampler.common, "compute_per_token_logps", None)  # nothing is computed
+        kept = sampler.last_scored(3, 12).logps
+    for one, other in zip(kept, looked_again, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    # More rows than were kept, another temperature, other weights: a second look.
+    assert len(sampler.last_scored(8, 12).logps) == 8
+    assert np.abs(sampler.last_scored(3, 12, 2.0).logps[0] - kept[0]).max() > 0.01
+    sampler.update_params(jax.tree.map(lambda weight: 1.05 * weight, tiny_actor.weights()))
+    assert np.abs(sampler.last_scored(3, 12).logps[0] - kept[0]).max() > 0.01
+
+
 def test_completions_keep_their_end_token_unless_truncated(sampler, rollout_config):
     output = sampler.generate(PROMPTS, dataclasses.replace(rollout_config, temperature=0.3))
     for ids, truncated, length in zip(output.tokens, sampler.truncated, sampler.lengths, strict=True):
