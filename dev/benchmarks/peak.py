@@ -179,16 +179,18 @@ def main() -> None:
 
 def shapes_of(recipe: str) -> list[Product]:
     """The products of a step of this recipe.  Raises CourseError for a bad recipe."""
-    from grpo_train import checks
-    from grpo_train.engines import model_files
+    from grpo_lib.problems import load_problems
+    from grpo_train.engines import model_files, tokens
     from grpo_train.recipes import load_recipe
 
-    ready = checks.check(load_recipe(recipe))
-    config = model_files.read_config(model_files.model_directory(ready.recipe.model, weights=False))
+    resolved = load_recipe(recipe)
+    plan = resolved.plan_on(1, 1)
+    config = model_files.read_config(model_files.model_directory(resolved.model, weights=False))
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    completion = 1 + ready.recipe.rollout.max_completion_length
-    tokens = ready.max_prompt_length - 1 + ready.plan.group_size * completion
-    return products(config, tokens, sampled=4 * ready.plan.group_size)
+    render = tokens.Renderer(resolved.prompts, tokens.load_tokenizer(resolved.model))
+    _, longest, _ = tokens.fit_prompts(resolved.rollout, render, load_problems(resolved.problems, "train"))
+    of_group = longest - 1 + plan.group_size * (1 + resolved.rollout.max_completion_length)
+    return products(config, of_group, sampled=plan.rollout_micro_batch_completions)
 
 
 def measure(ways: Any, shapes: list[Product], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
