@@ -9,7 +9,7 @@ from grpo_lib import prompts
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import read_jsonl
 from grpo_lib.problems import batch_of_step, load_problems
-from grpo_train import checks, pipeline
+from grpo_train import checks, cold_start, pipeline
 from grpo_train.engines.tokens import Renderer, fit_prompts
 from grpo_train.recipes import load_recipe
 from grpo_train.recipes.loading import plain_settings
@@ -111,7 +111,7 @@ def test_a_worked_solution_is_taught_without_what_the_prompt_ends_with(tiny, tok
     whole = prompts.template_completion(problem.solution, problem.answer)
     for prefix in ("<reasoning>", "<reasoning>\n", ""):
         render = Renderer(tiny().prompts.model_copy(update={"completion_prefix": prefix}), tokenizer)
-        sent, written = pipeline._taught_pair(problem, render)
+        sent, written = cold_start.example(problem, render)
         assert sent.endswith(prefix)
         assert prefix.rstrip() + written == whole
 
