@@ -231,6 +231,8 @@ def parse_arguments() -> argparse.Namespace:
     steps_help = f"per process; the first {WARM_UP} do not count (%(default)s)"
     parser.add_argument("--steps", type=int, default=20, help=steps_help)
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out; nothing is installed then")
+    others = [worker for worker in WORKERS if worker != "course"]
+    parser.add_argument("--without", nargs="*", choices=others, default=[], help="leave these out, for the minutes")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--write-job", metavar="FILE", help="write the job that the workers are given, and stop")
     arguments = parser.parse_args()
@@ -239,11 +241,9 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def workers_for(job: Job, no_trl: bool) -> list[str]:
+def workers_for(job: Job, without: Sequence[str]) -> list[str]:
     config = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
-    left_out = {"products" if config["model_type"] == "qwen3" else "floor"}
-    if no_trl:
-        left_out.add("trl")
+    left_out = {*without, "products" if config["model_type"] == "qwen3" else "floor"}
     return [worker for worker in WORKERS if worker not in left_out]
 
 
@@ -289,7 +289,7 @@ def main() -> None:
             job.save(arguments.write_job)
             print(f"wrote {arguments.write_job}")
             return
-        pythons = pythons_of(workers_for(job, arguments.no_trl))
+        pythons = pythons_of(workers_for(job, [*arguments.without, *(["trl"] if arguments.no_trl else [])]))
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
