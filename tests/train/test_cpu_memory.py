@@ -126,7 +126,7 @@ def test_free_memory_is_that_of_the_container(tmp_path, version, folder) -> None
     assert (machine.free_memory(tmp_path, mine) or 0) > GIB // 4
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_a_run_takes_about_what_it_said() -> None:
     small = ["training.prompts_per_step=4", "problems.test=8", "problems.validation=8", "training.validate_every=0"]
     command = [sys.executable, "dev/benchmarks/step_memory.py", "recipes/tiny-cpu.yaml", *small, "--json"]

@@ -25,7 +25,7 @@ def opening_model(root, tmp_path):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_who_never_ends_to_think_answers_nothing(root, opening_model, tmp_path):
     recipe = load_recipe(root / "recipes" / "tiny-cpu.yaml", [*SMALL, f"model.path={opening_model}"])
     directory = open_run(tmp_path / "run", recipe)

@@ -87,7 +87,7 @@ def points(prompts, completions, answer, **kwargs):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_a_reward_that_fails_in_a_later_step_loses_nothing(grpo, tmp_path, converted_base):
     file = tmp_path / "later.py"
     file.write_text(FAILS_LATER, encoding="utf-8")
