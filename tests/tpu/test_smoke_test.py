@@ -302,7 +302,8 @@ HOSTS = ["hardware.accelerator=v4-16", "hardware.sampler_tensor=4", "rollout.eng
 
 def test_a_recipe_for_several_hosts_runs_as_two_processes(tmp_path, monkeypatch):
     code = (
-        "import sys, os; print(*sys.argv[-6:], os.environ['XLA_FLAGS'].split()[-1]); "
+        "import sys, os; line = ' '.join([*sys.argv[-6:], os.environ['XLA_FLAGS'].split()[-1]]); "
+        "sys.stdout.write(line + chr(10)); "  # at once: the two write to one file, and print writes word by word
         "os.kill(os.getpid(), 9 * (sys.argv[-1] == '1'))"  # one of the two is lost
     )
     result, lines = outcome(tmp_path, monkeypatch, code, changes=HOSTS)
