@@ -271,6 +271,7 @@ def small_qwen3():
     return weights, plain_grpo.Config(2, head_dim, 10_000.0, 1e-6, 0, (1, 2))
 
 
+@pytest.mark.long(minutes=1)
 def test_the_floor_has_the_texts_the_loss_and_the_gradient_of_plain_grpo(program, small_qwen3):
     floor = program("floor")
     weights, config = small_qwen3

@@ -136,6 +136,7 @@ def test_the_first_step_says_what_share_was_cut(root, step, share, changes, said
     assert [part for part in said if part not in "".join(lines)] == []
 
 
+@pytest.mark.long(minutes=1)
 @settings(max_examples=10)
 @given(
     whole_lengths,

@@ -47,7 +47,7 @@ def calls(monkeypatch) -> Counter:
     return calls
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_a_run_checks_and_tokenizes_once(grpo, calls, tmp_path, converted_base) -> None:
     done = grpo("train", "recipes/tiny-cpu.yaml", *SMALL, "--runs", tmp_path, "--run", "run", "--base", converted_base)
     assert done.returncode == 0, done.stderr

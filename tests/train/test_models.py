@@ -219,6 +219,7 @@ def test_weights_cut_short_leave_no_checkpoint_behind(model_copy, tmp_path):
     assert not (tmp_path / "base").exists()
 
 
+@pytest.mark.long(minutes=1)
 @pytest.mark.parametrize("small", [True, False])
 def test_a_conversion_here_and_in_a_process_of_its_own_give_the_same(
     tiny_recipe, converted_base, tmp_path, monkeypatch, small

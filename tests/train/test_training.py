@@ -168,6 +168,7 @@ def test_a_finished_run_is_left_alone(whole_run, build):
     assert training.train(again) == rows
 
 
+@pytest.mark.long(minutes=1)
 def test_a_run_that_is_continued_says_its_plan_and_all_rates_and_converts_nothing(
     whole_run, recipe, converted_base, tmp_path
 ):
@@ -273,6 +274,7 @@ def moments(session):
     return weight_sync.by_name(optax.tree.get(session.cluster.actor_trainer.optimizer.opt_state, "mu"))
 
 
+@pytest.mark.long(minutes=1)
 @pytest.mark.parametrize(("first", "then"), [("one, summed", 1), (1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_of_micro_batches(
     whole_run, build, recipe, tmp_path, monkeypatch, first, then
@@ -419,6 +421,7 @@ def test_the_sampler_has_no_weights_in_an_update_and_says_so_after_an_interrupti
         session.generate(["1+1?"])
 
 
+@pytest.mark.long(minutes=1)
 def test_a_sampler_that_lags_keeps_its_weights_through_updates(build, tmp_path, monkeypatch):
     """What the experiments `stale` and `expert` ask for."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "dev" / "experiments"))
@@ -481,6 +484,7 @@ def test_several_updates_a_batch_and_a_resume_among_them(build, recipe, tmp_path
     assert read_jsonl(tmp_path / "stopped" / "metrics.jsonl") == rows
 
 
+@pytest.mark.long(minutes=1)
 def test_a_profile_holds_the_steps_asked_for_and_changes_no_number(whole_run, build, recipe, tmp_path):
     """Of steps 2 and 3, and of a run that ends within the window."""
     rows = training.train(build(tmp_path / "inside", change(recipe, training={"profile_steps": [2, 3]})))
