@@ -4,6 +4,7 @@ It samples with a model on one device, on 4 x 1 and on 2 x 2 (replicas x devices
 JSON: the texts, the first-sync check, and bytes on a device, counted over live arrays.
 """
 
+import gc
 import json
 
 import jax
@@ -26,7 +27,11 @@ CONFIG = RolloutConfig(
 
 
 def bytes_on_a_device() -> int:
-    """The largest, over the devices.  Looking at a shard makes an array of it, so buffers are told apart by address."""
+    """The largest, over the devices, of what is still used.
+
+    Looking at a shard makes an array of it, so buffers are told apart by address.
+    """
+    gc.collect()  # samplers that were let go; they have cycles
     shards = [shard for array in jax.live_arrays() for shard in array.addressable_shards]
     buffers = {(shard.device, shard.data.unsafe_buffer_pointer()): shard.data.nbytes for shard in shards}
     return max(sum(size for (place, _), size in buffers.items() if place == device) for device in jax.devices())
