@@ -67,7 +67,7 @@ def test_measurements_are_sorted_and_have_wilsons_intervals():
     (line,) = named(axes).values()
     assert line.get_ydata() == pytest.approx([100 * 17 / 30, 90])
     (intervals,) = axes.collections
-    drawn = np.array([path.vertices[:, 1] for path in intervals.get_paths()])
+    drawn = np.array([np.asarray(path.vertices)[:, 1] for path in intervals.get_paths()])
     expected = np.array([statistics.wilson_interval(count, 30) for count in (17, 27)])
     assert drawn == pytest.approx(100 * expected)
 
