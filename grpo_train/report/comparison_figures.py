@@ -70,6 +70,7 @@ def dots(values: Mapping[str, Sequence[float]], x: str, from_zero: bool = False)
         axes.vlines(np.mean(numbers), place - 0.35, place + 0.35, color=VERMILLION, linewidth=2)
     axes.set_yticks(range(len(values)), list(values))
     axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, pad=9)  # room for a dot at the edge
     if from_zero:
         axes.set_xlim(left=0)
     canvas.label(axes, x=x, grid="x")
