@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 LONGEST = 600  # characters; nobody can skim what is read out
 MOST_VALUES = 16  # of more bars or points the text has only the range
@@ -48,8 +49,7 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
         points = _finite(line.get_xydata())
         # Beside lines with a name, one without is an aid to the eye.
         if len(points) and (name or (len(points) > 2 and not any(map(_name, lines)))):
-            describe = _of_points if line.get_linestyle() == "None" else _of_line
-            yield (name or "a series: ") + describe(points, brief)
+            yield (name or "a series: ") + _described(axes, line, points, brief)
     for found in axes.collections:
         if isinstance(found, PathCollection) and len(points := _finite(found.get_offsets())):
             yield (_name(found) or "dots: ") + _of_points(points, brief)
@@ -63,6 +63,14 @@ def _of_axes(axes: Axes, brief: bool) -> Iterator[str]:
     notes = [_plain(note.get_text()) for note in axes.texts if not brief]
     # The number at the end of a bar was said with the bar.
     yield "; ".join(note for note in notes if note and (axes.images or not _is_number(note)))
+
+
+def _described(axes: Axes, line: Line2D, points: np.ndarray, brief: bool) -> str:
+    """Dots or a line; of dots in a row that has a name, where they are in the row."""
+    if line.get_linestyle() != "None":
+        return _of_line(points, brief)
+    in_a_row = bool(_tick_names(axes.yaxis)) and np.ptp(points[:, 1]) == 0
+    return _of_points(points[:, :1] if in_a_row else points, brief)
 
 
 def _of_bars(axes: Axes, bars: BarContainer, brief: bool) -> str:
@@ -90,7 +98,7 @@ def _of_line(points: np.ndarray, brief: bool) -> str:
 
 def _of_points(points: np.ndarray, brief: bool) -> str:
     """Each point, without a direction in which they do not differ; of many the ranges and the correlation."""
-    told = [values for values in points.T if np.ptp(values)] or [points[:, 1]]
+    told = [values for values in points.T if np.ptp(values)] or [points[:, -1]]
     if not brief and len(points) <= MOST_VALUES:
         return ", ".join(" and ".join(f"{value:.3g}" for value in point) for point in zip(*told, strict=True))
     ranges = [f"{len(points):,} points", *(f"{values.min():.3g} to {values.max():.3g}" for values in told)]

@@ -1,4 +1,4 @@
-"""The records of experiments (assets/experiments, written by dev/experiments/run.py) as tables and curves.
+"""The records of experiments (assets/experiments, written by dev/experiments/run.py) as tables.
 
     experiments.verdicts("kl")                    # what was predicted, and what was measured
     experiments.by_seed("kl", "k3", lambda run: run["accuracy"])
@@ -9,7 +9,7 @@ two arms, one for each seed.
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,21 @@ def seeds(*names: str) -> Folded:
     return folded(table(rows), f"test accuracy of every seed: {', '.join(names)}")
 
 
+def right_and_form(name: str, names: Mapping[str, str] | None = None) -> Table:
+    """Two rows for each arm, the right test answers and those in the right form, in % and with a column for each seed.
+
+    Args:
+      names: as of `verdicts`.
+    """
+    rows = []
+    for arm in record(name)["arms"]:
+        for label, measure in (("right", "accuracy"), ("right form", "form")):
+            shares = by_seed(name, arm, lambda run, key=measure: run[key])
+            row = {f"seed {seed}": f"{100 * value:.1f}" for seed, value in enumerate(shares)}
+            rows.append({"greedy, test problems, %": f"{(names or {}).get(arm, arm)}: {label}"} | row)
+    return table(rows)
+
+
 def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) -> Table:
     """Differences of two arms that nobody predicted: {what is read: its function of a run}, of shares."""
     rows = []
@@ -123,20 +138,6 @@ def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) 
 def totals() -> Table:
     """A row for each experiment: how many predictions held, and which were not blind."""
     return table(_total(name, kept) for name, kept in records().items())
-
-
-def curves(axes: Any, name: str, metric: str, arms: Iterable[str] | None = None) -> None:
-    """Draw the mean over seeds of a metric of each step, and the seeds as thin lines, in matplotlib's `axes`."""
-    import matplotlib.pyplot as plt
-
-    kept = record(name)
-    for look, arm in zip(plt.rcParams["axes.prop_cycle"], arms or kept["arms"], strict=False):
-        runs = np.array([run["curves"][metric] for run in kept["runs"] if run["arm"] == arm], float)
-        steps = np.arange(1, runs.shape[1] + 1)
-        axes.plot(steps, runs.T, **look, linewidth=0.4, alpha=0.5)
-        axes.plot(steps, runs.mean(axis=0), **look, linewidth=1.8, label=arm)
-    axes.set(xlabel="step")
-    axes.legend()
 
 
 def _verdict(claim: Claim, names: Mapping[str, str]) -> dict[str, str]:

@@ -247,7 +247,8 @@ def slider(frames: Sequence[tuple[str, Figure]], start: int = 0) -> html_page.Fr
     for number, (name, figure) in enumerate(frames):
         drawn.append((name, svg(figure, f"{number}: {name}. {alt_text(figure)}")))
     content = html_page.render("slider.html.j2", "slider.js", frames=drawn, start=start, width=width)
-    return html_page.Frame(content, "figures behind a slider", 60, picture=(width, height))
+    still = described_png(frames[start][1])
+    return html_page.Frame(content, "figures behind a slider", 60, picture=(width, height), still=still)
 
 
 # --- drawing ---

@@ -23,7 +23,8 @@ class Frame:
     """A document that a notebook shows in a frame.
 
     `height` is in pixels, and the reader can change it. With `picture`, the (width, height) of a picture that shrinks
-    with the page, the frame is never wider than the picture, and `height` is the space around it.
+    with the page, the frame is never wider than the picture, and `height` is the space around it. `still` is a PNG of
+    what it shows at first, and its metadata, for readers who have no frames, such as an export to PDF.
     """
 
     document: str
@@ -31,6 +32,10 @@ class Frame:
     height: int
     note: str = ""
     picture: tuple[int, int] | None = None
+    still: tuple[bytes, dict[str, str]] | None = None
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]] | None:
+        return self.still
 
     def _repr_html_(self) -> str:
         # Single quotes outside: the document has far more double quotes, and each would take six characters.

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lib import statistics
+from grpo_lib.analysis import completion_pairs
 from grpo_lib.common.files import write_text_atomic
-from grpo_lib.records import EvalRun, summarize
-from grpo_train.recipes import load_recipe
+from grpo_lib.records import EvalRun, Record, summarize
+from grpo_train.recipes import Recipe, load_recipe
 from grpo_train.report import answer_inspector, comparison, figures, html_page
 from grpo_train.report.comparison import PHASES, Comparison
 from grpo_train.report.formatting import NBSP, duration, headline, percent, points, rate_range
@@ -59,11 +60,13 @@ def write_report(run_dir: str | os.PathLike) -> Path:
     page = html_page.render(
         "report.html.j2",
         "inspector.js",
-        title=run_dir.resolve().name,
+        title=_title(run_dir, summary),
+        run_name=run_dir.resolve().name,
         headline=headline(summary),
+        example=_example(before, after),
         rates=_rate_table(summary, before, after),
         task_rates=_task_table(compared),
-        facts=[_facts(summary, rows), _setup(run_dir, compared)],
+        facts=[_facts(run_dir, summary, rows), _setup(run_dir, compared)],
         result_figures=result,
         first_of_many=any(map(_has_a_later_sample, compared.runs.values())),
         categories=comparison.category_counts(compared),
@@ -81,6 +84,47 @@ def write_report(run_dir: str | os.PathLike) -> Path:
         **answer_inspector.page_values(compared),
     )
     return write_text_atomic(run_dir / "report.html", page)
+
+
+def _title(run_dir: Path, summary: dict[str, Any]) -> str:
+    """What was done, in words; the name of the run where it has no recipe."""
+    recipe = _recipe(run_dir)
+    if not recipe:
+        return run_dir.resolve().name
+    steps = summary.get("steps")
+    trained = f"{steps:,} training steps" if steps else "training"
+    return f"{Path(recipe.model.path).name} on {_sources(recipe)}, before and after {trained}"
+
+
+def _example(before: EvalRun | None, after: EvalRun | None) -> dict[str, Any] | None:
+    """The first problem whose verdict changed as most changed ones did: its two answers, and how many there are."""
+    if not before or not after:
+        return None
+    counts = comparison.flip_counts(before, after)
+    gained = counts["wrong_right"] >= counts["right_wrong"]
+    changed = (pair for pair in completion_pairs(before, after) if _verdicts(pair) == (not gained, gained))
+    pair = next(changed, None)
+    if pair is None:
+        return None
+    ways = [(counts["wrong_right"], "wrong → right"), (counts["right_wrong"], "right → wrong")]
+    (many, way), (few, other) = ways if gained else ways[::-1]
+    answers = dict(zip(PHASES, pair, strict=True))
+    return {"answers": answers, "problem": pair[0], "many": many, "way": way, "few": few, "other": other}
+
+
+def _verdicts(pair: tuple[Record, Record]) -> tuple[bool, bool]:
+    return pair[0]["strict"], pair[1]["strict"]
+
+
+def _recipe(run_dir: Path) -> Recipe | None:
+    file = run_dir / "recipe.yaml"
+    return load_recipe(file) if file.exists() else None
+
+
+def _sources(recipe: Recipe) -> str:
+    """Where the test problems come from, in words."""
+    names = [SOURCES[part.test_source or part.source] for part in recipe.sources]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _has_a_later_sample(run: EvalRun) -> bool:
@@ -155,11 +199,8 @@ def _setup(run_dir: Path, compared: Comparison) -> list[str]:
     """What was trained and evaluated, and on which machine, as far as the run directory has it."""
     facts = []
     sources = ""
-    file = run_dir / "recipe.yaml"
-    if file.exists():
-        recipe = load_recipe(file)
-        names = [SOURCES[part.test_source or part.source] for part in recipe.sources]
-        sources = f" ({', '.join(dict.fromkeys(names))})"
+    if recipe := _recipe(run_dir):
+        sources = f" ({_sources(recipe)})"
         facts.append(f"model {Path(recipe.model.path).name}")
         facts.append(f"seed {recipe.seed}")
         facts.append(
@@ -182,11 +223,13 @@ def _machine(environment: dict[str, Any]) -> list[str]:
     return []
 
 
-def _facts(summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+def _facts(run_dir: Path, summary: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    """The name of the run, its steps and its time, as far as they are known."""
     steps = summary.get("steps") or (int(rows[-1]["step"]) if rows else 0)
     times = {"train_seconds": "of training", "wall_seconds": "in all"}
     spent = [f"{duration(summary[key])} {text}" for key, text in times.items() if summary.get(key)]
-    return [f"{steps:,} training steps", *spent] if steps else spent
+    trained = [f"{steps:,} training steps"] if steps else []
+    return [f"run {run_dir.resolve().name}", *trained, *spent]
 
 
 def _text_files(run_dir: Path) -> list[tuple[str, str]]:

@@ -1,19 +1,21 @@
-"""What notebook 06 shows of preflights: memory of a TPU chip by phase in a plot, and all recipes in a table.
+"""What notebook 06 shows of preflights: memory of a TPU chip in two figures, and all recipes in a table.
 
-figure, axes = plt.subplots()
-draw_phases(axes, result.tightest)
+phases(result.tightest)             # a notebook shows what a cell returns
+one_value_changed()
 print(hardware_table(results))      # the table of docs/tpu.md, too
 """
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from grpo_lib.common.environment import repo_root
 from grpo_train.recipes.slices import parse_slice
+from grpo_train.report import canvas
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 from grpo_train.tpu.compile_jobs import GIB
 from grpo_train.tpu.memory import PHASES, ChipMemory
-from grpo_train.tpu.preflight import Result
+from grpo_train.tpu.preflight import SAVED, Result, read_result, saved_results
 from grpo_train.tpu.roofline import at_least
 
 # Lines with a colour and a hatching of their own, by name, in the order of the bars; the others are one group.
@@ -25,6 +27,7 @@ LOOKS = {
     "KV cache": (PURPLE, "..."),
 }
 OTHER = "temporaries, other"
+SHIPPED = "llama3.1-8b-gsm8k-g8"  # the recipe that the refused commands change
 
 
 def bytes_by_group(chip: ChipMemory, phase: str) -> dict[str, int]:
@@ -36,12 +39,24 @@ def bytes_by_group(chip: ChipMemory, phase: str) -> dict[str, int]:
     return {name: count for name, count in groups.items() if count}
 
 
-def draw_phases(axes: Axes, chip: ChipMemory) -> None:
+def phases(chip: ChipMemory) -> Figure:
     """One stacked bar per phase of a step, in GiB, against the usable memory."""
-    _stack(axes, {phase: bytes_by_group(chip, phase) for phase in PHASES}, unit=[GIB] * len(PHASES))
-    axes.axvline(chip.usable / GIB, color=VERMILLION, linestyle="--")
-    axes.text(0.99 * chip.usable / GIB, -0.55, "usable", ha="right", va="center", color=VERMILLION)
-    axes.set(xlim=(0, 1.04 * max(chip.usable, chip.largest) / GIB), xlabel="GiB on a chip")
+    return _stacked({phase: bytes_by_group(chip, phase) for phase in PHASES}, chip.usable, "GiB on a chip")
+
+
+def one_value_changed() -> Figure:
+    """A shipped recipe and the two commands that change one value of it and are refused: the fullest chip of each."""
+    refused = [read_result(path) for path in sorted((repo_root() / SAVED).glob("refused-*.json"))]
+    shipped = next(result for result in saved_results() if result.name == SHIPPED)
+    named = {"as it ships": shipped} | {one.command.split()[-1]: one for one in refused}
+    chips = {name: _trainer(result) for name, result in named.items()}
+    bars = {name: bytes_by_group(chip, chip.phase) for name, chip in chips.items()}
+    return _stacked(bars, next(iter(chips.values())).usable, "GiB on a chip that trains, in its fullest phase")
+
+
+def _trainer(result: Result) -> ChipMemory:
+    """The chip that trains: the two refused commands change its memory only."""
+    return next(chip for chip in result.chips if chip.role == "trains")
 
 
 def hardware_table(results: Sequence[Result]) -> str:
@@ -88,24 +103,22 @@ def _times(result: Result) -> list[str]:
     return [*(f"{each:.2f}" for each in seconds), at_a_third, f"{bound.chip_hours:{digits}}"]
 
 
-def _stack(axes: Axes, bars: Mapping[str, Mapping[str, int]], unit: Sequence[float]) -> None:
+def _stacked(bars: Mapping[str, Mapping[str, int]], usable: int, x: str) -> Figure:
+    """Bytes of each group in each bar, in GiB, and a dashed line at what a program may use."""
+    figure, (axes,) = canvas.panels(height=1.4 + 0.36 * len(bars))
     starts = [0.0] * len(bars)
     for name, (colour, hatch) in (LOOKS | {OTHER: (GREY, "---")}).items():
-        lengths = [bar.get(name, 0) / one for bar, one in zip(bars.values(), unit, strict=True)]
+        lengths = [bar.get(name, 0) / GIB for bar in bars.values()]
         if any(lengths):
-            axes.barh(
-                range(len(bars)),
-                lengths,
-                left=starts,
-                height=0.66,
-                color=colour,
-                hatch=hatch,
-                hatchcolor="white",
-                label=name,
-            )
+            look = {"color": colour, "hatch": hatch, "hatchcolor": "white"}
+            axes.barh(range(len(bars)), lengths, 0.66, left=starts, label=name, **look)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    axes.set_yticks(range(len(bars)), list(bars), color=INK, fontsize=8)
-    axes.set_ylim(len(bars) - 0.4, -0.9)
-    axes.grid(visible=False, axis="y")
+    axes.axvline(usable / GIB, color=VERMILLION, linestyle="--", label=f"usable: {usable / GIB:.2f}")
+    for place, end in enumerate(starts):
+        axes.text(end, place, f" {end:.2f}", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set(xlim=(0, 1.12 * max(usable / GIB, *starts)), ylim=(len(bars) - 0.5, -0.5))
     axes.tick_params(axis="y", length=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    canvas.label(axes, x=x, grid="x")
+    canvas.legend(figure, axes, columns=3)
+    return figure

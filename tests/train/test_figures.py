@@ -282,6 +282,9 @@ def test_the_slider_holds_every_picture_and_shows_the_first_without_a_script():
     assert re.findall(r'<figure data-label="n = ([0-9]+) &lt;b&gt;"( hidden)?>', slider.document) == [
         *(("50", " hidden"), ("100", ""), ("200", " hidden")),
     ]
+    png, told = slider._repr_png_() or (b"", {})  # what is shown at first, where there are no frames
+    assert png.startswith(b"\x89PNG")
+    assert "reward: 100" in told["alt"]
 
 
 # --- the live plot ---

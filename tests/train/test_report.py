@@ -163,10 +163,36 @@ def test_the_page_holds_every_answer_and_warning_and_loads_nothing(run_dir):
     assert not set("<>&\u2028\u2029") & set(block)
     ids = re.findall(r'\sid="([^"]+)"', text.partition("<script")[0])
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+    addresses = {problem[0] for problem in data["problems"]}
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids) | addresses
     (alert,) = find_alerts(ROWS)
     assert alert.kind == "kl"
     assert str(alert) in text
+
+
+def test_the_first_screen_says_what_was_done_and_shows_one_answer_that_changed(run_dir):
+    page = BeautifulSoup(written(run_dir), "html.parser")
+    (title,) = page.select("h1")
+    assert title.text == "tiny-base on generated word problems, before and after 30 training steps"
+    (example,) = page.select("header .example")
+    asked = [question.text for question in example.select(".question")]
+    assert asked == [PROBLEMS[10].question]  # the first that went from wrong to right
+    assert [pre.text for pre in example.select("pre")] == [BEFORE.records[10]["completion"], log("r", 10)]
+    assert [mark.text for mark in example.select(".mark")] == ["✗ wrong", "✓ right"]
+    assert [link["href"] for link in example.select("a")] == ["#p10"]
+    assert "the first of\n22 that went wrong → right; 5 went right → wrong" in example.text
+
+
+def test_the_one_answer_follows_the_run_and_is_left_out_where_none_changed(run_dir):
+    for phase, run in (("before", AFTER), ("after", BEFORE)):
+        run.save(run_dir / "evals" / f"{phase}.jsonl")
+    (example,) = BeautifulSoup(written(run_dir), "html.parser").select(".example")
+    assert [mark.text for mark in example.select(".mark")] == ["✓ right", "✗ wrong"]
+    AFTER.save(run_dir / "evals" / "after.jsonl")
+    (run_dir / "recipe.yaml").unlink()
+    page = BeautifulSoup(written(run_dir), "html.parser")
+    assert page.select(".example") == []
+    assert [title.text for title in page.select("h1")] == ["demo"]
 
 
 def test_the_data_say_why_each_part_of_the_reward_was_given(run_dir):

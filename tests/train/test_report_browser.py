@@ -91,7 +91,7 @@ def new_page(browser):
 
     yield make
     assert troubles == []
-    assert requests == [address for _, address in pages]
+    assert set(requests) == {address for _, address in pages}
     for page, _ in pages:
         assert "broken" not in page.title()
         assert page.locator("img").count() == 0
@@ -156,9 +156,31 @@ def test_an_opened_problem_shows_what_was_said_and_why_it_was_paid(page):
         assert f"model {phase}" in pane.locator("h3").inner_text()
 
 
+def test_each_problem_has_a_link_of_its_own(run_dir, new_page):
+    address = (run_dir / "report.html").as_uri()
+    page = new_page(f"{address}#0-17")
+    opened = page.locator(".detail .question")
+    expect(opened).to_have_text(PROBLEMS[17].question)
+    page.keyboard.press("j")
+    expect(opened).to_have_text(PROBLEMS[18].question)
+    assert page.url == f"{address}#0-18"
+    assert page.get_by_role("link", name="link to this problem").get_attribute("href") == "#0-18"
+    page.keyboard.press("Escape")
+    assert page.url == address
+    page.get_by_role("button", name="truncated").click()
+    page.locator(".example a").click()  # one that the filter has taken away
+    expect(opened).to_have_text(page.locator(".example .question").inner_text())
+    for wrong in ("#%", "#nothing-like-it"):
+        page.goto(address + wrong)
+        page.reload()
+        expect(page.locator("#rows .open").first).to_be_visible()
+        expect(opened).to_have_count(0)
+
+
 def test_no_completion_becomes_markup(run_dir, new_page):
-    page = new_page((run_dir / "report.html").as_uri() + f"#open={PROBLEMS[N - len(HOSTILE)].id}")
+    page = new_page((run_dir / "report.html").as_uri() + f"#{PROBLEMS[N - len(HOSTILE)].id}")
     for text in HOSTILE:
+        assert page.locator(".detail .pane").count() == 2
         for pane in page.locator(".detail .pane").all():
             assert pane.locator("pre").first.evaluate("node => node.textContent") == text
         assert page.locator("iframe, .detail style, .detail a[href^=http]").count() == 0

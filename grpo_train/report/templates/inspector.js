@@ -66,6 +66,31 @@
     return { name, any, of, values: [...new Set(order)].filter(value => used.has(value)), select: $("choice-" + name) };
   }
 
+  // --- a link to each problem: report.html#words-test-0-17, or #0-17 where only one problem's name ends so ---
+
+  const linked = !document.body.classList.contains("frame"); // a notebook's frame has no address of its own
+  const tail = problem => problem.id.split("-").slice(-2).join("-");
+  const tails = new Map();
+  for (const problem of problems) tails.set(tail(problem), (tails.get(tail(problem)) ?? 0) + 1);
+  const address = problem => encodeURIComponent(tails.get(tail(problem)) === 1 ? tail(problem) : problem.id);
+
+  function problemAt(hash) {
+    let name = hash.slice(1);
+    try { name = decodeURIComponent(name); } catch { /* not an address that this page has made */ }
+    if (!name) return undefined;
+    const ends = problems.filter(problem => problem.id.endsWith("-" + name));
+    return problems.find(problem => problem.id === name) ?? (ends.length === 1 ? ends[0] : undefined);
+  }
+  function show(hash) {
+    if (linked && hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
+  }
+  function follow() {
+    const problem = problemAt(location.hash);
+    if (!problem) return;
+    if (!found.includes(problem)) change(CLEAR);
+    open(problem, true);
+  }
+
   // Completions are hostile text until shown otherwise: everything goes through textContent.
   function element(tag, className, text) {
     const node = document.createElement(tag);
@@ -176,6 +201,11 @@
     on.disabled = place === found.length - 1;
     steer.append(back, on, element("span", "note", (place + 1) + " of " + found.length));
     steer.append(button("close", () => close(true)));
+    if (linked) {
+      const link = element("a", "", "link to this problem");
+      link.href = "#" + address(problem);
+      steer.append(link);
+    }
     problem.runs.forEach((run, phase) => panes.append(pane(problem, phase)));
     let gold = "Gold answer: " + problem.gold;
     if (problem.steps !== null) gold += " · " + problem.steps + (problem.steps === 1 ? " calculation" : " calculations");
@@ -198,6 +228,7 @@
   function close(focus) {
     const opener = fold();
     state.open = "";
+    show("");
     if (focus) opener?.focus();
   }
 
@@ -211,6 +242,7 @@
     row.after(detail);
     opener.setAttribute("aria-expanded", "true");
     state.open = problem.id;
+    show("#" + address(problem));
     if (focus) {
       opener.focus({ preventScroll: true });
       row.scrollIntoView({ block: "start" });
@@ -417,6 +449,10 @@
   });
 
   draw();
+  if (linked) {
+    addEventListener("hashchange", follow);
+    follow();
+  }
   performance.mark("answers-drawn");
   document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds since the page was asked for
 })();
