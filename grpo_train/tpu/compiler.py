@@ -34,8 +34,17 @@ from grpo_lib.common.files import write_text_atomic
 from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
+from grpo_train.recipes.slices import parse_slice
 from grpo_train.runs import machine
-from grpo_train.tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program, SingleUpdate
+from grpo_train.tpu.compile_jobs import (
+    AttentionKernel,
+    Compilation,
+    CutSampler,
+    Program,
+    ProgramTime,
+    SingleUpdate,
+)
+from grpo_train.tpu.program_time import program_time
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
@@ -133,7 +142,10 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
+    time, not_estimated = _estimated(program, compiled)
     return Compilation(
+        time=time,
+        not_estimated=not_estimated,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
@@ -143,6 +155,18 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         traffic=cost.get("bytes accessed", 0),
         **facts,
     )
+
+
+def _estimated(program: Program, compiled: Any) -> tuple[ProgramTime | None, str | None]:
+    """(the estimated time of one run, None), or (None, why there is none); it is no reason to refuse a recipe."""
+    if program.layers or program.quick:
+        return None, "it was compiled with low effort, whose products are up to ten times slower"
+    generation = parse_slice(program.accelerator).chip.generation
+    libtpu = machine.describe(devices=False)["packages"]["libtpu"]
+    try:
+        return program_time(compiled.as_text(), generation, libtpu=libtpu), None
+    except CourseError as error:
+        return None, str(error)
 
 
 def slice_devices(accelerator: str) -> list[Any]:
