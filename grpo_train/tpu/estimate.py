@@ -32,6 +32,7 @@ KINDS = {
     "kernel": "kernels",
     "waiting": "waiting for copies and other chips",
 }
+UPDATE = "policy update"
 LEFT_OUT = "host work, rewards, compilation, checkpoints"
 
 
@@ -77,6 +78,18 @@ class Estimate(SavedModel):
     def part(self, name: str) -> EstimatedPart | None:
         return next((part for part in self.parts if part.name == name), None)
 
+    @property
+    def update(self) -> Range:
+        """Seconds of the updates of a step."""
+        return next(part.seconds for part in self.parts if part.name == UPDATE)
+
+    def compared(self, measured: float) -> str:
+        """One line that puts a measured update beside the estimate."""
+        return (
+            f"update: {short(measured)} s measured, {self.update} estimated by preflight; measured / estimated at full "
+            f"length {short(measured / self.update.high)} (update_over_estimate in metrics.jsonl)"
+        )
+
 
 def of_recipe(
     recipe: Recipe, compilations: dict[str, Compilation], bound: LowerBound, at_mean: LowerBound | None
@@ -89,7 +102,7 @@ def of_recipe(
 
     Raises CourseError, with the reason, where there is none.
     """
-    update = _time_of(compilations["update"], "policy update")
+    update = _time_of(compilations["update"], UPDATE)
     parts = [_decoding(recipe, compilations, bound)]
     scored = (recipe.grpo.beta > 0) + (recipe.grpo.iterations > 1)
     passes = recipe.plan.accumulation_steps
@@ -142,7 +155,7 @@ def _update(time: ProgramTime, times: int, bound: LowerBound, at_mean: LowerBoun
     if at_mean:
         low *= at_mean.parts[-1].seconds / bound.parts[-1].seconds
         how += "; the first number at a third of it"
-    return EstimatedPart(name="policy update", seconds=Range(low=low, high=full.high), how=how)
+    return EstimatedPart(name=UPDATE, seconds=Range(low=low, high=full.high), how=how)
 
 
 def _decoding(recipe: Recipe, compilations: dict[str, Compilation], bound: LowerBound) -> EstimatedPart:

@@ -19,6 +19,7 @@ import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_text_atomic
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
 from grpo_train.tpu import estimate as estimates
@@ -542,6 +543,24 @@ def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
     paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
     return [read_result(path) for path in paths if not path.name.startswith("refused-")]
+
+
+def keep_result(recipe: Recipe, result: Result) -> None:
+    """Keep a result on this machine, for stored_result."""
+    write_text_atomic(_kept(recipe), result.model_dump_json(indent=1) + "\n")
+
+
+def stored_result(recipe: Recipe) -> Result | None:
+    """What is known of a recipe without a compiler: made on this machine, or shipped; None where there is neither."""
+    try:
+        kept = _kept(recipe)
+        return read_result(kept) if kept.is_file() else saved_result(recipe)
+    except CourseError:  # no accelerator or no length, which preflight asks for
+        return None
+
+
+def _kept(recipe: Recipe) -> Path:
+    return environment.cache_dir() / "preflight" / "results" / f"{digest(recipe)}.json"
 
 
 def saved_result(recipe: Recipe) -> Result:

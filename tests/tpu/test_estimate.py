@@ -1,9 +1,13 @@
 """Estimates of time: small programs whose time follows from arithmetic, and texts that are no programs."""
 
 import pytest
+from test_preflight import recipe, stand_in
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes.slices import CHIPS
+from grpo_train.tpu import change_table, preflight
+from grpo_train.tpu.compile_jobs import GIB, ProgramTime
 from grpo_train.tpu.op_costs import RATES
 from grpo_train.tpu.program_time import kernel_bundles, program_time, simulated_seconds
 
@@ -185,3 +189,106 @@ def test_a_kernel_is_timed_by_the_bundles_of_its_loops() -> None:
     )
     assert kernel_bundles(listing) == [(0x260, 2306), (0x2A0, 1)]
     assert kernel_bundles("nothing of a kernel") == [(0, 1)]
+
+
+TIME = ProgramTime(seconds=0.5, by_kind={"product": 0.4, "collective": 0.1}, libtpu="0.0.44")
+TIMES = {
+    "update": TIME,
+    "prefill": TIME,
+    "decode": TIME.model_copy(update={"seconds": 0.0, "open_loops": (0.002,)}),
+}
+
+
+def compiler(**times: ProgramTime | None):
+    """The stand-in of test_preflight, whose programs of the whole model take these times."""
+    report = stand_in()
+
+    def compile(program):
+        return report(program).model_copy(update={"time": None if program.layers else times.get(program.kind)})
+
+    return compile
+
+
+def result_of(made=None, **times: ProgramTime | None) -> preflight.Result:
+    return preflight.preflight(made or recipe(rollout={"engine": "tunix"}), compiler(**TIMES | times))
+
+
+def test_a_step_adds_up_by_hand() -> None:
+    """128 sequences of up to 768 tokens in one micro-batch, 100 steps, eight chips."""
+    estimate = result_of().estimate
+    assert estimate
+    decoding, update, sync = (estimate.part(name) for name in ("decoding", "policy update", "weight sync"))
+    assert decoding and update and sync
+    assert (decoding.seconds.low, decoding.seconds.high) == pytest.approx((0.002 * 256, 0.002 * 768))
+    assert update.seconds.high == 0.5
+    assert 0.1 < update.seconds.low < 0.5  # of fewer tokens
+    assert sync.seconds.high == pytest.approx(8 * GIB / 8 / (2 * RATES["v6e"].link), rel=0.01)
+    assert estimate.step.high == pytest.approx(0.002 * 768 + 0.5 + sync.seconds.high)
+    # The word problems' test split has 1,000: four batches of 250, each twice as large as one of training.
+    assert estimate.evaluation
+    assert estimate.evaluation.seconds.high == pytest.approx(4 * 0.002 * 768 * 250 / 128)
+    seconds = 100 * estimate.step.high + 2 * estimate.evaluation.seconds.high
+    assert estimate.chip_hours.high == pytest.approx(8 * seconds / 3600)
+    assert estimate.limits == {"product": 0.8, "collective": 0.2}
+
+
+def test_libtpu_s_simulation_makes_the_update_a_range() -> None:
+    estimate = result_of(update=TIME.model_copy(update={"simulated": 0.7})).estimate
+    assert estimate and estimate.update.high == 0.7
+
+
+def test_what_a_user_reads_names_bounds_and_what_is_left_out_and_no_money_without_a_price() -> None:
+    vllm = result_of(recipe(grpo={"beta": 0.0}))
+    text = "\n".join(preflight.estimate_lines(vllm))
+    assert "at least" in text and "a bound, by the bytes of the weights" in text
+    assert "Left out: host work, rewards" in text and "vLLM's prefill and scheduling" in text
+    assert " a chip-hour" not in text
+    assert "at 2.5 a chip-hour" in "\n".join(preflight.estimate_lines(vllm, 2.5))
+    assert "80% products, 20% traffic between chips" in text
+    assert text in preflight.table(vllm)
+
+
+@pytest.mark.parametrize(
+    "times, reason",
+    [
+        ({"update": None}, "no time of the policy update"),
+        ({"decode": TIME}, "0 loops of unknown ends"),
+    ],
+)
+def test_a_result_without_a_time_says_why_in_one_line(times: dict, reason: str) -> None:
+    result = result_of(**times)
+    assert result.fits and result.estimate is None
+    (line,) = preflight.estimate_lines(result)
+    assert line.startswith("Not estimated: ") and reason in line
+
+
+def test_a_stored_result_is_found_by_its_recipe(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
+    made = recipe(rollout={"engine": "tunix"})
+    assert preflight.stored_result(made) is None
+    assert preflight.stored_result(recipe(rollout={"max_prompt_length": "auto"})) is None
+    preflight.keep_result(made, result_of(made))
+    assert preflight.stored_result(made) == result_of(made)
+    assert preflight.stored_result(recipe(rollout={"engine": "tunix"}, training={"steps": 7})) is None
+
+
+def test_changes_are_a_table_with_reasons_where_numbers_are_missing() -> None:
+    variants = change_table.variants_of(["grpo.group_size=4,16", "hardware.accelerator=v5p-8+training.steps=7"])
+    assert [overrides for _, overrides in variants] == [
+        [], ["grpo.group_size=4"], ["grpo.group_size=16"], ["hardware.accelerator=v5p-8", "training.steps=7"],
+    ]  # fmt: skip
+    assert change_table.variants_of(["rewards=[a,b]"])[1][1] == ["rewards=[a,b]"]
+    rows = [
+        change_table.row("as it is", result_of()),
+        change_table.row("a", result_of(update=None)),
+        change_table.row("b", CourseError("training.micro_batch_size=3 does not divide")),
+        change_table.row("c", preflight.preflight(recipe(), stand_in(weights_gib=900.0))),
+    ]
+    table = change_table.table(rows).splitlines()
+    assert table[0].split("  ")[0] == "change"
+    assert "v6e-8" in table[1] and " to " in table[1]
+    assert "not estimated: no time of the policy update" in table[2]
+    assert "not possible: training.micro_batch_size=3" in table[3]
+    assert "does not fit" in table[4]
+    with pytest.raises(CourseError, match="KEY=VALUE"):
+        change_table.variants_of(["grpo.group_size"])
