@@ -200,11 +200,15 @@ TIMES = {
 
 
 def compiler(**times: ProgramTime | None):
-    """The stand-in of test_preflight, whose programs of the whole model take these times."""
+    """The stand-in of test_preflight, whose programs of the whole model take these times; work grows with the rows."""
     report = stand_in()
 
     def compile(program):
-        return report(program).model_copy(update={"time": None if program.layers else times.get(program.kind)})
+        made = report(program)
+        rows, tokens = program.rows or (128, 1024)
+        work = made.flops * rows * tokens / (128 * 1024)
+        time = None if program.layers else times.get(program.kind)
+        return made.model_copy(update={"time": time, "flops": work, "traffic": 0})
 
     return compile
 
