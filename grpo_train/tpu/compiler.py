@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,13 @@ def prepare() -> None:
     )
 
 
+    # libtpu's scheduler writes what it simulated (program_time.simulated_seconds) to a file, and nothing to stderr.
+    os.environ.setdefault("TPU_LOG_DIR", tempfile.mkdtemp(prefix="grpo-libtpu-"))
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "0")
+    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+    os.environ.setdefault("TPU_VMODULE", "latency_hiding_scheduler=1")
+
+
 class Compiler:
     """Compiles programs of a recipe, with a cache on disk by program and versions."""
 
@@ -130,6 +138,7 @@ ARGUMENTS = ("parameter_shard", "optimizer_shard", "sampler_shard", "cache_shard
 
 def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilation:
     """The compiler's report, with these facts."""
+    written = len(_scheduler_log())
     try:
         compiled = lowered.compile(QUICK if program.layers or program.quick else None)
     except jax.errors.JaxRuntimeError as error:
@@ -142,7 +151,7 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
-    time, not_estimated = _estimated(program, compiled)
+    time, not_estimated = _estimated(program, compiled, _scheduler_log()[written:])
     return Compilation(
         time=time,
         not_estimated=not_estimated,
@@ -157,14 +166,20 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
     )
 
 
-def _estimated(program: Program, compiled: Any) -> tuple[ProgramTime | None, str | None]:
+def _scheduler_log() -> str:
+    """What libtpu has written in this process; empty where it writes elsewhere."""
+    file = Path(os.environ["TPU_LOG_DIR"]) / "tpu_driver.INFO"
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _estimated(program: Program, compiled: Any, log: str) -> tuple[ProgramTime | None, str | None]:
     """(the estimated time of one run, None), or (None, why there is none); it is no reason to refuse a recipe."""
     if program.layers or program.quick:
         return None, "it was compiled with low effort, whose products are up to ten times slower"
     generation = parse_slice(program.accelerator).chip.generation
     libtpu = machine.describe(devices=False)["packages"]["libtpu"]
     try:
-        return program_time(compiled.as_text(), generation, libtpu=libtpu), None
+        return program_time(compiled.as_text(), generation, log=log, libtpu=libtpu), None
     except CourseError as error:
         return None, str(error)
 
