@@ -77,12 +77,17 @@ def prepare() -> None:
         TPU_WORKER_ID="0",
     )
 
-
     # libtpu's scheduler writes what it simulated (program_time.simulated_seconds) to a file, and nothing to stderr.
-    os.environ.setdefault("TPU_LOG_DIR", tempfile.mkdtemp(prefix="grpo-libtpu-"))
+    os.environ.setdefault("TPU_LOG_DIR", _log_folder().name)
     os.environ.setdefault("TPU_MIN_LOG_LEVEL", "0")
     os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
     os.environ.setdefault("TPU_VMODULE", "latency_hiding_scheduler=1")
+
+
+@functools.cache
+def _log_folder() -> tempfile.TemporaryDirectory:
+    """A folder that goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="grpo-libtpu-", ignore_cleanup_errors=True)
 
 
 class Compiler:
