@@ -74,12 +74,8 @@ def _part(part: dict[str, Any], programs: dict[str, Any]) -> Range:
 
 
 def _whole(program: dict[str, Any], layers: int, *, in_loop: bool) -> float:
-    """Seconds with all layers: what two layers take, and as much for each further one as the third and the fourth."""
-    few = [_seconds(program["two_layers"], in_loop)]
-    if "a_layer" in program:
-        return few[0] + (layers - 2) * program["a_layer"]
-    few.append(_seconds(program["four_layers"], in_loop))
-    return few[0] + (layers - 2) * (few[1] - few[0]) / 2
+    """Seconds with all layers: what two layers take, and as much for each further one as the second."""
+    return _seconds(program["two_layers"], in_loop) + (layers - 2) * program["a_layer"]
 
 
 def _seconds(time: dict[str, Any], in_loop: bool) -> float:
