@@ -41,10 +41,12 @@ Of {blind} blind ones {held} are within their bar.
 
 - *Seen*: the method was made with this measurement known. No constant was fitted to it, but the share of attention's
   kernel was counted knowing it.
-- *Blind*: not used for that. They are of other runs of the code that the seen ones are of, and of the same compiled
-  programs: one witness rather than many. That the numbers hold for other code they do not show.
-- A range comes from lengths that were not published. It is within the bar when the measurement is no further than the
-  bar from the nearer end; the column of ratios has both ends.
+- *Repeat*: the same quantity as a seen one, of another run or commit. It says how much a measurement varies.
+- *Blind*: not used to make the method; whoever wrote the cases had read the measurement. All are of the code and the
+  compiled programs that the seen ones are of, so they are one witness rather than many, and say nothing of other code.
+- A range comes from lengths that were not published: the high end is the limit, the low one a guess. It is within the
+  bar when the measurement is no further than the bar from the nearer end. The column of ratios has both ends, the high
+  one first.
 """
 SLICE_PAGE = "https://cloud.google.com/tpu/docs/v6e"
 BOOK = "https://github.com/jax-ml/scaling-book/blob/04d8de58b9f64e2d6cc1df469b8a36f506a0138d/tpus.md"
@@ -91,7 +93,7 @@ def _kernels(kernel: dict[str, Any]) -> float:
 def page(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[str, Any], programs: Any) -> str:
     """docs/estimates.md."""
     rows = list(_rows(cases, predictions, measured))
-    blind = [row for row in rows if not row["seen"]]
+    blind = [row for row in rows if row["kind"] == "blind"]
     held = [row for row in blind if row["held"]]
     versions = ", ".join(sorted({program["libtpu"] for program in programs.values() if "libtpu" in program}))
     lines = [
@@ -137,9 +139,8 @@ def _line(row: dict[str, Any]) -> str:
     same = low == high
     predicted = f"{low:.3g}" if same else f"{low:.3g} to {high:.3g}"
     ratio = f"{measured / high:.2f}" if same else f"{measured / high:.2f} to {measured / low:.2f}"
-    seen = "seen" if row["seen"] else "blind"
     verdict = "within" if row["held"] else "**missed**"
-    return f"| {row['title']} | {seen} | {predicted} | {measured:.4g} | {ratio} | {row['bar']:.0%} | {verdict} |"
+    return f"| {row['title']} | {row['kind']} | {predicted} | {measured:.4g} | {ratio} | {row['bar']:.0%} | {verdict} |"
 
 
 def _rates() -> list[str]:
