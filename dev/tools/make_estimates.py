@@ -166,22 +166,22 @@ def _recipes() -> list[str]:
         "| recipe | slice | update, s | decoding, s | step, s | run, hours | chip-hours |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    missing = []
+    missing: dict[str, list[str]] = {}
     for result in preflight.saved_results():
         if not (found := result.estimate):
-            missing.append(f"- {result.name}: {_why(result)}")
+            missing.setdefault(_why(result), []).append(result.name)
             continue
         decoding = next(part for part in found.parts if part.name == preflight.roofline.DECODING)
         sign = "≥ " if decoding.is_bound else ""
         cells = [str(found.update), *(f"{sign}{each}" for each in (decoding.seconds, found.step, found.run_hours))]
         lines.append(f"| {result.name} | {result.accelerator} | {' | '.join(cells)} | {sign}{found.chip_hours} |")
-    return [*lines, "", "Not estimated:", "", *missing] if missing else lines
+    reasons = [f"- {', '.join(names)}: {reason}." for reason, names in missing.items()]
+    return [*lines, "", "Not estimated:", "", *reasons] if reasons else lines
 
 
 def _why(result: preflight.Result) -> str:
     return result.not_estimated or (
-        "its stored preflight is older than the estimates; `grpo preflight` on it makes one, with a compilation of its "
-        "programs at full effort"
+        "the stored preflight is older than the estimates; `grpo preflight` makes one, by a compilation at full effort"
     )
 
 

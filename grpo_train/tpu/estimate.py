@@ -264,13 +264,14 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
     shares = [f"{share:.0%} {KINDS[kind]}" for kind, share in estimate.limits.items() if share >= 0.05]
     shown.append(f"  The update is {', '.join(shares)}.")
     run = f"{steps:,} steps"
+    chips = "1 chip" if estimate.chips == 1 else f"{estimate.chips} chips"
     if estimate.evaluation:
         run += f" and {EVALUATIONS} evaluations"
     hours = f"{at_least}{estimate.run_hours} hours, {at_least}{estimate.chip_hours} chip-hours"
     cost = ""
     if price is not None:
         cost = f"; at {price:g} a chip-hour {at_least}{estimate.chip_hours.times(price)}"
-    shown.append(f"  The run, {run} on {estimate.chips} chips: {hours}{cost}. Left out: {estimate.left_out}.")
+    shown.append(f"  The run, {run} on {chips}: {hours}{cost}. Left out: {estimate.left_out}.")
     return shown
 
 

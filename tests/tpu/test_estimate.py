@@ -1,10 +1,15 @@
 """Estimates of time: small programs whose time follows from arithmetic, and texts that are no programs."""
 
+import json
+import runpy
+
 import pytest
+import yaml
 from test_preflight import recipe, stand_in
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_train.recipes import load_recipe
 from grpo_train.recipes.slices import CHIPS
 from grpo_train.tpu import change_table, preflight
 from grpo_train.tpu.compile_jobs import GIB, ProgramTime
@@ -296,3 +301,24 @@ def test_changes_are_a_table_with_reasons_where_numbers_are_missing() -> None:
     assert "does not fit" in table[4]
     with pytest.raises(CourseError, match="KEY=VALUE"):
         change_table.variants_of(["grpo.group_size"])
+
+
+ESTIMATED = [saved for saved in preflight.saved_results() if saved.estimate]
+
+
+@pytest.mark.parametrize("saved", ESTIMATED, ids=lambda saved: saved.name)
+def test_a_saved_estimate_follows_from_the_saved_times(root, saved) -> None:
+    made = load_recipe(root / saved.command.removeprefix("grpo preflight "))
+    bare = saved.model_copy(update={"estimate": None})
+    assert preflight.with_estimate(made, bare).estimate == saved.estimate
+
+
+def test_the_page_of_estimates_is_what_its_command_writes(root) -> None:
+    tool = runpy.run_path(str(root / "dev" / "tools" / "make_estimates.py"))
+    folder = root / "assets" / "estimates"
+    cases, measured = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("cases", "measured"))
+    programs, predictions = (json.loads((folder / f"{name}.json").read_text()) for name in ("programs", "predictions"))
+    again = tool["predict"](cases, programs)
+    assert {name: list(seconds) for name, seconds in again.items()} == predictions, "make_estimates.py predict"
+    page = tool["page"](cases, predictions, measured, programs)
+    assert (root / "docs" / "estimates.md").read_text(encoding="utf-8") == page, "make_estimates.py compare"
