@@ -96,30 +96,20 @@ def page(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[st
     blind = [row for row in rows if row["kind"] == "blind"]
     held = [row for row in blind if row["held"]]
     versions = ", ".join(sorted({program["libtpu"] for program in programs.values() if "libtpu" in program}))
-    lines = [
-        INTRODUCTION.format(versions=versions, blind=len(blind), held=len(held)),
-        "| what | | estimate, s | measured, s | measured / estimate | bar | |",
-        "|---|---|--:|--:|--:|--:|---|",
-        *(_line(row) for row in rows),
-        "",
-        "Left out of all estimates: prefill, host work, rewards, the first step's compilation.",
-        "",
-        "## Published times without a prediction",
-        "",
-        *(f"- {reason}" for reason in yaml.safe_load((FOLDER / "not_made.yaml").read_text(encoding="utf-8"))),
-        "",
-        "## Sources of the measurements",
-        "",
-        *(f"- {cases[name]['title']}: {one['source']}" for name, one in measured.items()),
-        "",
-        "## The rates that are used",
-        "",
-        *_rates(),
-        "",
-        "## Estimates of the recipes",
-        "",
-        *_recipes(),
-    ]
+    begin = INTRODUCTION.format(versions=versions, blind=len(blind), held=len(held))
+    table = ["| what | | estimate, s | measured, s | measured / estimate | bar | |", "|---|---|--:|--:|--:|--:|---|"]
+    table += [_line(row) for row in rows]
+    left_out = ["", "Left out of all estimates: prefill, host work, rewards, the first step's compilation."]
+    not_made = yaml.safe_load((FOLDER / "not_made.yaml").read_text(encoding="utf-8"))
+    sections = {
+        "Published times without a prediction": [f"- {reason}" for reason in not_made],
+        "Sources of the measurements": [f"- {row['title']}: {row['source']}" for row in rows],
+        "The rates that are used": _rates(),
+        "Estimates of the recipes": _recipes(),
+    }
+    lines = [begin, *table, *left_out]
+    for title, text in sections.items():
+        lines += ["", f"## {title}", "", *text]
     return "\n".join(lines) + "\n"
 
 
@@ -131,7 +121,8 @@ def _rows(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[s
         seconds = measured[name]["seconds"]
         nearer = min(max(seconds, low), high)
         held = 1 / (1 + case["bar"]) <= seconds / nearer <= 1 + case["bar"]
-        yield {**case, "low": low, "high": high, "measured": seconds, "held": held}
+        numbers = {"low": low, "high": high, "measured": seconds, "held": held}
+        yield {**case, **numbers, "source": measured[name]["source"]}
 
 
 def _line(row: dict[str, Any]) -> str:
