@@ -267,7 +267,7 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
     chips = "1 chip" if estimate.chips == 1 else f"{estimate.chips} chips"
     if estimate.evaluation:
         run += f" and {EVALUATIONS} evaluations"
-    hours = f"{at_least}{estimate.run_hours} hours, {at_least}{estimate.chip_hours} chip-hours"
+    hours = f"{at_least}{_duration(estimate.run_hours)}, {at_least}{estimate.chip_hours} chip-hours"
     cost = ""
     if price is not None:
         cost = f"; at {price:g} a chip-hour {at_least}{estimate.chip_hours.times(price)}"
@@ -279,6 +279,10 @@ def _line(part: EstimatedPart) -> str:
     at_least = "at least " if part.is_bound else ""
     seconds = f"{at_least}{part.seconds}"
     return f"    {part.name:<20}{seconds:<24}{part.how}"
+
+
+def _duration(hours: Range) -> str:
+    return f"{hours} hours" if hours.high >= 1 else f"{hours.times(60)} minutes"
 
 
 def short(number: float) -> str:
