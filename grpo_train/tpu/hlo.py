@@ -128,6 +128,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
+    name: str
     computations: dict[str, Computation]
     entry: Computation
 
@@ -164,7 +165,8 @@ def parse(text: str) -> Module:
         raise CourseError(f"the HLO is cut off: computation {name} has no end")
     if entry is None or not computations[entry].instructions:
         raise CourseError("the HLO is cut off: it has no entry computation")
-    return Module(computations, computations[entry])
+    name = text.removeprefix("HloModule ").partition(",")[0]
+    return Module(name, computations, computations[entry])
 
 
 def _instructions(lines: list[str]) -> list[Instruction]:

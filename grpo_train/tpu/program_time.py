@@ -45,7 +45,8 @@ def program_time(
         seconds = walk.run(walk.module.entry, 1)
     except (ValueError, KeyError, IndexError) as error:
         raise CourseError(f"this HLO is not as libtpu 0.0.44 writes it: {first_line(error)}") from error
-    simulated = simulated_seconds(log, op_costs.RATES[generation].clock)
+    name = f"{walk.module.entry.name}, module {walk.module.name}("
+    simulated = simulated_seconds(log, name, op_costs.RATES[generation].clock)
     if simulated is not None and not seconds / BELIEVED <= simulated <= seconds * BELIEVED:
         simulated = None
     return ProgramTime(
@@ -58,20 +59,21 @@ def program_time(
     )
 
 
-def simulated_seconds(log: str, clock: float) -> float | None:
-    """What libtpu's latency hiding scheduler says that the entry computation takes; None where it says nothing.
+def simulated_seconds(log: str, wanted: str, clock: float) -> float | None:
+    """What libtpu's latency hiding scheduler says that a computation takes; None where it says nothing.
 
     It writes "Total cycles" of each computation, before and after it has scheduled it, with
-    TPU_VMODULE=latency_hiding_scheduler=1.
+    TPU_VMODULE=latency_hiding_scheduler=1.  `wanted` is how it names the computation: another program's may be in the
+    log, too.
     """
-    cycles = name = None
-    after = False
+    cycles = None
+    after = found_it = False
     for line in log.splitlines():
         if "Statistics before" in line or "Statistics after" in line:
             after = "Statistics after" in line
-        elif found := re.search(r"For computation: ([\w.\-]+), module", line):
-            name = found[1]
-        elif (found := re.search(r"\] Total cycles: ([\d.e+]+)", line)) and after and (name or "").startswith("main"):
+        elif "For computation: " in line:
+            found_it = f"For computation: {wanted}" in line
+        elif (found := re.search(r"\] Total cycles: ([\d.e+]+)", line)) and after and found_it:
             cycles = float(found[1])
     return None if cycles is None else cycles / clock
 

@@ -173,16 +173,18 @@ def test_libtpu_s_simulation_is_read_and_disbelieved_beyond_twice() -> None:
     def log(seconds: float) -> str:
         return (
             "I1128 12:00:00 1 x.cc:1] Statistics before scheduling\n"
-            "I1128 12:00:00 1 x.cc:1] For computation: main.2, module jit_f\n"
+            "I1128 12:00:00 1 x.cc:1] For computation: main.2, module jit_f(0)\n"
             "I1128 12:00:00 1 x.cc:1] Total cycles: 7e12\n"
             "I1128 12:00:00 1 x.cc:1] Statistics after scheduling\n"
-            "I1128 12:00:00 1 x.cc:1] For computation: body.1, module jit_f\n"
+            "I1128 12:00:00 1 x.cc:1] For computation: body.1, module jit_f(0)\n"
             "I1128 12:00:00 1 x.cc:1] Total cycles: 5e12\n"
-            "I1128 12:00:00 1 x.cc:1] For computation: main.2, module jit_f\n"
+            "I1128 12:00:00 1 x.cc:1] For computation: main.2, module jit_other(0)\n"
+            "I1128 12:00:00 1 x.cc:1] Total cycles: 6e12\n"
+            "I1128 12:00:00 1 x.cc:1] For computation: main.2, module jit_f(0)\n"
             f"I1128 12:00:00 1 x.cc:1] Total cycles: {seconds * RATE.clock:.6e}\n"
         )
 
-    assert simulated_seconds("", RATE.clock) is None
+    assert simulated_seconds("", "main.2", RATE.clock) is None
     assert program_time(COPY, "v6e", log=log(1.3 * COPIED)).simulated == pytest.approx(1.3 * COPIED, rel=0.01)
     assert program_time(COPY, "v6e", log=log(2.2 * COPIED)).simulated is None
 
