@@ -58,6 +58,8 @@ def config(
             print(f"# disk: {line}")
         if line := _memory(resolved):
             print(f"# memory: {line}")
+        for line in _estimate(resolved):
+            print(f"# {line}")
         print(f"# prompt: {prompt}")
         if resolved.model.sizes and not model_files.local_folder(resolved.model):
             print("# model.sizes: not compared with config.json, which is not here; grpo train refuses what differs")
@@ -73,6 +75,17 @@ def _memory(recipe: Recipe) -> str | None:
         return None
     sizes = cpu_memory.sizes_of(model_files.read_config(folder))
     return f"on one CPU {cpu_memory.estimate(sizes, recipe, recipe.plan_on(1, 1), longest)}"
+
+
+def _estimate(recipe: Recipe) -> list[str]:
+    """What preflight estimates of a recipe for a TPU, where a stored result fits it."""
+    if not recipe.hardware.accelerator:
+        return []
+    from grpo_train.tpu import preflight
+
+    if not (result := preflight.stored_result(recipe)):
+        return ["estimate: none is stored for these values; grpo preflight makes it"]
+    return preflight.estimate_lines(result)
 
 
 def _prompt(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from grpo_lib.common.errors import CourseError
 from grpo_lib.common.files import write_json_atomic, write_text_atomic
 from grpo_train.cli.options import (
     AsJson,
@@ -39,9 +40,16 @@ def preflight(
         typer.Option("--quick", help="Low compiler optimization effort: a third of the time, rougher sizes."),
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Write the result, as JSON, to this file.")] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="A table: each KEY=VALUE[,VALUE] is a change of its own, KEY=A+KEY=B is one."),
+    ] = False,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Of a chip-hour; without it the estimate names no money.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the recipe for its TPU, without one: HBM fit per chip, and a roofline estimate of step time.
+    """Compile the recipe for its TPU, without one: HBM fit per chip, bounds and an estimate of step time.
 
     Takes minutes per program; compiled programs are cached in .cache/preflight until you remove it. Exit code 0: the
     recipe fits; 1: it does not, and hints say what to change first; 2: it cannot be determined.
@@ -49,6 +57,11 @@ def preflight(
     from grpo_train.engines import model_files
     from grpo_train.tpu import compiler, preflight
 
+    if compare:
+        if output or price is not None:
+            raise CourseError("--compare makes a table of changes; leave out --output and --price")
+        _compare(recipe, overrides or [], quick, as_json)
+        return
     resolved = load_recipe(recipe, overrides or ())
     model_files.require_path(resolved.model)
     # Standard output is the result's.
@@ -60,10 +73,29 @@ def preflight(
         command=shlex.join(["grpo", "preflight", str(recipe), *(overrides or ()), *(["--quick"] if quick else [])]),
         versions=compile_program.versions,
     )
+    if not quick:
+        preflight.keep_result(resolved, result)
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
-    finish(result.model_dump(mode="json"), as_json, preflight.table(result))
+    finish(result.model_dump(mode="json"), as_json, preflight.table(result, price))
     raise typer.Exit(0 if result.fits else 1)
+
+
+def _compare(recipe: Path, changes: list[str], quick: bool, as_json: bool) -> None:
+    """A table of changes; one that is not possible is a line of it."""
+    from grpo_train.tpu import change_table, compiler, preflight
+
+    results: dict[str, preflight.Result | CourseError] = {}
+    for name, overrides in change_table.variants_of(changes):
+        try:
+            resolved = load_recipe(recipe, overrides)
+            compile_program = compiler.Compiler(resolved.training, resolved.grpo.iterations, log_for(True))
+            results[name] = preflight.preflight(resolved, compile_program, quick=quick)
+        except CourseError as error:
+            results[name] = error
+    rows = [change_table.row(name, result) for name, result in results.items()]
+    named = [dict(zip(change_table.HEADINGS, cells, strict=False)) for cells in rows]
+    finish({"changes": named}, as_json, change_table.table(rows))
 
 
 @app.command()

@@ -30,6 +30,7 @@ from grpo_train.runs.metric_glossary import TASK_METRIC
 from grpo_train.runs.preemption import PreemptionHandler
 
 PHASES = ("before", "after")
+FIRST_STEPS = 10  # after so many a measured update is put beside the estimate
 DONE = ("export/config.json", "report.html")  # the last files of a run, after summary.json
 
 app = commands()
@@ -108,18 +109,22 @@ def _train(
     date = None if continued else datetime.date.today()  # not that of a run that is replaced
     ready = checks.check(recipe, run=directory, makes_base=not base, date=date)
 
-    from grpo_lib.common.files import read_json_if_exists
+    from grpo_lib.common.files import read_json_if_exists, write_json_atomic
     from grpo_train import pipeline, report
     from grpo_train.report.formatting import duration
+    from grpo_train.runs.metrics_logger import ESTIMATE
 
     log = log_for(as_json)
     seconds: dict[int, float] = {}
+    updates: list[float] = []
+    estimated = _estimate(recipe)
 
     def on_step(row: dict[str, Any]) -> None:
         if row["step"] in seconds:  # it comes again when its validation joins it
             log(f"step {row['step']}/{recipe.training.steps}  validation {row['validation_accuracy']:.1%}")
             return
         seconds[row["step"]] = row["seconds"]
+        updates.append(row.get("seconds_update", 0.0))
         # The first steps compile, and a step after a validation has its time, so the usual one counts.
         steps = statistics.median(seconds.values()) * (recipe.training.steps - row["step"])
         evaluated = read_json_if_exists(directory / "evals" / "before.json").get("seconds") or 0.0
@@ -127,6 +132,8 @@ def _train(
             f"step {row['step']}/{recipe.training.steps}  {step_line(row, recipe)}  "
             f"({duration(steps + evaluated)} left, with the evaluation after it)"
         )
+        if estimated and len(updates) == FIRST_STEPS:
+            log(estimated.compared(statistics.median(updates)))
 
     with one_at_a_time(directory):
         if continued:
@@ -134,8 +141,22 @@ def _train(
         directory = open_run(directory, recipe, overwrite=overwrite, log=log, date=ready.render.date)
         if base:
             link_base(directory, base)
+        if estimated:
+            write_json_atomic(directory / ESTIMATE, {"update_seconds": estimated.update.high})
         summary = pipeline.run(ready, directory, on_step, log, progress=sys.stderr.isatty(), preemption=preemption)
         finish(summary, as_json, f"{report.headline(summary)}\nreport: {report.write_report(directory)}")
+
+
+def _estimate(recipe: Recipe) -> Any:
+    """The stored estimate of a recipe, on the TPU that it is for; else None."""
+    import jax
+
+    from grpo_train.tpu import preflight
+
+    if not recipe.hardware.accelerator or jax.default_backend() != "tpu":
+        return None
+    result = preflight.stored_result(recipe)
+    return result.estimate if result else None
 
 
 def _digest(recipe: Recipe) -> str:

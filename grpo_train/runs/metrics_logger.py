@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 from tunix.sft import hooks
 
-from grpo_lib.common.files import append_jsonl, write_jsonl_atomic
+from grpo_lib.common.files import append_jsonl, read_json_if_exists, write_jsonl_atomic
 from grpo_lib.prompts import opens_thoughts, with_prefix
 from grpo_lib.records import grade
 from grpo_train.runs.metric_glossary import REWARD_MEAN, REWARD_STD, TASK_METRIC, Row, last_row_is_torn, read_metrics
@@ -33,6 +33,7 @@ TUNIX_METRICS = {
     "actor/train/importance_ratio": "sampling/importance_sampling_ratio/mean",
 }
 # A row is complete once it has these: Tunix logs the entropy of a step last.
+ESTIMATE = "estimate.json"  # in the run's folder
 REQUIRED_METRICS = {"reward", "seconds", "loss", "entropy"}
 # JAX's event for each program that it compiles, or reads from its cache on disk.
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -217,6 +218,8 @@ class Recorder:
           writes: False in every process but the main one.
         """
         self.path = directory / "metrics.jsonl"
+        # Seconds of the updates of a step at full length: `grpo train` keeps them on a TPU, where they are known.
+        self.estimated_update = read_json_if_exists(directory / ESTIMATE).get("update_seconds")
         self.iterations = iterations
         self.completions = completions
         self.learning_rate = learning_rate
@@ -289,6 +292,8 @@ class Recorder:
             if values["seconds"]:
                 tokens = values["completions/mean_length"] * self.completions * values.get("dynamic_sampling/passes", 1)
                 row["tokens_per_second"] = tokens / values["seconds"]
+            if self.estimated_update and "seconds_update" in values:
+                row["update_over_estimate"] = values["seconds_update"] / self.estimated_update
             row = {key: (value if np.isfinite(value) else None) for key, value in row.items()}
             self.rows.append(row)
             if self.writes:

@@ -121,6 +121,17 @@ class AttentionKernel(Program):
         return super().key(versions | {"tpu-inference": importlib.metadata.version("tpu-inference")})
 
 
+class ProgramTime(SavedModel):
+    """The estimated time of one run of a program on one chip, in seconds (grpo_train.tpu.program_time)."""
+
+    seconds: float
+    by_kind: dict[str, float]  # product, bytes, arithmetic, collective, kernel, waiting: they add up to about seconds
+    open_loops: tuple[float, ...] = ()  # one turn of each loop that runs until the data says so; not in seconds
+    untimed_kernels: int = 0  # calls of kernels that count with their bytes only
+    simulated: float | None = None  # libtpu's own simulation of its schedule, where it wrote one that can be believed
+    libtpu: str = ""  # its version
+
+
 class Compilation(SavedModel):
     """The compiler's report on a program.  Bytes and work are those of one chip."""
 
@@ -149,6 +160,8 @@ class Compilation(SavedModel):
     embedding_bytes: int = 0  # of an untied embedding, of which decoding reads single rows only
     largest_weight: int = 0  # bytes of the embedding, or of one of the MLP's if it is larger
     width: int = 0  # of the widest layer: the MLP's, or the embedding's
+    time: ProgramTime | None = None  # of one compiled with full effort
+    not_estimated: str | None = None  # why there is no time
 
 
 def few_layers(program: Program) -> list[Program]:

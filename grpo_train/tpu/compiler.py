@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +35,17 @@ from grpo_lib.common.files import write_text_atomic
 from grpo_train.engines import maxtext_model, model_files
 from grpo_train.engines.optimizer import make_optimizer, sum_in
 from grpo_train.recipes.schema import TrainingRecipe
+from grpo_train.recipes.slices import parse_slice
 from grpo_train.runs import machine
-from grpo_train.tpu.compile_jobs import AttentionKernel, Compilation, CutSampler, Program, SingleUpdate
+from grpo_train.tpu.compile_jobs import (
+    AttentionKernel,
+    Compilation,
+    CutSampler,
+    Program,
+    ProgramTime,
+    SingleUpdate,
+)
+from grpo_train.tpu.program_time import program_time
 
 VERSIONS = ("jax", "libtpu", "maxtext", "google-tunix", "flax", "optax")
 
@@ -66,6 +76,18 @@ def prepare() -> None:
         TPU_NAME="none",  # tpu-inference 0.31.0 asks the metadata server for these two, without a timeout
         TPU_WORKER_ID="0",
     )
+
+    # libtpu's scheduler writes what it simulated (program_time.simulated_seconds) to a file, and nothing to stderr.
+    os.environ.setdefault("TPU_LOG_DIR", _log_folder().name)
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "0")
+    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+    os.environ.setdefault("TPU_VMODULE", "latency_hiding_scheduler=1")
+
+
+@functools.cache
+def _log_folder() -> tempfile.TemporaryDirectory:
+    """A folder that goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="grpo-libtpu-", ignore_cleanup_errors=True)
 
 
 class Compiler:
@@ -121,6 +143,7 @@ ARGUMENTS = ("parameter_shard", "optimizer_shard", "sampler_shard", "cache_shard
 
 def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilation:
     """The compiler's report, with these facts."""
+    written = len(_scheduler_log())
     try:
         compiled = lowered.compile(QUICK if program.layers or program.quick else None)
     except jax.errors.JaxRuntimeError as error:
@@ -133,7 +156,10 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
+    time, not_estimated = _estimated(program, compiled, _scheduler_log()[written:])
     return Compilation(
+        time=time,
+        not_estimated=not_estimated,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
@@ -143,6 +169,24 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         traffic=cost.get("bytes accessed", 0),
         **facts,
     )
+
+
+def _scheduler_log() -> str:
+    """What libtpu has written in this process; empty where it writes elsewhere."""
+    file = Path(os.environ["TPU_LOG_DIR"]) / "tpu_driver.INFO"
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _estimated(program: Program, compiled: Any, log: str) -> tuple[ProgramTime | None, str | None]:
+    """(the estimated time of one run, None), or (None, why there is none); it is no reason to refuse a recipe."""
+    if program.layers or program.quick:
+        return None, "it was compiled with low effort, whose products are up to ten times slower"
+    generation = parse_slice(program.accelerator).chip.generation
+    libtpu = machine.describe(devices=False)["packages"]["libtpu"]
+    try:
+        return program_time(compiled.as_text(), generation, log=log, libtpu=libtpu), None
+    except CourseError as error:
+        return None, str(error)
 
 
 def slice_devices(accelerator: str) -> list[Any]:

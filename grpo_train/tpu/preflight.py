@@ -19,8 +19,10 @@ import numpy as np
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
+from grpo_lib.common.files import write_text_atomic
 from grpo_train.recipes import Recipe
 from grpo_train.recipes.slices import SLICE_SIZES, Slice, parse_slice, slice_of
+from grpo_train.tpu import estimate as estimates
 from grpo_train.tpu import memory, roofline
 from grpo_train.tpu.compile_jobs import (
     GIB,
@@ -80,6 +82,8 @@ class Result(SavedModel):
     programs: tuple[Compiled, ...]
     lower_bound: roofline.LowerBound | None = None  # of a recipe that fits
     lower_bound_at_mean: roofline.LowerBound | None = None  # of a layout whose update has fewer tokens then
+    estimate: estimates.Estimate | None = None  # of a recipe that fits, compiled with full effort
+    not_estimated: str | None = None  # why there is no estimate
     hints: tuple[str, ...] = ()  # of a recipe that does not fit, or is tight
     notes: tuple[str, ...] = ()
 
@@ -128,7 +132,19 @@ def preflight(
     at_mean = at_mean_length(programs["update"], recipe)
     if at_mean != programs["update"]:
         bounds["lower_bound_at_mean"] = bound(facts, work(at_mean), logps)
-    return result.model_copy(update=bounds)
+    return with_estimate(recipe, result.model_copy(update=bounds))
+
+
+def with_estimate(recipe: Recipe, result: Result) -> Result:
+    """The result with what its programs take, or with the reason why that is not known."""
+    if not result.lower_bound:
+        return result
+    compilations = {program.kind or "update": program.compilation for program in result.programs}
+    bounds = (result.lower_bound, result.lower_bound_at_mean)
+    try:
+        return result.model_copy(update={"estimate": estimates.of_recipe(recipe, compilations, *bounds)})
+    except CourseError as error:
+        return result.model_copy(update={"not_estimated": str(error)})
 
 
 def _sections(recipe: Recipe) -> dict[str, Any]:
@@ -417,8 +433,8 @@ def _some_weights(path: str) -> tuple[Any, str]:
         return [file.get_slice(name)[:64] for name in names], "the base's weights"
 
 
-def table(result: Result) -> str:
-    """The result as text."""
+def table(result: Result, price: float | None = None) -> str:
+    """The result as text; with the price of a chip-hour also what the run costs."""
     split = f"{result.trainer_devices} that train, {result.sampler_devices} that sample"
     if result.colocated:
         split = f"{result.trainer_devices} that train and sample"
@@ -429,6 +445,7 @@ def table(result: Result) -> str:
     blocks = [[heading], *map(_chip_table, result.chips), _verdict(result)]
     if result.lower_bound:
         blocks.append(_lower_bound_table(result, result.lower_bound))
+        blocks.append(estimate_lines(result, price))
     blocks[-1] += [f"compiled, too: {program.title}" for program in result.programs if program.kind == "attention"]
     blocks[-1] += [f"note: {note}" for note in result.notes]
     return "\n\n".join("\n".join(lines) for lines in blocks)
@@ -492,6 +509,14 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
     return lines
 
 
+def estimate_lines(result: Result, price: float | None = None) -> list[str]:
+    """The estimate, or in one line why there is none."""
+    if result.estimate:
+        return estimates.lines(result.estimate, result.steps, price)
+    reason = result.not_estimated or "this result is older than the estimates; run grpo preflight again"
+    return [f"Not estimated: {reason}."]
+
+
 def digest(recipe: Recipe) -> str:
     """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
     plan, grpo = recipe.plan, recipe.grpo
@@ -518,6 +543,24 @@ def saved_results() -> list[Result]:
     """The results in assets/preflight of recipes that fit, by name; refused-*.json are examples that do not."""
     paths = sorted((environment.repo_root() / SAVED).glob("*.json"))
     return [read_result(path) for path in paths if not path.name.startswith("refused-")]
+
+
+def keep_result(recipe: Recipe, result: Result) -> None:
+    """Keep a result on this machine, for stored_result."""
+    write_text_atomic(_kept(recipe), result.model_dump_json(indent=1) + "\n")
+
+
+def stored_result(recipe: Recipe) -> Result | None:
+    """What is known of a recipe without a compiler: made on this machine, or shipped; None where there is neither."""
+    try:
+        kept = _kept(recipe)
+        return read_result(kept) if kept.is_file() else saved_result(recipe)
+    except CourseError:  # no accelerator or no length, which preflight asks for
+        return None
+
+
+def _kept(recipe: Recipe) -> Path:
+    return environment.cache_dir() / "preflight" / "results" / f"{digest(recipe)}.json"
 
 
 def saved_result(recipe: Recipe) -> Result:

@@ -98,6 +98,7 @@ def run(
         "sampler": _sampler,
         "steps": _steps,
         "peak memory": _peak_memory,
+        "estimate": _estimate,
     }
     training = _prepare(recipe, runs, on_tpu, place)
     return checks + shown(machine_checks.examine(drills, training))
@@ -382,7 +383,32 @@ def _peak_memory(training: Training) -> str:
     return f"{max(peaks):.2f} GiB on the fullest chip, with {LAYERS} layers; preflight counts {counted / GIB:.2f}"
 
 
+def _estimate(training: Training) -> str:
+    """A measured update beside preflight's estimate of the same two layers, compiled on this machine's CPU."""
+    if training.variables:
+        raise NotMade("an estimate is of a TPU, and there is none here")
+    if not training.recipe.hardware.accelerator or training.recipe.rollout.max_prompt_length == "auto":
+        raise NotMade("the recipe lacks what preflight must know")
+    measured = min(row["seconds_update"] for row in _rows(training))
+    estimated = _apart(_estimated_update, training.recipe)
+    if estimated is None:
+        raise NotMade("the compiled update has no estimate; remove .cache/preflight if it is older than estimates")
+    return (
+        f"update {measured:.3g} s measured, {estimated:.3g} s estimated for full length, with {LAYERS} layers; "
+        f"measured / estimated {measured / estimated:.2f}"
+    )
+
+
+def _estimated_update(recipe: Recipe) -> float | None:
+    """Seconds of the updates of a step, if they can be told.  In a process that has no devices yet."""
+    time = _compiler(recipe)(preflight.programs_of(recipe)["update"]).time
+    return recipe.plan.accumulation_steps * recipe.grpo.iterations * time.seconds if time else None
+
+
+def _compiler(recipe: Recipe) -> compiler.Compiler:
+    return compiler.Compiler(recipe.training, recipe.grpo.iterations, lambda _: None)
+
+
 def _counted(recipe: Recipe) -> int:
     """Bytes on the fullest chip, by preflight.  In a process that has no devices yet."""
-    compile_program = compiler.Compiler(recipe.training, recipe.grpo.iterations, lambda _: None)
-    return max(chip.largest for chip in preflight.examine(recipe, compile_program).chips)
+    return max(chip.largest for chip in preflight.examine(recipe, _compiler(recipe)).chips)

@@ -64,8 +64,8 @@ def hardware_table(results: Sequence[Result]) -> str:
     rows = [
         "| slice | recipe | chips that train / sample | GiB on the fullest chip | of usable | left | "
         "decoding at full length, s, at least | update, s, at least | update, s, estimate | at a third of the length, "
-        "s, estimate | run, chip-hours, estimate |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "s, estimate | run, chip-hours, estimate | step, s, from the compiled program |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in sorted(results, key=_size):
         chip = result.tightest
@@ -74,7 +74,8 @@ def hardware_table(results: Sequence[Result]) -> str:
             split = f"{result.trainer_devices}, both"
         left = f"{chip.margin / GIB:.1f}, tight" if result.is_tight else f"{chip.margin / GIB:.1f}"
         memory = f"{chip.largest / GIB:.1f} | {chip.usable / GIB:.1f} | {left}"
-        rows.append(f"| {result.accelerator} | {_named(result)} | {split} | {memory} | {' | '.join(_times(result))} |")
+        times = " | ".join([*_times(result), _step(result)])
+        rows.append(f"| {result.accelerator} | {_named(result)} | {split} | {memory} | {times} |")
     return "\n".join(rows)
 
 
@@ -101,6 +102,14 @@ def _times(result: Result) -> list[str]:
     seconds = (decoding.seconds, at_least(update, chip), update.seconds)
     at_a_third = f"{shorter.parts[-1].seconds:.2f}" if shorter else "-"
     return [*(f"{each:.2f}" for each in seconds), at_a_third, f"{bound.chip_hours:{digits}}"]
+
+
+def _step(result: Result) -> str:
+    """Of a step, from completions of a third of the length to full ones; where vLLM decodes, its part is a bound."""
+    if not result.estimate:
+        return "-"
+    bound = any(part.is_bound for part in result.estimate.parts)
+    return f"{'≥ ' if bound else ''}{result.estimate.step}"
 
 
 def _stacked(bars: Mapping[str, Mapping[str, int]], usable: int, x: str) -> Figure:

@@ -27,6 +27,11 @@ def test_groups_add_up_to_the_phase(phase: str) -> None:
     assert groups[preflight_results.OTHER] == (3.5 if phase == "update" else 0.5) * GIB  # lines without a colour
 
 
+def test_the_page_has_the_table_of_the_saved_results(root) -> None:
+    table = preflight_results.hardware_table(preflight.saved_results())
+    assert table in (root / "docs" / "tpu.md").read_text(encoding="utf-8"), "docs/tpu.md: put hardware_table's text in"
+
+
 def test_the_table_is_sorted_by_slice_and_no_bound_is_above_its_estimate() -> None:
     rows = preflight_results.hardware_table(preflight.saved_results()).splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
@@ -34,7 +39,7 @@ def test_the_table_is_sorted_by_slice_and_no_bound_is_above_its_estimate() -> No
     order = [(one.chip.generation, one.devices) for one in slices]
     assert order == sorted(order)
     assert len({one[1] for one in cells}) == len(cells)
-    times = [(float(bound), float(estimate)) for *_, bound, estimate, _, _ in cells if "-" not in (bound, estimate)]
+    times = [(float(bound), float(estimate)) for *_, bound, estimate, _, _, _ in cells if "-" not in (bound, estimate)]
     assert len(times) > 20
     assert all(bound <= estimate for bound, estimate in times)
     assert any(one[1].startswith("qwen2.5-3b-gsm8k-pallas (times of plain JAX)") for one in cells)

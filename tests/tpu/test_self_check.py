@@ -46,7 +46,7 @@ def test_a_healthy_machine_passes(root, tmp_path):
     code, checks = run(root, tmp_path)
     assert code == 0, checks
     assert {name for name, check in checks.items() if check["outcome"] == "not made"} == {
-        *("chips", "memory", "from the host", "attention", "peak memory")
+        *("chips", "memory", "from the host", "attention", "peak memory", "estimate")
     }
     assert "exit code 75" in checks["stopped"]["text"]
     assert "step 6" in checks["continued"]["text"]

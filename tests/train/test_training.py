@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.files import append_jsonl, read_jsonl
+from grpo_lib.common.files import append_jsonl, read_jsonl, write_json_atomic
 from grpo_lib.problems import load_problems
 from grpo_lib.records import EvalRun
 from grpo_train import checks, export, pipeline, training
@@ -625,7 +625,7 @@ def test_batch_metrics_by_hand_and_every_key_is_in_the_glossary():
     written = values.keys() | {"seconds_reward", *TUNIX_METRICS.values()}
     # From the timer, the reference model's, the recorder and pipeline.validation.
     written |= {"seconds", "seconds_update", "tokens_per_second", "step", "learning_rate", "compilations"}
-    written |= {"peak_memory_gib"}  # of a chip
+    written |= {"peak_memory_gib", "update_over_estimate"}  # of a chip
     written |= {"validation_accuracy", "validation_lenient"}
     # From learner and optimizer, where a recipe asks for them.
     written |= {"dynamic_sampling/passes", "dynamic_sampling/uniform_groups", "update_applied", "beta", "temperature"}
@@ -682,6 +682,15 @@ def test_a_row_is_written_when_it_is_whole_and_a_validation_may_join_it_later(tm
     again = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
     assert again.last_step == 1
     assert again.begin(0, None) == [] == read_jsonl(recorder.path)
+
+
+def test_a_row_has_the_update_over_its_estimate_where_one_is_kept(tmp_path):
+    write_json_atomic(tmp_path / "estimate.json", {"update_seconds": 4.0})
+    recorder = Recorder(tmp_path, iterations=1, completions=8, learning_rate=float)
+    recorder.begin(0, None)
+    recorder.pending[1] = dict.fromkeys(REQUIRED_METRICS, 1.0) | {"completions/mean_length": 3.0}
+    recorder.log_scalar("step/train/seconds_update", 3.0, step=0)
+    assert read_jsonl(recorder.path)[0]["update_over_estimate"] == 0.75
 
 
 def test_a_recorder_writes_only_in_the_first_process_and_only_its_own_training(tmp_path):

@@ -1,0 +1,198 @@
+"""docs/estimates.md: estimates of published times, beside what was measured.  Made in two steps, each a commit.
+
+    .venv/bin/python dev/tools/make_estimates.py predict      # assets/estimates/predictions.json, before comparing
+    .venv/bin/python dev/tools/make_estimates.py compare      # docs/estimates.md, with assets/estimates/measured.yaml
+    .venv/bin/python dev/tools/make_estimates.py compare --check
+
+The programs' times are in assets/estimates/programs.json, so that nothing is compiled again.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from grpo_lib.common import environment
+from grpo_lib.common.files import read_json, write_json_atomic, write_text_atomic
+from grpo_train.recipes.slices import CHIPS
+from grpo_train.tpu import preflight
+from grpo_train.tpu.op_costs import RATES
+
+ROOT = environment.repo_root()
+FOLDER = ROOT / "assets" / "estimates"
+PAGE = ROOT / "docs" / "estimates.md"
+
+Range = tuple[float, float]
+
+INTRODUCTION = """\
+# Estimates beside what others measured
+
+`grpo preflight` estimates what a step takes on a TPU from the program that the compiler makes (libtpu {versions}).
+No TPU was used here. This page puts such estimates beside published times of other people's code;
+`dev/tools/make_estimates.py` writes it from assets/estimates. Predictions and bars were committed before the
+comparison, and misses stay.
+
+## Predictions
+
+Of {blind} blind ones {held} are within their bar.
+
+- *Seen*: the method was made with this measurement known. No constant was fitted to it, but the share of attention's
+  kernel was counted knowing it.
+- *Repeat*: the same quantity as a seen one, of another run or commit. It says how much a measurement varies.
+- *Blind*: not used to make the method; whoever wrote the cases had read the measurement. All are of the code and the
+  compiled programs that the seen ones are of, so they are one witness rather than many, and say nothing of other code.
+- A range comes from lengths that were not published: the high end is the limit, the low one a guess. It is within the
+  bar when the measurement is no further than the bar from the nearer end. The column of ratios has both ends, the high
+  one first.
+"""
+SLICE_PAGE = "https://cloud.google.com/tpu/docs/v6e"
+BOOK = "https://github.com/jax-ml/scaling-book/blob/04d8de58b9f64e2d6cc1df469b8a36f506a0138d/tpus.md"
+RATES_OF = f"""\
+Peaks and bandwidths are the vendor's. A link: v6e has 3,200 Gbit/s over 4 ports ([Cloud TPU]({SLICE_PAGE})), which is
+the one-way rate of the [scaling book]({BOOK}), as are the others. The clock is what peak and matrix units imply.
+"""
+
+
+def predict(cases: dict[str, Any], programs: dict[str, Any]) -> dict[str, Range]:
+    """Seconds of each case whose programs are there."""
+    predictions = {}
+    for name, case in cases.items():
+        if all(part["program"] in programs for part in case["parts"]):
+            parts = [_part(part, programs) for part in case["parts"]]
+            predictions[name] = tuple(sum(ends) for ends in zip(*parts, strict=True))
+    return predictions
+
+
+def _part(part: dict[str, Any], programs: dict[str, Any]) -> Range:
+    seconds = _whole(programs[part["program"]], part["layers"], in_loop="tokens" in part)
+    if kernels := part.get("kernels"):
+        seconds += _kernels(programs[kernels]) * part["layers"]
+    low, high = part.get("tokens", (1, 1))
+    times = part.get("times", 1)
+    return times * low * seconds, times * high * seconds
+
+
+def _whole(program: dict[str, Any], layers: int, *, in_loop: bool) -> float:
+    """Seconds with all layers: what two layers take, and as much for each further one as the second."""
+    return _seconds(program["two_layers"], in_loop) + (layers - 2) * program["a_layer"]
+
+
+def _seconds(time: dict[str, Any], in_loop: bool) -> float:
+    return time["open_loops"][0] if in_loop else time["seconds"]
+
+
+def _kernels(kernel: dict[str, Any]) -> float:
+    """Seconds of a layer's kernels: the bundles of their loops, a cycle each, as often as the loops turn."""
+    cycles = kernel["rows"] * kernel["turns"] * sum(kernel["bundles"]) * kernel["share"]
+    return cycles / RATES[kernel["generation"]].clock
+
+
+def page(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[str, Any], programs: Any) -> str:
+    """docs/estimates.md."""
+    rows = list(_rows(cases, predictions, measured))
+    blind = [row for row in rows if row["kind"] == "blind"]
+    held = [row for row in blind if row["held"]]
+    versions = ", ".join(sorted({program["libtpu"] for program in programs.values() if "libtpu" in program}))
+    begin = INTRODUCTION.format(versions=versions, blind=len(blind), held=len(held))
+    table = ["| what | | estimate, s | measured, s | measured / estimate | bar | |", "|---|---|--:|--:|--:|--:|---|"]
+    table += [_line(row) for row in rows]
+    left_out = ["", "Left out of all estimates: prefill, host work, rewards, the first step's compilation."]
+    not_made = yaml.safe_load((FOLDER / "not_made.yaml").read_text(encoding="utf-8"))
+    sections = {
+        "Published times without a prediction": [f"- {reason}" for reason in not_made],
+        "Sources of the measurements": [f"- {row['title']}: {row['source']}" for row in rows],
+        "The rates that are used": _rates(),
+        "Estimates of the recipes": _recipes(),
+    }
+    lines = [begin, *table, *left_out]
+    for title, text in sections.items():
+        lines += ["", f"## {title}", "", *text]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, case in cases.items():
+        if name not in predictions or name not in measured:
+            continue
+        low, high = predictions[name]
+        seconds = measured[name]["seconds"]
+        nearer = min(max(seconds, low), high)
+        held = 1 / (1 + case["bar"]) <= seconds / nearer <= 1 + case["bar"]
+        numbers = {"low": low, "high": high, "measured": seconds, "held": held}
+        yield {**case, **numbers, "source": measured[name]["source"]}
+
+
+def _line(row: dict[str, Any]) -> str:
+    low, high, measured = row["low"], row["high"], row["measured"]
+    same = low == high
+    predicted = f"{low:.3g}" if same else f"{low:.3g} to {high:.3g}"
+    ratio = f"{measured / high:.2f}" if same else f"{measured / high:.2f} to {measured / low:.2f}"
+    verdict = "within" if row["held"] else "**missed**"
+    return f"| {row['title']} | {row['kind']} | {predicted} | {measured:.4g} | {ratio} | {row['bar']:.0%} | {verdict} |"
+
+
+def _rates() -> list[str]:
+    """A table of chips."""
+    lines = [
+        RATES_OF,
+        "| chip | TFLOP/s | memory, GB/s | a link, one way, GB/s | clock, GHz |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for name, rates in RATES.items():
+        chip = CHIPS[name]
+        numbers = (chip.flops / 1e12, chip.bandwidth / 1e9, rates.link / 1e9, rates.clock / 1e9)
+        lines.append(f"| {name} | {' | '.join(f'{number:,.4g}' for number in numbers)} |")
+    return lines
+
+
+def _recipes() -> list[str]:
+    """Each stored preflight: its estimate, or why it has none."""
+    lines = [
+        "From `assets/preflight`; the first number has completions of a third of the longest length, the second of all",
+        "of it. ≥: decoding is vLLM's, of which the bytes of the weights are a bound.",
+        "",
+        "| recipe | slice | update, s | decoding, s | step, s | run, hours | chip-hours |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    missing: dict[str, list[str]] = {}
+    for result in preflight.saved_results():
+        if not (found := result.estimate):
+            missing.setdefault(_why(result), []).append(result.name)
+            continue
+        decoding = next(part for part in found.parts if part.name == preflight.roofline.DECODING)
+        sign = "≥ " if decoding.is_bound else ""
+        cells = [str(found.update), *(f"{sign}{each}" for each in (decoding.seconds, found.step, found.run_hours))]
+        lines.append(f"| {result.name} | {result.accelerator} | {' | '.join(cells)} | {sign}{found.chip_hours} |")
+    reasons = [f"- {', '.join(names)}: {reason}." for reason, names in missing.items()]
+    return [*lines, "", "Not estimated:", "", *reasons] if reasons else lines
+
+
+def _why(result: preflight.Result) -> str:
+    return result.not_estimated or (
+        "the stored preflight is older than the estimates; `grpo preflight` makes one, by a compilation at full effort"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["predict", "compare"])
+    parser.add_argument("--check", action="store_true", help="only say whether the file would change")
+    arguments = parser.parse_args()
+    cases = yaml.safe_load((FOLDER / "cases.yaml").read_text(encoding="utf-8"))
+    programs = read_json(FOLDER / "programs.json", "")
+    if arguments.what == "predict":
+        write_json_atomic(FOLDER / "predictions.json", predict(cases, programs))
+        return
+    predictions = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))
+    measured = yaml.safe_load((FOLDER / "measured.yaml").read_text(encoding="utf-8"))
+    made = page(cases, predictions, measured, programs)
+    if arguments.check:
+        sys.exit(PAGE.read_text(encoding="utf-8") != made and "docs/estimates.md is not what make_estimates.py writes")
+    write_text_atomic(PAGE, made)
+
+
+if __name__ == "__main__":
+    main()
