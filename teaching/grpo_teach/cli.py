@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lib.common import environment, files
+from grpo_lib.common import boundary, environment, files
 from grpo_lib.common.errors import CourseError
-from grpo_train.cli.options import AsJson, commands, finish, log_for
+from grpo_train.cli.options import AsJson, NoIsolation, commands, finish, log_for
 
 app = commands()
 
@@ -56,17 +56,21 @@ def grade(
         int | None, typer.Option(min=0, help="Draws the hidden inputs; default: a new one, which is printed.")
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Grade a folder of submissions of one lesson (for teachers).
 
     Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
-    grades come out again.  Student code runs with limits but not in a sandbox: use a container.
+    grades come out again.  Student code runs behind a boundary of the system; where there is none, nothing is graded.
     """
     if importlib.util.find_spec("grpo_teach.submissions") is None:
         raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
     from grpo_teach import grading, submissions
 
+    log = log_for(as_json)
+    output = output or folder.with_name(f"{folder.resolve().name}-graded")
+    log(boundary.require(*_teachers(), folder, output, off=no_isolation))
     handed_in = submissions.read_submissions(folder)
     if seed is None:
         seed = secrets.randbits(32)
@@ -76,10 +80,8 @@ def grade(
     ]
     if not exercises:
         raise CourseError(f"lesson {name} has no exercises")
-    log = log_for(as_json)
     log(f"lesson {name}: {len(handed_in)} submissions, {len(exercises)} exercises, --seed {seed}")
     results = submissions.grade_all(handed_in, exercises, seed, log)
-    output = output or folder.with_name(f"{folder.resolve().name}-graded")
     table = submissions.write_results(results, output)
     points = {result.submission.name: result.points for result in results}
     finish({"lesson": name, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
@@ -94,20 +96,22 @@ def leaderboard(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,
     seconds: Annotated[int, typer.Option(min=1, help="That each training may take.")] = 240,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the reward and the recipe of each student on problems drawn from --seed, and rank them.
 
     Writes leaderboard.csv after each entry; what is wrong with one is its remark.  The same command continues where it
-    was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
-    with it, and another seed.
+    was interrupted.  Student code runs behind a boundary of the system; where there is none, nothing is trained.
+    Students try their own entry with it, another seed, and --no-isolation where they have no boundary.
     """
     from grpo_teach import hand_ins
     from grpo_teach import leaderboard as board
 
     output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
-    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
     log = log_for(as_json)
+    log(boundary.require(*_teachers(), folder, output, off=no_isolation))
+    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
     rows = []
     for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
         log(f"{name}, {number} of {len(entries)}")
@@ -121,6 +125,11 @@ def leaderboard(
         files.write_text_atomic(output / "leaderboard.csv", board.csv(rows))
     lines = json.loads(board.ranked(rows).to_json(orient="records"))
     finish({"leaderboard": lines}, as_json, f"leaderboard: {output / 'leaderboard.csv'}")
+
+
+def _teachers() -> list[Path]:
+    """What of this repository a student's code must not read, where it is there."""
+    return [environment.repo_root() / name for name in ("teaching", "tests/teach")]
 
 
 def _notebook_of(number: str) -> Path:

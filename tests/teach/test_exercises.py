@@ -27,7 +27,7 @@ HANDED_IN = {
     ),
     "missing": ("def advantage(rewards, G): return rewards", "no function advantages"),
     "imports": ("import grpo_teach\ndef advantages(rewards, G): return rewards", "No module named"),
-    "package": ("import scipy\ndef advantages(rewards, G): return rewards", "not scipy/__init__.py"),
+    "package": ("import scipy\ndef advantages(rewards, G): return rewards", "No module named 'scipy'"),
     "untouched": ("def advantages(*_): raise NotImplementedError()", "3.2 NotImplementedError"),
     "odd": ("def advantages(rewards, G): return open", "was returned"),
 }
