@@ -7,14 +7,18 @@ what `grade` needs (grpo_teach.student).
 import importlib.util
 import json
 import secrets
+import zlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from grpo_lib.common import boundary, environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_train.cli.options import AsJson, NoIsolation, commands, finish, log_for
+
+if TYPE_CHECKING:
+    from grpo_teach.notebooks import Exercise
 
 app = commands()
 
@@ -25,14 +29,23 @@ def check(
     notebook: Annotated[
         Path | None, typer.Argument(metavar="[NOTEBOOK]", help="Default: the lesson's notebook in exercises/.")
     ] = None,
+    hidden_count: Annotated[
+        bool, typer.Option("--hidden-count", help="For teachers: only say how many hidden parts are right.")
+    ] = False,
+    student: Annotated[str, typer.Option(help="With --hidden-count: a name, which draws the inputs.")] = "",
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the public cases of an exercise on your notebook.
 
-    Only the cell of the function and the cell below it are run, as in grading: what the function needs must be in its
-    cell.  Save the notebook first.  Exit code 2: it is not right yet.
+    Only the cell of the function and the cell below it are run, as in grading, with its imports and limits: what the
+    function needs must be in its cell.  Save the notebook first.  Exit code 2: it is not right yet.
+
+    With --hidden-count a teacher tells a student before the deadline how many parts would count: with --student the
+    inputs are that student's own, and the same at each try.
     """
     from grpo_teach import check as public_cases
+    from grpo_teach import words
     from grpo_teach.notebooks import read_exercises
 
     path = notebook or _notebook_of(number)
@@ -42,8 +55,15 @@ def check(
         raise CourseError(str(error)) from error
     if number not in exercises:
         raise CourseError(f"{path} has no exercise {number}; it has {', '.join(exercises) or 'none'}")
-    public_cases.check(exercises[number])
-    finish({"exercise": number, "passed": True}, as_json, f"exercise {number}: the public cases pass")
+    if hidden_count:  # it is a student's, and not the teacher's own
+        log_for(as_json)(boundary.require(*_teachers(), off=no_isolation))
+        right, parts = _hidden_parts(exercises[number], student)
+        summary = "exercise {number}: {right} of {count} parts are right"
+        said = words.say(summary, exercises[number].language, number=number, right=right, count=parts)
+        finish({"exercise": number, "right": right, "parts": parts}, as_json, said)
+        return
+    said = public_cases.check(exercises[number], log_for(as_json))
+    finish({"exercise": number, "passed": True}, as_json, said)
 
 
 @app.command()
@@ -64,8 +84,7 @@ def grade(
     Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
     grades come out again.  Student code runs behind a boundary of the system; where there is none, nothing is graded.
     """
-    if importlib.util.find_spec("grpo_teach.submissions") is None:
-        raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
+    _teachers_copy("grpo grade")
     from grpo_teach import grading, submissions
 
     log = log_for(as_json)
@@ -130,6 +149,26 @@ def leaderboard(
 def _teachers() -> list[Path]:
     """What of this repository a student's code must not read, where it is there."""
     return [environment.repo_root() / name for name in ("teaching", "tests/teach")]
+
+
+def _teachers_copy(command: str) -> None:
+    """Raises CourseError in a student's folder, which has no solutions."""
+    if importlib.util.find_spec("grpo_teach.grading") is None:
+        raise CourseError(f"{command} needs the teacher's copy of the course: this one has no solutions")
+
+
+def _hidden_parts(exercise: "Exercise", student: str) -> tuple[int, int]:
+    """How many parts of an exercise are right, and how many there are, with inputs of the student's own."""
+    _teachers_copy("grpo check --hidden-count")
+    from grpo_teach import grading
+
+    teachers = grading.teachers_exercises()
+    if exercise.number not in teachers:
+        raise CourseError(f"exercise {exercise.number} has no hidden parts that grpo grade counts")
+    seed = zlib.crc32(student.encode()) if student else secrets.randbits(32)
+    [graded] = grading.grade(teachers[exercise.number], exercise.code, [seed])
+    parts = len(grading.planned(teachers[exercise.number], seed))
+    return parts - len(graded.missed), parts
 
 
 def _notebook_of(number: str) -> Path:

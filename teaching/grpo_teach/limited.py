@@ -35,7 +35,7 @@ class Failed:
     @property
     def kind(self) -> str:
         """The error's type."""
-        return self.reason.partition(":")[0]
+        return self.reason.partition(" (line ")[0].partition(":")[0]
 
 
 @dataclass(frozen=True)

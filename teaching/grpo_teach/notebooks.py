@@ -28,6 +28,11 @@ class Exercise:
     test: str
 
     @property
+    def language(self) -> str:
+        """ "zh" where its text is Chinese, else "en"."""
+        return "zh" if re.search("[\u4e00-\u9fff]", self.title) else "en"
+
+    @property
     def functions(self) -> list[str]:
         """The names of the functions in `code`, in order.  Raises SyntaxError."""
         return [node.name for node in ast.parse(self.code).body if isinstance(node, ast.FunctionDef)]

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pandas as pd
 from grpo_lib.common import files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.spreadsheets import for_spreadsheet
-from grpo_teach import hand_ins
+from grpo_teach import hand_ins, words
 from grpo_teach.grading import Grade, grade, planned
 from grpo_teach.notebooks import Exercise, read_exercises
 
@@ -34,6 +34,7 @@ class Submission:
     name: str
     code: Mapping[str, str]
     remarks: Sequence[str]
+    languages: Mapping[str, str] = field(default_factory=dict)  # of each exercise, as Exercise.language
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,14 @@ class Result:
 
     @property
     def remarks(self) -> str:
+        """What was missed of each exercise; one line where nothing of the lesson was written, or handed in."""
         missed = [f"{one.exercise.number} {missed}" for one in self.grades for missed in one.summary]
+        reasons = {reason for one in self.grades for _, reason in one.missed}
+        for language in ("en", "zh"):
+            if not self.points and reasons == {words.say("not written", language)}:
+                missed = [words.say("empty: nothing was written", language)]
+            if reasons == {words.say("not handed in", language)} and self.submission.remarks:
+                missed = []
         return " ".join("; ".join([*self.submission.remarks, *missed]).split())
 
 
@@ -75,6 +83,7 @@ def read_submission(entry: Path, name: str, twice: bool = False) -> Submission:
     if twice:
         remarks.append("a notebook and a folder have this name; each is graded, choose one")
     code: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for path in notebooks:
         try:
             exercises = read_exercises(path)
@@ -83,7 +92,9 @@ def read_submission(entry: Path, name: str, twice: bool = False) -> Submission:
             continue
         for number, one in exercises.items():  # an exercise may be there in English and in Chinese
             code[number] = min(one.code, code.get(number, one.code), key=lambda text: text.count(UNWRITTEN))
-    return Submission(name, code, remarks)
+            if code[number] == one.code:
+                languages[number] = one.language
+    return Submission(name, code, remarks, languages)
 
 
 def lesson_of(submissions: Sequence[Submission]) -> str:
@@ -163,15 +174,17 @@ def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submi
         return submission
     others = sorted({_lesson(number) for number in submission.code}) or ["none"]
     remark = f"no exercise of lesson {_lesson(exercises[0].number)}; it has those of lesson {', '.join(others)}"
-    return Submission(submission.name, submission.code, [remark])
+    return replace(submission, remarks=[remark])
 
 
 def _grade(submission: Submission, exercise: Exercise, seed: int) -> Grade:
     code = submission.code.get(exercise.number)
+    languages = submission.languages.values()
+    language = submission.languages.get(exercise.number, min(languages, default="en"))
     if code is None:
-        return Grade(exercise, 0.0, (("all of it", "not handed in"),))
+        return Grade(exercise, 0.0, ((words.say("all of it", language), words.say("not handed in", language)),))
     try:
-        return grade(exercise, code, [seed])[0]
+        return grade(exercise, code, [seed], language)[0]
     except CourseError:  # there is no boundary
         raise
     except Exception as error:  # the others go on, whatever a result holds

@@ -5,6 +5,7 @@ What isolates it is grpo_lib.common.boundary, outside of it.  The audit hook in 
 attempts with an error that says why, and code that knows it undoes it.
 """
 
+import functools
 import json
 import os
 import posix
@@ -63,9 +64,10 @@ def main() -> None:
                 delattr(module, name)
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))
     space: dict[str, Any] = {"__name__": "submission"}
-    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space))
+    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space), task["code"])
     for function, harness, inputs in task["calls"]:
-        line = failed if "error" in failed else _line(lambda: _call(space, function, harness, inputs))  # noqa: B023
+        called = functools.partial(_call, space, function, harness, inputs)
+        line = failed if "error" in failed else _line(called, task["code"])
         results.write(line + "\n")
         results.flush()  # results before an endless loop count
 
@@ -81,13 +83,28 @@ def _call(space: dict[str, Any], function: str, harness: str, inputs: list[Any])
     return tools[name](space[function], *decode(inputs))
 
 
-def _line(run: Callable[[], Any]) -> str:
+def _line(run: Callable[[], Any], code: str) -> str:
     """The line for a call."""
     try:
         return json.dumps({"value": encode(run())})
     except BaseException as error:  # SystemExit and MemoryError as well
         said = (str(error).splitlines() or [""])[0][:200]
-        return json.dumps({"error": f"{type(error).__name__}: {said}".rstrip(": ")})
+        reason = f"{type(error).__name__}: {said}".rstrip(": ")
+        return json.dumps({"error": reason + _where(error, code)})
+
+
+def _where(error: BaseException, code: str) -> str:
+    """The deepest line of the student's own code that an error went through, in brackets; "" if there is none."""
+    number = error.lineno if isinstance(error, SyntaxError) and error.filename == "submission" else None
+    step = error.__traceback__
+    while step:
+        if step.tb_frame.f_code.co_filename == "submission":
+            number = step.tb_lineno
+        step = step.tb_next
+    lines = code.splitlines()
+    if number is None or not 0 < number <= len(lines):
+        return ""
+    return f" (line {number}: {lines[number - 1].strip()[:100]})"
 
 
 def _refuse_all_but(library: str, package: str) -> Callable[[str, tuple], None]:

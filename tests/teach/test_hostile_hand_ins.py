@@ -70,7 +70,7 @@ CLASS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
     "ben/03.ipynb": (honest, "ben", "2", "3.1 not handed in"),
     "surrogate.ipynb": (raises_what_no_file_holds, "surrogate", "0", "3.2 ValueError: ? ?]0;title?"),
     "latin\udcff.ipynb": (honest, "latin?", "2", "3.1 not handed in"),
-    "huge.ipynb": (returns_a_number_too_large, "huge", "0", "3.2 not right"),
+    "huge.ipynb": (returns_a_number_too_large, "huge", "0", "a list or an array expected, a number returned"),
     "eve.ipynb": (link_to_the_solution, "eve", "0", "eve.ipynb is a symbolic link"),
     "folder": (link_to_all_solutions, "folder", "0", "folder is a symbolic link"),
     "inside/03.ipynb": (link_to_the_solution, "inside", "0", "03.ipynb is a symbolic link"),
