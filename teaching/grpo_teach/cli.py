@@ -130,12 +130,12 @@ def leaderboard(
     output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
     log = log_for(as_json)
     log(boundary.require(*_teachers(), folder, output, off=no_isolation))
-    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
+    entries = hand_ins.entries_of(folder)
     rows = []
     for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
         log(f"{name}, {number} of {len(entries)}")
         row: dict[str, Any]
-        if reason := hand_ins.linked(entry, part):
+        if reason := hand_ins.linked(entry, part) or hand_ins.no_folder(entry):
             row = {"remark": reason}
         else:
             row = board.train_entry(entry / part, recipe, seed, seeds, output / name, seconds, log)

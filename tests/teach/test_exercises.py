@@ -103,7 +103,8 @@ def test_hostile_submissions_are_one_line_each(grpo, tmp_path) -> None:
     for name, place in {"fine": "both", "untouched": "both/zh_TW"}.items():
         (tmp_path / place / "03_policy_update.ipynb").write_text(texts[name], "utf-8")
     assert grpo("grade", tmp_path, "--lesson", 3, "--output", tmp_path / "graded").returncode == 0
-    rows = {row["submission"]: row for row in csv.DictReader((tmp_path / "graded" / "grades.csv").open())}
+    table = (tmp_path / "graded" / "grades.csv").read_text("utf-8-sig")
+    rows = {row["submission"]: row for row in csv.DictReader(table.splitlines())}
     assert {name: row["points"] for name, row in rows.items() if row["points"] != "0"} == {"fine": "2", "both": "2"}
     for name, (_, words) in {**HANDED_IN, **OTHERS}.items():
         assert words in rows[name]["remarks"], name
