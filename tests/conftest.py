@@ -129,11 +129,24 @@ def isolation(request, monkeypatch) -> str:
     if request.param == boundary.ANOTHER_USER and os.geteuid() == 0:
         python, _ = request.getfixturevalue("python_for_all")
         monkeypatch.setattr(boundary, "PYTHON", python)
+    monkeypatch.setattr(boundary, "found", lambda: boundary.Found(request.param))
+    monkeypatch.setenv(boundary.OFF, "")
     if reason := _missing(request.param):
         if request.param in os.environ.get("GRPO_BOUNDARIES", ""):  # .ci/run has installed it
             pytest.fail(reason)
         pytest.skip(f"isolation: {request.param}: {reason}")
     return request.param
+
+
+@pytest.fixture
+def no_boundary(monkeypatch) -> Iterator[None]:
+    """A machine without bubblewrap, and not root."""
+    monkeypatch.setenv(boundary.OFF, "")
+    monkeypatch.setattr(boundary, "BWRAP", "bwrap-that-is-not-there")
+    monkeypatch.setattr(boundary.os, "geteuid", lambda: 1000)
+    boundary.found.cache_clear()
+    yield
+    boundary.found.cache_clear()
 
 
 @functools.cache

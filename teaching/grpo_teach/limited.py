@@ -16,6 +16,7 @@ from grpo_lib.common.boundary import Limits
 from grpo_teach import worker
 from grpo_teach.hand_ins import plain
 
+PACKAGES = Path(np.__file__).parents[1]
 SECONDS = 10  # of computing; a busy machine costs nobody points
 WAIT = 3  # times as long by the clock, for what sleeps
 MEMORY = 2**30  # bytes of address space, Python and NumPy included
@@ -56,12 +57,11 @@ def run(code: str, calls: Sequence[Call], seconds: int = SECONDS, own: bool = Fa
     Raises CourseError where foreign code has no boundary.
     """
     encoded = [[call.function, call.harness, worker.encode(call.arguments)] for call in calls]
-    packages = Path(np.__file__).parents[1]
-    task = {"code": code, "calls": encoded, "packages": str(packages)}
+    task = {"code": code, "calls": encoded, "packages": str(PACKAGES)}
     program = Path(worker.__file__).read_text("utf-8")  # not as a file, which another user could not read
     limits = Limits(seconds, MEMORY, OUTPUT, WAIT)
     found = boundary.OWN if own else boundary.in_use()
-    numpy = [packages / "numpy", packages / "numpy.libs"]
+    numpy = [PACKAGES / "numpy", PACKAGES / "numpy.libs"]
     given = json.dumps(task).encode()
     ended = boundary.run(program, given, limits, found, numpy, OPENBLAS_NUM_THREADS="1")
     if ended.code is None:

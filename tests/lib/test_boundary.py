@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -262,25 +261,14 @@ def test_what_is_given_is_read(isolation) -> None:
 # --- where there is none ---
 
 
-@pytest.fixture
-def nothing_works(monkeypatch) -> Iterator[None]:
-    """A machine without bubblewrap, and not root."""
-    monkeypatch.setenv(boundary.OFF, "")
-    monkeypatch.setattr(boundary, "BWRAP", "bwrap-that-is-not-there")
-    monkeypatch.setattr(boundary.os, "geteuid", lambda: 1000)
-    boundary.found.cache_clear()
-    yield
-    boundary.found.cache_clear()
-
-
-def test_foreign_code_is_refused_where_there_is_no_boundary(nothing_works) -> None:
+def test_foreign_code_is_refused_where_there_is_no_boundary(no_boundary) -> None:
     with pytest.raises(CourseError, match=r"bubblewrap: it is not installed; another user: only root .*--no-isolation"):
         boundary.require()
     with pytest.raises(CourseError, match="isolation: none"):
         boundary.in_use()
 
 
-def test_it_runs_without_one_where_that_is_asked_for(nothing_works) -> None:
+def test_it_runs_without_one_where_that_is_asked_for(no_boundary) -> None:
     assert boundary.require(off=True).startswith("isolation: NONE")
     assert boundary.in_use().kind == NONE
     assert said(NONE, "print(6)") == "6\n"
@@ -304,9 +292,7 @@ def test_an_interpreter_that_another_user_cannot_read_is_no_boundary(monkeypatch
     assert boundary._missing(ANOTHER_USER) not in ("", "it needs Linux")
 
 
-def test_a_secret_that_can_be_read_is_refused(isolation, monkeypatch, tmp_path_factory) -> None:
-    monkeypatch.setattr(boundary, "found", lambda: Found(isolation))
-    monkeypatch.setenv(boundary.OFF, "")
+def test_a_secret_that_can_be_read_is_refused(isolation, tmp_path_factory) -> None:
     with pytest.raises(CourseError, match="could read /usr/lib; chmod 700 /usr/lib"):
         boundary.require(Path("/usr/lib"))
     private = tmp_path_factory.mktemp("private")
