@@ -3,8 +3,8 @@
 import csv
 import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -30,47 +30,43 @@ def book(*cells) -> bytes:
 
 
 RIGHT_BOOK, WRONG_BOOK = book(cell(SOLUTION)), book(cell(WRONG))
-Made = dict[str, bytes]
+EARLY, LATE = 1, 9  # hours
+LINK = "a link to the solution"
 
 
-def put(content: bytes, hour: int = 1) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+def make(path: Path, what: Any) -> None:
+    """A file with (content, hour), a ZIP with a dict of contents, whose hours are 0, 1, …, or a link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if what == LINK:
+        path.symlink_to(grading.teachers_exercises()["3.2"].path)
+    elif isinstance(what, dict):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for number, (name, content) in enumerate(what.items()):
+                archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, number, 0, 0)), content)
+    else:
+        content, hour = what
         path.write_bytes(content)
         os.utime(path, (hour * 3600, hour * 3600))
-
-    return make
-
-
-def zipped(members: Made) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for number, (name, content) in enumerate(members.items()):
-                archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, number, 0, 0)), content)
-
-    return make
-
-
-def link(path: Path) -> None:
-    path.symlink_to(grading.teachers_exercises()["3.2"].path)
 
 
 SPLIT = book(cell(HELPER), cell(SOLUTION.replace("def advantages", "x = helper\n\ndef advantages"), "b"))
 HALF = book(cell(HELPER), cell(SOLUTION, "b", named=False))
+EMPTY = book(cell(UNWRITTEN))
+COPIED = book(cell(SOLUTION), cell(WRONG, "copy"))
+PYTHON = SOLUTION.encode()
 # What is in the folder, and of its line the name, the points, and words of the remark.
-KINDS: dict[str, tuple[dict[str, Callable[[Path], None]], str, str, str]] = {
-    "a notebook": ({"ada.ipynb": put(RIGHT_BOOK)}, "ada", "2", ""),
-    "a folder": ({"ben/03.ipynb": put(RIGHT_BOOK)}, "ben", "2", ""),
-    "a ZIP": ({"max.zip": zipped({"work/03.ipynb": RIGHT_BOOK, "__MACOSX/._03.ipynb": b"\0"})}, "max", "2", ""),
-    "a ZIP in a folder": ({"zoe/03.zip": zipped({"03.ipynb": RIGHT_BOOK})}, "zoe", "2", ""),
-    "no notebook": ({"nora.py": put(SOLUTION.encode())}, "nora", "0", "nora.py is no notebook"),
-    "a second suffix": ({"oli.ipynb.txt": put(RIGHT_BOOK)}, "oli", "2", ""),
-    "Moodle": ({"王小明_123_assignsubmission_file_/03.ipynb": put(RIGHT_BOOK)}, "王小明", "2", ""),
+KINDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "a notebook": ({"ada.ipynb": (RIGHT_BOOK, EARLY)}, "ada", "2", ""),
+    "a folder": ({"ben/03.ipynb": (RIGHT_BOOK, EARLY)}, "ben", "2", ""),
+    "a ZIP": ({"max.zip": {"work/03.ipynb": RIGHT_BOOK, "__MACOSX/._03.ipynb": b"\0"}}, "max", "2", ""),
+    "a ZIP in a folder": ({"zoe/03.zip": {"03.ipynb": RIGHT_BOOK}}, "zoe", "2", ""),
+    "no notebook": ({"nora.py": (PYTHON, EARLY)}, "nora", "0", "nora.py is no notebook"),
+    "a second suffix": ({"oli.ipynb.txt": (RIGHT_BOOK, EARLY)}, "oli", "2", ""),
+    "Moodle": ({"王小明_123_assignsubmission_file_/03.ipynb": (RIGHT_BOOK, EARLY)}, "王小明", "2", ""),
     "Canvas": (
         {
-            "lovelaceeve_4711_99001_03_policy_update.ipynb": put(WRONG_BOOK, 1),
-            "lovelaceeve_LATE_4711_99002_03_policy_update-1.ipynb": put(RIGHT_BOOK, 9),
+            "lovelaceeve_4711_99001_03_policy_update.ipynb": (WRONG_BOOK, EARLY),
+            "lovelaceeve_LATE_4711_99002_03_policy_update-1.ipynb": (RIGHT_BOOK, LATE),
         },
         "lovelaceeve",
         "2",
@@ -78,48 +74,48 @@ KINDS: dict[str, tuple[dict[str, Callable[[Path], None]], str, str, str]] = {
     ),
     "Blackboard": (
         {
-            "Exercises 03_tom_attempt_2026-02-01-10-00-00_03.ipynb": put(RIGHT_BOOK, 9),
-            "Exercises 03_tom_attempt_2026-02-03-10-00-00_03.ipynb": put(WRONG_BOOK, 1),
+            "Exercises 03_tom_attempt_2026-02-01-10-00-00_03.ipynb": (RIGHT_BOOK, LATE),
+            "Exercises 03_tom_attempt_2026-02-03-10-00-00_03.ipynb": (WRONG_BOOK, EARLY),
         },
         "tom",
         "0",
         "the newest, counts",
     ),
     "two versions": (
-        {"ann/03_policy_update.ipynb": put(WRONG_BOOK, 1), "ann/03_policy_update (1).ipynb": put(RIGHT_BOOK, 2)},
+        {"ann/03_policy_update.ipynb": (WRONG_BOOK, EARLY), "ann/03_policy_update (1).ipynb": (RIGHT_BOOK, LATE)},
         "ann",
         "2",
         "several versions of 3.2: 03_policy_update (1).ipynb, the newest, counts",
     ),
     "a checkpoint of Jupyter": (
-        {"lea/03.ipynb": put(RIGHT_BOOK, 1), "lea/.ipynb_checkpoints/03-checkpoint.ipynb": put(WRONG_BOOK, 9)},
+        {"lea/03.ipynb": (RIGHT_BOOK, EARLY), "lea/.ipynb_checkpoints/03-checkpoint.ipynb": (WRONG_BOOK, LATE)},
         "lea",
         "2",
         "",
     ),
     "the empty one beside": (
-        {"sam/03.ipynb": put(RIGHT_BOOK, 1), "sam/zh_TW/03.ipynb": put(book(cell(UNWRITTEN)), 9)},
+        {"sam/03.ipynb": (RIGHT_BOOK, EARLY), "sam/zh_TW/03.ipynb": (EMPTY, LATE)},
         "sam",
         "2",
         "",
     ),
-    "a copied cell": ({"kim.ipynb": put(book(cell(SOLUTION), cell(WRONG, "copy")))}, "kim", "2", "is there 2 times"),
-    "a split cell": ({"joe.ipynb": put(SPLIT)}, "joe", "2", "its code is in 2 cells"),
-    "half a cell without a name": ({"una.ipynb": put(HALF)}, "una", "2", "its code is in 2 cells"),
-    "a name that is no UTF-8": ({"latin\udcff.ipynb": put(RIGHT_BOOK)}, "latin?", "2", ""),
-    "a link": ({"eve.ipynb": link}, "eve", "0", "eve.ipynb is a symbolic link"),
-    "a ZIP that is none": ({"pia.zip": put(b"PK\3\4 no")}, "pia", "0", "pia.zip cannot be read as a ZIP"),
+    "a copied cell": ({"kim.ipynb": (COPIED, EARLY)}, "kim", "2", "is there 2 times"),
+    "a split cell": ({"joe.ipynb": (SPLIT, EARLY)}, "joe", "2", "its code is in 2 cells"),
+    "half a cell without a name": ({"una.ipynb": (HALF, EARLY)}, "una", "2", "its code is in 2 cells"),
+    "a name that is no UTF-8": ({"latin\udcff.ipynb": (RIGHT_BOOK, EARLY)}, "latin?", "2", ""),
+    "a link": ({"eve.ipynb": LINK}, "eve", "0", "eve.ipynb is a symbolic link"),
+    "a ZIP that is none": ({"pia.zip": (b"PK no", EARLY)}, "pia", "0", "pia.zip cannot be read as a ZIP"),
 }
-LEFT = {"__MACOSX/x": b"", ".DS_Store": b"", "Thumbs.db": b"", "._ada.ipynb": b""}
+LEFT = ("__MACOSX/x", ".DS_Store", "Thumbs.db", "._ada.ipynb")
 
 
 def test_eighteen_kinds_of_hand_in_are_eighteen_lines(grpo, tmp_path) -> None:
     folder = tmp_path / "class"
     for files, *_ in KINDS.values():
-        for name, make in files.items():
-            make(folder / name)
-    for name, content in LEFT.items():
-        put(content)(folder / name)
+        for name, what in files.items():
+            make(folder / name, what)
+    for name in LEFT:
+        make(folder / name, (b"", LATE))
     done = grpo("grade", folder, "--lesson", 3, "--seed", 7, "--json")
     assert result_of(done)["points"]
     content = (tmp_path / "class-graded" / "grades.csv").read_bytes()
@@ -137,22 +133,18 @@ def test_eighteen_kinds_of_hand_in_are_eighteen_lines(grpo, tmp_path) -> None:
 # --- ZIPs that somebody made for the grader ---
 
 
-def member(name: str, **settings) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    for key, value in settings.items():
-        setattr(info, key, value)
-    return info
-
-
-ZIPS = {
-    "a link": ([(member("03.ipynb", external_attr=0o120777 << 16), b"/etc/passwd")], "is a symbolic link"),
-    "a way out": ([(member("../../../../tmp/out.ipynb"), RIGHT_BOOK)], ""),
-    "an absolute name": ([(member("/tmp/out.ipynb"), RIGHT_BOOK)], ""),
-    "a bomb": ([(member("03.ipynb", compress_type=zipfile.ZIP_DEFLATED), bytes(2**25))], "03.ipynb is too large"),
-    "a ZIP in it": ([(member("03.zip"), b"PK")], "is a ZIP in a ZIP"),
-    "nothing": ([], "no notebook in eve.zip"),
-    "a thousand": ([(member(f"{number}.ipynb"), WRONG_BOOK) for number in range(1000)], ""),
-    "an odd name": ([(member("03\x1b]0;x.ipynb"), b"no")], "03?]0;x.ipynb is not a notebook"),
+BOMB = bytes(2**25)
+THOUSAND = {f"{number}.ipynb": WRONG_BOOK for number in range(1000)}
+ODD_NAME = "03\x1b]0;x.ipynb"
+ZIPS: dict[str, tuple[dict[str, bytes], str]] = {
+    "a link": ({"03.ipynb": b"/etc/passwd"}, "is a symbolic link"),
+    "a way out": ({"../../../../tmp/out.ipynb": RIGHT_BOOK}, ""),
+    "an absolute name": ({"/tmp/out.ipynb": RIGHT_BOOK}, ""),
+    "a bomb": ({"03.ipynb": BOMB}, "03.ipynb is too large"),
+    "a ZIP in it": ({"03.zip": b"PK"}, "is a ZIP in a ZIP"),
+    "nothing": ({}, "no notebook in eve.zip"),
+    "a thousand": (THOUSAND, ""),
+    "an odd name": ({ODD_NAME: b"no"}, "03?]0;x.ipynb is not a notebook"),
 }
 
 
@@ -161,8 +153,10 @@ def test_a_hostile_zip_is_a_remark(tmp_path, what) -> None:
     members, words = ZIPS[what]
     path = tmp_path / "eve.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for info, content in members:
-            archive.writestr(info, content)
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o120777 if what == "a link" else 0o100644) << 16
+            archive.writestr(info, content, zipfile.ZIP_DEFLATED)
     [found] = submissions.read_submissions(tmp_path)
     assert found.name == "eve"
     assert words in "; ".join(found.remarks)
@@ -175,7 +169,7 @@ def test_long_names_are_cut_and_stay_apart(tmp_path) -> None:
     """A name and a number behind it must fit into a folder's name."""
     names = ["王" * 83, "a" * 249, "a" * 248 + "b", "Ada", "ada"]
     for name in names:
-        put(RIGHT_BOOK)(tmp_path / f"{name}.ipynb")
+        make(tmp_path / f"{name}.ipynb", (RIGHT_BOOK, EARLY))
     found = [one.name for one in submissions.read_submissions(tmp_path)]
     assert len({name.casefold() for name in found}) == len(names)
     assert max(len(name.encode()) for name in found) < 200
