@@ -1,10 +1,13 @@
 """What all tests share: caches inside the repo, the CPU, --run-long and --run-nightly, the order, and a list of what
 did not run."""
 
+import functools
 import os
 import shutil
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ import filelock
 import hypothesis
 import pytest
 
-from grpo_lib.common import environment
+from grpo_lib.common import boundary, environment
 
 BROWSERS = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
@@ -88,6 +91,67 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("randomly"):
         seed = config.getoption("randomly_seed")
         terminalreporter.write_line(f"random order; the same again: PYTEST_ADDOPTS=--randomly-seed={seed}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_code() -> None:
+    """What tests run is the repository's own: it needs no boundary, and has one where this machine does."""
+    if boundary.found().kind == boundary.NONE:
+        os.environ[boundary.OFF] = "1"
+
+
+@pytest.fixture(scope="session")
+def python_for_all(tmp_path_factory) -> Iterator[tuple[Path, Path]]:
+    """A Python and a folder with NumPy that every user can read: those of the tests may be in a private home."""
+    import numpy
+
+    with tempfile.TemporaryDirectory(prefix="python-") as place:  # pytest's own folders are private
+        folder = Path(place)
+        folder.chmod(0o755)
+        packages = Path(numpy.__file__).parents[1]
+        library = boundary.PYTHON.parents[1] / "lib"
+        wanted = [boundary.PYTHON, *library.glob("libpython*"), library / f"python3.{sys.version_info.minor}"]
+        places = {path: folder / path.relative_to(boundary.PYTHON.parents[1]) for path in wanted}
+        places |= {packages / name: folder / "packages" / name for name in ("numpy", "numpy.libs")}
+        for path, copy in places.items():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            leave = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "*.a")
+            if path.is_dir():
+                shutil.copytree(path, copy, ignore=leave, symlinks=True)
+            elif path.exists():
+                shutil.copy2(path, copy)
+        yield folder / "bin" / boundary.PYTHON.name, folder / "packages"
+
+
+@pytest.fixture(params=[boundary.BUBBLEWRAP, boundary.ANOTHER_USER])
+def isolation(request, monkeypatch) -> str:
+    """Each boundary; tests with one that this machine lacks are skipped, and the last lines say so."""
+    if request.param == boundary.ANOTHER_USER and os.geteuid() == 0:
+        python, _ = request.getfixturevalue("python_for_all")
+        monkeypatch.setattr(boundary, "PYTHON", python)
+    monkeypatch.setattr(boundary, "found", lambda: boundary.Found(request.param))
+    monkeypatch.setenv(boundary.OFF, "")
+    if reason := _missing(request.param):
+        if request.param in os.environ.get("GRPO_BOUNDARIES", ""):  # .ci/run has installed it
+            pytest.fail(reason)
+        pytest.skip(f"isolation: {request.param}: {reason}")
+    return request.param
+
+
+@pytest.fixture
+def no_boundary(monkeypatch) -> Iterator[None]:
+    """A machine without bubblewrap, and not root."""
+    monkeypatch.setenv(boundary.OFF, "")
+    monkeypatch.setattr(boundary, "BWRAP", "bwrap-that-is-not-there")
+    monkeypatch.setattr(boundary.os, "geteuid", lambda: 1000)
+    boundary.found.cache_clear()
+    yield
+    boundary.found.cache_clear()
+
+
+@functools.cache
+def _missing(kind: str) -> str:
+    return boundary._missing(kind)
 
 
 @pytest.fixture(scope="session")

@@ -1,40 +1,29 @@
 """Grader of Python functions: the code that a completion gives is called with a problem's inputs, in its own process.
 
-The process is given inputs and not the expected values.  Time, memory and the size of a file are limited, of each
-process by itself, and at the end its process group is killed.  This keeps accidents away: an endless loop, a gigabyte,
-`exit()`.
-
-It is no sandbox against malice.  The code does what its user may: it reads and writes files, uses the network, starts a
-process that leaves the group and lives on, and, as root or where the system lets a process read its parent's memory,
-finds the expected values there.  Train in a container, and not as root, where that matters.  (HumanEval's own runner
-has the same warning, and its child process checks itself; `evaluate`'s code_eval is that runner.)
+The process is given inputs and not the expected values, and it runs behind grpo_lib.common.boundary, which keeps it
+from this process, from files and from the network.  (HumanEval's own runner checks in its child process, with a warning
+that this is no sandbox; `evaluate`'s code_eval is that runner.)
 """
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 from functools import lru_cache
 
 from grpo_lib.answers.tagged import answer_block
+from grpo_lib.common import boundary
 from grpo_lib.prompts import after_thoughts
 
-SECONDS = 2
+SECONDS = 2  # of computing
+WAIT = 2  # times as long by the clock
 MEMORY = 2**29  # bytes of address space
 OUTPUT = 2**16  # bytes of what is printed, and of each file
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.S)
 
-# Limits first, then the code.  What it prints is not the result: that is the last line.
-_PROGRAM = f"""
-import json, resource, sys
-for limit, value in (("CPU", {SECONDS}), ("AS", {MEMORY}), ("FSIZE", {OUTPUT})):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (value, value))
+# What the code prints is not the result: that is the last line.
+_PROGRAM = """
+import json, sys
 task = json.load(sys.stdin)
-space = {{}}
+space = {}
 exec(task["code"], space)
 results = [space[task["function"]](*arguments) for arguments in task["inputs"]]
 print("\\n" + json.dumps(results))
@@ -54,6 +43,8 @@ def same_results(code: str | None, gold: str) -> bool:
     """Whether the function gives each of the problem's cases its value.
 
     `gold`: JSON, {"function": its name, "cases": [[arguments, value], …]}; a gold that is not such a text is never met.
+
+    Raises CourseError where foreign code has no boundary.
     """
     try:
         task = json.loads(gold)
@@ -66,15 +57,6 @@ def same_results(code: str | None, gold: str) -> bool:
 
 def _run(given: str) -> str:
     """The last line that the process writes."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=output,
-            stderr=subprocess.DEVNULL, cwd=folder, env={}, start_new_session=True,
-        )  # fmt: skip
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(given.encode(), timeout=2 * SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # whatever is left of it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        output.seek(0)
-        return output.read(OUTPUT).decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+    limits = boundary.Limits(SECONDS, MEMORY, OUTPUT, WAIT)
+    ended = boundary.run(_PROGRAM, given.encode(), limits, boundary.in_use())
+    return ended.output.decode(errors="replace").rstrip("\n").rpartition("\n")[2]

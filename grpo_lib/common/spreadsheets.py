@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+BYTE_ORDER_MARK = "\ufeff"  # begins a CSV that Excel is to read as UTF-8
+
 # What makes a cell a formula ("CSV injection"), also in full width; of "-", only a plain number does not.
 FORMULA = re.compile(r"[=+@\t\r\n＝＋－＠]|-(?![0-9]+(?:\.[0-9]+)?\Z)")
 

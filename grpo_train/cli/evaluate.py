@@ -12,7 +12,17 @@ import typer
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_train.cli.options import AsJson, Overrides, Overwrite, RecipePath, commands, finish
+from grpo_train.cli.options import (
+    AsJson,
+    NoIsolation,
+    Overrides,
+    Overwrite,
+    RecipePath,
+    commands,
+    finish,
+    isolate,
+    log_for,
+)
 from grpo_train.recipes import Recipe, load_recipe
 
 # Below this accuracy the tiny model's share is explained: what it solves of other problems, it solves by chance.
@@ -54,6 +64,7 @@ def evaluate(
     probe: Annotated[
         Literal["partial-prompt"] | None, typer.Option(help="Has it seen the problems? It completes their questions.")
     ] = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the recipe's model (another with model.path=…) on all problems of a split: greedy completions.
@@ -64,6 +75,7 @@ def evaluate(
     goes on with is compared with the rest.  Give it problems that it cannot have seen, too (problems.source=words).
     """
     resolved = load_recipe(recipe, overrides or ())
+    isolate(resolved, no_isolation, log_for(as_json))
     if probe and (samples or completions):
         raise CourseError("--probe is about the model's greedy completions; leave out --samples and --completions")
     if thinking and not completions:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lib.common import environment
+from grpo_lib.common import boundary, environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.recipes import Recipe
 
@@ -66,6 +66,20 @@ def _on_a_disk(folder: Path) -> Path:
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", callback=_on_a_disk)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+NoIsolation = Annotated[
+    bool, typer.Option("--no-isolation", help="Run foreign code without a boundary, as the user that you are.")
+]
+
+
+def isolate(recipe: Recipe, off: bool, log: Callable[[str], None]) -> None:
+    """Say what isolates the code that a model writes, where the recipe has tasks of that kind.
+
+    Raises CourseError where nothing does, unless `off`.
+    """
+    if any(source.source == "code" for source in recipe.sources):
+        log(boundary.require(off=off))
 
 
 # ----- Several processes -----

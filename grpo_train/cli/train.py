@@ -13,6 +13,7 @@ from grpo_train.cli.options import (
     AsJson,
     Base,
     Coordinator,
+    NoIsolation,
     Overrides,
     Overwrite,
     Processes,
@@ -22,6 +23,7 @@ from grpo_train.cli.options import (
     RunsFolder,
     commands,
     finish,
+    isolate,
     log_for,
     process_count,
 )  # fmt: skip
@@ -47,6 +49,7 @@ def train(
     coordinator: Coordinator = None,
     process: ProcessNumber = None,
     processes: Processes = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """End-to-end run: convert, evaluate, train, evaluate again, export and report.
@@ -72,6 +75,7 @@ def train(
             as_json,
             f"{directory} is finished: {rates}; grpo report {directory} shows it, --overwrite trains it again",
         )
+    isolate(resolved, no_isolation, log_for(as_json))
     environment.require_free_chips()
     connected: contextlib.AbstractContextManager[int] = contextlib.nullcontext(0)
     if count > 1:

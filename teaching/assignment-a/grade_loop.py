@@ -4,8 +4,8 @@
 
 A submission is the notebook, or a folder with it, named after the student.  Writes FOLDER-loop.csv.  The student's
 functions run in a process of their own (train_loop.py) with a limit of time; it gets arguments and problems, and the
-values and completions that it returns are judged here.  That process has JAX and can read files: use a container for
-the work of people you do not trust.
+values and completions that it returns are judged here.  That process has JAX and can read files, and no boundary is
+around it: use a container for the work of people you do not trust.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import pandas as pd
 
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.spreadsheets import for_spreadsheet
+from grpo_lib.common.spreadsheets import BYTE_ORDER_MARK, for_spreadsheet
 from grpo_lib.problems.words import generate
 from grpo_lib.records import grade
 from grpo_teach.hand_ins import plain
@@ -125,7 +125,7 @@ def equal(got: Any, want: Any) -> bool:
 def write_table(lines: list[dict[str, Any]], path: Path) -> Path:
     """The CSV, a line for each submission."""
     frame = pd.DataFrame(lines, dtype=object)
-    return files.write_text_atomic(path, frame.map(for_spreadsheet).to_csv(index=False))
+    return files.write_text_atomic(path, BYTE_ORDER_MARK + frame.map(for_spreadsheet).to_csv(index=False))
 
 
 def main() -> None:

@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_lib.common import files
+from grpo_lib.common import boundary, environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_teach import grading, submissions
 
 
 def results(root: Path) -> dict[str, Any]:
     """Gradescope's results of ROOT/submission.  Raises CourseError where no lesson is known, or it has no exercises."""
-    submission = submissions.read_submission(root / "submission", "submission")
+    teachers = environment.repo_root() / "teaching"
+    print(boundary.require(teachers, root / "submission", root / "results"))
+    submission = submissions.read_submission([root / "submission"], "submission")
     title = assignment_title(root / "submission_metadata.json")
     # The first number in the assignment's title is the lesson, such as "Exercises 03"; else what was handed in says it.
     found = re.search(r"\d+", title)

@@ -7,14 +7,18 @@ what `grade` needs (grpo_teach.student).
 import importlib.util
 import json
 import secrets
+import zlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpo_lib.common import environment, files
+from grpo_lib.common import boundary, environment, files
 from grpo_lib.common.errors import CourseError
-from grpo_train.cli.options import AsJson, commands, finish, log_for
+from grpo_train.cli.options import AsJson, NoIsolation, commands, finish, log_for
+
+if TYPE_CHECKING:
+    from grpo_teach.notebooks import Exercise
 
 app = commands()
 
@@ -25,14 +29,23 @@ def check(
     notebook: Annotated[
         Path | None, typer.Argument(metavar="[NOTEBOOK]", help="Default: the lesson's notebook in exercises/.")
     ] = None,
+    hidden_count: Annotated[
+        bool, typer.Option("--hidden-count", help="For teachers: only say how many hidden parts are right.")
+    ] = False,
+    student: Annotated[str, typer.Option(help="With --hidden-count: a name, which draws the inputs.")] = "",
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the public cases of an exercise on your notebook.
 
-    Only the cell of the function and the cell below it are run, as in grading: what the function needs must be in its
-    cell.  Save the notebook first.  Exit code 2: it is not right yet.
+    Only the cell of the function and the cell below it are run, as in grading, with its imports and limits: what the
+    function needs must be in its cell.  Save the notebook first.  Exit code 2: it is not right yet.
+
+    With --hidden-count a teacher tells a student before the deadline how many parts would count: with --student the
+    inputs are that student's own, and the same at each try.
     """
     from grpo_teach import check as public_cases
+    from grpo_teach import words
     from grpo_teach.notebooks import read_exercises
 
     path = notebook or _notebook_of(number)
@@ -42,8 +55,15 @@ def check(
         raise CourseError(str(error)) from error
     if number not in exercises:
         raise CourseError(f"{path} has no exercise {number}; it has {', '.join(exercises) or 'none'}")
-    public_cases.check(exercises[number])
-    finish({"exercise": number, "passed": True}, as_json, f"exercise {number}: the public cases pass")
+    if hidden_count:  # it is a student's, and not the teacher's own
+        log_for(as_json)(boundary.require(*_teachers(), off=no_isolation))
+        right, parts = _hidden_parts(exercises[number], student)
+        summary = "exercise {number}: {right} of {count} parts are right"
+        said = words.say(summary, exercises[number].language, number=number, right=right, count=parts)
+        finish({"exercise": number, "right": right, "parts": parts}, as_json, said)
+        return
+    said = public_cases.check(exercises[number], log_for(as_json))
+    finish({"exercise": number, "passed": True}, as_json, said)
 
 
 @app.command()
@@ -56,17 +76,20 @@ def grade(
         int | None, typer.Option(min=0, help="Draws the hidden inputs; default: a new one, which is printed.")
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Grade a folder of submissions of one lesson (for teachers).
 
     Writes grades.csv, one line per submission, and NAME/results.json for Gradescope.  Keep the seed: with it the same
-    grades come out again.  Student code runs with limits but not in a sandbox: use a container.
+    grades come out again.  Student code runs behind a boundary of the system; where there is none, nothing is graded.
     """
-    if importlib.util.find_spec("grpo_teach.submissions") is None:
-        raise CourseError("grpo grade needs the teacher's copy of the course: this one has no solutions")
+    _teachers_copy("grpo grade")
     from grpo_teach import grading, submissions
 
+    log = log_for(as_json)
+    output = output or folder.with_name(f"{folder.resolve().name}-graded")
+    log(boundary.require(*_teachers(), folder, output, off=no_isolation))
     handed_in = submissions.read_submissions(folder)
     if seed is None:
         seed = secrets.randbits(32)
@@ -76,10 +99,8 @@ def grade(
     ]
     if not exercises:
         raise CourseError(f"lesson {name} has no exercises")
-    log = log_for(as_json)
     log(f"lesson {name}: {len(handed_in)} submissions, {len(exercises)} exercises, --seed {seed}")
     results = submissions.grade_all(handed_in, exercises, seed, log)
-    output = output or folder.with_name(f"{folder.resolve().name}-graded")
     table = submissions.write_results(results, output)
     points = {result.submission.name: result.points for result in results}
     finish({"lesson": name, "seed": seed, "grades": str(table), "points": points}, as_json, f"grades: {table}")
@@ -94,25 +115,27 @@ def leaderboard(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,
     seconds: Annotated[int, typer.Option(min=1, help="That each training may take.")] = 240,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-leaderboard.")] = None,
+    no_isolation: NoIsolation = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the reward and the recipe of each student on problems drawn from --seed, and rank them.
 
     Writes leaderboard.csv after each entry; what is wrong with one is its remark.  The same command continues where it
-    was interrupted.  Student code runs with limits but not in a sandbox: use a container.  Students try their own entry
-    with it, and another seed.
+    was interrupted.  Student code runs behind a boundary of the system; where there is none, nothing is trained.
+    Students try their own entry with it, another seed, and --no-isolation where they have no boundary.
     """
     from grpo_teach import hand_ins
     from grpo_teach import leaderboard as board
 
     output = (output or folder.with_name(f"{folder.resolve().name}-leaderboard")).resolve()
-    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
     log = log_for(as_json)
+    log(boundary.require(*_teachers(), folder, output, off=no_isolation))
+    entries = hand_ins.entries_of(folder)
     rows = []
     for number, (entry, name) in enumerate(zip(entries, hand_ins.names(entries), strict=True), 1):
         log(f"{name}, {number} of {len(entries)}")
         row: dict[str, Any]
-        if reason := hand_ins.linked(entry, part):
+        if reason := hand_ins.linked(entry, part) or hand_ins.no_folder(entry):
             row = {"remark": reason}
         else:
             row = board.train_entry(entry / part, recipe, seed, seeds, output / name, seconds, log)
@@ -121,6 +144,31 @@ def leaderboard(
         files.write_text_atomic(output / "leaderboard.csv", board.csv(rows))
     lines = json.loads(board.ranked(rows).to_json(orient="records"))
     finish({"leaderboard": lines}, as_json, f"leaderboard: {output / 'leaderboard.csv'}")
+
+
+def _teachers() -> list[Path]:
+    """What of this repository a student's code must not read, where it is there."""
+    return [environment.repo_root() / name for name in ("teaching", "tests/teach")]
+
+
+def _teachers_copy(command: str) -> None:
+    """Raises CourseError in a student's folder, which has no solutions."""
+    if importlib.util.find_spec("grpo_teach.grading") is None:
+        raise CourseError(f"{command} needs the teacher's copy of the course: this one has no solutions")
+
+
+def _hidden_parts(exercise: "Exercise", student: str) -> tuple[int, int]:
+    """How many parts of an exercise are right, and how many there are, with inputs of the student's own."""
+    _teachers_copy("grpo check --hidden-count")
+    from grpo_teach import grading
+
+    teachers = grading.teachers_exercises()
+    if exercise.number not in teachers:
+        raise CourseError(f"exercise {exercise.number} has no hidden parts that grpo grade counts")
+    seed = zlib.crc32(student.encode()) if student else secrets.randbits(32)
+    [graded] = grading.grade(teachers[exercise.number], exercise.code, [seed])
+    parts = len(grading.planned(teachers[exercise.number], seed))
+    return parts - len(graded.missed), parts
 
 
 def _notebook_of(number: str) -> Path:

@@ -3,19 +3,23 @@
 import ast
 import copy
 import functools
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import yaml
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
-from grpo_teach import limited
+from grpo_teach import cases, limited, words, worker
 from grpo_teach.limited import Call, Failed
 from grpo_teach.notebooks import Exercise, read_exercises
-from grpo_teach.parts import Part, close
+from grpo_teach.parts import Part
+
+MOST_REPEATS = 20  # calls that are made twice
 
 
 @dataclass(frozen=True)
@@ -63,25 +67,49 @@ def teachers_exercises() -> dict[str, Exercise]:
         raise CourseError(f"teaching/exercises: {error}; put the notebook back (git restore), or remove it") from None
 
 
-def grade(exercise: Exercise, code: str, seeds: Sequence[int]) -> list[Grade]:
+def grade(exercise: Exercise, code: str, seeds: Sequence[int], language: str = "en") -> list[Grade]:
     """One grade per seed for the functions that `code` defines, each seed with inputs of its own.
 
-    The code runs in a process of its own, for all seeds together, with limits; see the package's docstring.
+    The code runs in a process of its own, for all seeds together, with limits; see the package's docstring.  Calls are
+    in random order and some are repeated, so that an answer cannot be told from its place.
+
+    Args:
+      language: of the reasons, "en" or "zh".
     """
     plans = [planned(exercise, seed) for seed in seeds]
     all_parts = [planned_part for plan in plans for planned_part in plan]
+    rng = np.random.default_rng([*seeds, len(all_parts)])
     got: dict[int, list[Any]] = {id(planned_part): [] for planned_part in all_parts}
     for turn in range(max(planned_part.part.processes for planned_part in plans[0])):
         asked = [planned_part for planned_part in all_parts if turn < planned_part.part.processes]
-        calls = [call for planned_part in asked for call in planned_part.calls]
-        values = iter(limited.run(code, calls, limited.SECONDS * len(seeds)))
+        values = iter(_answers(code, [call for one in asked for call in one.calls], len(seeds), rng))
         for planned_part in asked:
             got[id(planned_part)] += [next(values) for _ in planned_part.part.inputs]
     grades = []
     for plan in plans:
-        verdicts = [_missed(planned_part, got[id(planned_part)]) for planned_part in plan]
+        verdicts = [_missed(planned_part, got[id(planned_part)], language) for planned_part in plan]
         grades.append(_grade(exercise, verdicts))
     return grades
+
+
+def _answers(code: str, calls: Sequence[Call], seeds: int, rng: np.random.Generator) -> list[Any]:
+    """The values of the calls.  They are made in random order, some twice, and must come out alike."""
+    repeated = rng.choice(len(calls), min(MOST_REPEATS, 1 + len(calls) // 10), replace=False)
+    order = rng.permutation([*range(len(calls)), *repeated])
+    values = limited.run(code, [calls[place] for place in order], limited.SECONDS * seeds)
+    answers: dict[int, Any] = {}
+    for place, value in zip(order, values, strict=True):
+        if place in answers and not _alike(answers[place], value):
+            value = Failed("another answer for the same inputs")
+        answers[place] = value
+    return [answers[place] for place in range(len(calls))]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two calls gave the same: NaN is NaN here.  After a limit of time only one of them has a value."""
+    if isinstance(one, Failed) or isinstance(other, Failed):
+        return True
+    return json.dumps(worker.encode(one)) == json.dumps(worker.encode(other))
 
 
 def points_here(number: str, hidden: Callable, space: Mapping[str, Any]) -> float:
@@ -129,32 +157,62 @@ def _value(part: Part, function: Callable, arguments: tuple) -> Any:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _missed(planned_part: Planned, got: list[Any]) -> tuple[str, str]:
+def _missed(planned_part: Planned, got: list[Any], language: str = "en") -> tuple[str, str]:
     """A part and why it does not count; "" if it does."""
     part = planned_part.part
     pairs = list(zip(got, planned_part.want * part.processes, strict=True))
-    failed = [value.reason for value, want in pairs if isinstance(value, Failed) and not same(part, value, want)]
+    wrong = [(value, want) for value, want in pairs if not same(part, value, want)]
+    failed = [value.reason for value, _ in wrong if isinstance(value, Failed)]
+    if part.passes:
+        counts = not failed and _passes(part, got, planned_part.want)
+        summary = words.say("not right", language)
+    else:
+        counts = len(wrong) <= (1 - part.share) * len(pairs)
+        right = len(pairs) - len(wrong)
+        summary = words.say("{right} of {count} inputs right", language, right=right, count=len(pairs))
+    reason = words.reason(failed[0], language) if failed else _kind_of(wrong, language) or summary
+    return part_name(part.name, language), "" if counts else reason
+
+
+def _passes(part: Part, got: list[Any], want: list[Any]) -> bool:
     try:
         with np.errstate(all="ignore"):
-            if part.passes:
-                passed = part.passes(got, planned_part.want)
-            else:
-                passed = all(same(part, value, want) for value, want in pairs)
+            return bool(part.passes and part.passes(got, want))
     except Exception:  # a value of another type or shape
-        passed = False
-    if failed:
-        return part.name, failed[0]
-    return part.name, "" if passed else "not right"
+        return False
+
+
+def _kind_of(wrong: Sequence[tuple[Any, Any]], language: str) -> str:
+    """What is wrong with the type or shape of all values that are not right; "" where that is not it."""
+    compared = [(value, want) for value, want in wrong if want is not None and not isinstance(want, Failed)]
+    try:
+        kinds = [cases.difference(value, want, language) for value, want in compared]
+    except Exception:  # a value may be anything
+        return ""
+    return kinds[0] if kinds and all(kinds) else ""
 
 
 def same(part: Part, got: Any, want: Any) -> bool:
     """Whether two values are equal; two errors are if they have the same type."""
     if isinstance(got, Failed) or isinstance(want, Failed):
         return isinstance(got, Failed) and isinstance(want, Failed) and got.kind == want.kind
+    if not part.equal:
+        return cases.equal(got, want, part.tolerance)
     try:
-        return close(got, want, part.tolerance)
-    except (AttributeError, TypeError, ValueError):  # a value of another type or shape
+        return bool(part.equal(got, want))
+    except Exception:  # a value of another type
         return False
+
+
+@functools.cache
+def _chinese_names() -> dict[str, str]:
+    path = environment.repo_root() / "teaching" / "zh_TW" / "parts.yaml"
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def part_name(name: str, language: str) -> str:
+    """A part's name in a language."""
+    return _chinese_names()[name] if language == "zh" else name
 
 
 def _grade(exercise: Exercise, verdicts: Sequence[tuple[str, str]]) -> Grade:

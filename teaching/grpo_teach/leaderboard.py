@@ -25,7 +25,7 @@ import yaml
 from grpo_lib import reward_files
 from grpo_lib.common import environment, files
 from grpo_lib.common.errors import CourseError, first_line
-from grpo_lib.common.spreadsheets import for_spreadsheet
+from grpo_lib.common.spreadsheets import BYTE_ORDER_MARK, for_spreadsheet
 from grpo_teach.hand_ins import plain
 
 REWARD = "student_reward"  # the name of the reward in recipes
@@ -189,7 +189,7 @@ def csv(rows: Sequence[dict[str, Any]]) -> str:
     table = ranked(rows)
     for name in ("entry", "remark"):
         table[name] = table[name].astype(object).map(for_spreadsheet)
-    return table.to_csv(index=False)
+    return BYTE_ORDER_MARK + table.to_csv(index=False)
 
 
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:

@@ -1,12 +1,9 @@
-"""Run functions of a student in grpo_teach.worker: limits of time, memory and output; values or reasons come back."""
+"""Run functions of a student in grpo_teach.worker: limits of time, memory and output; values or reasons come back.
 
-import contextlib
+Behind what it runs: grpo_lib.common.boundary, but for a student's own code on the student's own machine.
+"""
+
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from grpo_lib.common import boundary
+from grpo_lib.common.boundary import Limits
 from grpo_teach import worker
 from grpo_teach.hand_ins import plain
 
+PACKAGES = Path(np.__file__).parents[1]
 SECONDS = 10  # of computing; a busy machine costs nobody points
 WAIT = 3  # times as long by the clock, for what sleeps
 MEMORY = 2**30  # bytes of address space, Python and NumPy included
-OUTPUT = 2**24  # bytes of results
+OUTPUT = 2**21  # bytes of results; read as JSON they are 50 MB at most
+# The types of arrays that come back; text in an array is compared as objects.  (NumPy would take the length of
+# "U500000000" from the result, and memory for it.)
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+NUMBERS += ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Failed:
     @property
     def kind(self) -> str:
         """The error's type."""
-        return self.reason.partition(":")[0]
+        return self.reason.partition(" (line ")[0].partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -44,45 +48,29 @@ class Call:
     arguments: tuple
 
 
-def run(code: str, calls: Sequence[Call], seconds: int = SECONDS) -> list[Any]:
-    """One value or `Failed` per call, of functions that `code` defines.  All calls share one process and its limits."""
-    limits = {
-        "RLIMIT_CPU": (seconds, seconds + 1),
-        "RLIMIT_AS": (MEMORY, MEMORY),
-        "RLIMIT_FSIZE": (OUTPUT, OUTPUT),
-    }
+def run(code: str, calls: Sequence[Call], seconds: int = SECONDS, own: bool = False) -> list[Any]:
+    """One value or `Failed` per call, of functions that `code` defines.  All calls share one process and its limits.
+
+    Args:
+      own: the code is the user's own, and needs no boundary.
+
+    Raises CourseError where foreign code has no boundary.
+    """
     encoded = [[call.function, call.harness, worker.encode(call.arguments)] for call in calls]
-    packages = str(Path(np.__file__).parents[1])
-    task = {"code": code, "calls": encoded, "packages": packages, "limits": limits}
-    lines, reason = _results(json.dumps(task), seconds)
+    task = {"code": code, "calls": encoded, "packages": str(PACKAGES)}
+    program = Path(worker.__file__).read_text("utf-8")  # not as a file, which another user could not read
+    limits = Limits(seconds, MEMORY, OUTPUT, WAIT)
+    found = boundary.OWN if own else boundary.in_use()
+    numpy = [PACKAGES / "numpy", PACKAGES / "numpy.libs"]
+    given = json.dumps(task).encode()
+    ended = boundary.run(program, given, limits, found, numpy, OPENBLAS_NUM_THREADS="1")
+    if ended.code is None:
+        reason = f"stopped after {WAIT * seconds} seconds without a result"
+    else:
+        reason = f"stopped after {seconds} seconds" if ended.out_of_time else "the function ended its process"
+    lines = ended.output.decode(errors="replace").split("\n")[:-1]
     values = [_value(line) for line in lines[: len(calls)]]
     return values + [Failed(reason)] * (len(calls) - len(values))
-
-
-def _results(task: str, seconds: int) -> tuple[list[str], str]:
-    """The complete lines that the process wrote, and why it wrote no more."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
-        # -S and -I: neither this repository nor the variables of this process are there.
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", worker.__file__],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={"OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        try:
-            process.communicate(task.encode(), timeout=WAIT * seconds)
-            stopped = process.returncode == -signal.SIGXCPU
-            reason = f"stopped after {seconds} seconds" if stopped else "the function ended its process"
-        except subprocess.TimeoutExpired:
-            reason = f"stopped after {WAIT * seconds} seconds without a result"
-        with contextlib.suppress(ProcessLookupError):  # whatever is left of it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        output.seek(0)
-        return output.read(OUTPUT).decode(errors="replace").split("\n")[:-1], reason
 
 
 def _value(line: str) -> Any:
@@ -91,6 +79,17 @@ def _value(line: str) -> Any:
         result = json.loads(line)
         if "error" in result:
             return Failed(plain(str(result["error"])))
-        return worker.decode(result["value"])
+        return _decode(result["value"])
     except Exception:
         return Failed("its result cannot be read")
+
+
+def _decode(value: Any) -> Any:
+    """`worker.decode` for what a student's process wrote."""
+    if isinstance(value, list):
+        return [_decode(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "dict" in value:
+        return {key: _decode(one) for key, one in value["dict"].items()}
+    return np.array(value["array"], value["dtype"] if value["dtype"] in NUMBERS else object)

@@ -1,14 +1,17 @@
-"""Wrong answers to an exercise, which must not get full marks: `mistakes` less, `without_work` none.
+"""Wrong answers to an exercise, which must not get full marks: `mistakes` less, `without_work` and `guesses` none.
 
 The usual mistakes are in the hidden part of the exercise's test cell, as MISTAKES: name → the whole cell of the
 function, or pairs (text of the solution, what is there instead).
 """
 
 import ast
+import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
-from grpo_teach import worker
+from grpo_teach import grading, worker
+from grpo_teach.limited import Failed
 from grpo_teach.notebooks import Exercise
 
 # Values in the form of the right ones: what a constant of the right shape would be.
@@ -22,6 +25,34 @@ def _blank(function):
             return [filled(one) for one in value]
         return np.full(np.shape(value), FILLER) if np.ndim(value) else FILLER
     return lambda *arguments, **keywords: filled(function(*arguments, **keywords))
+"""
+# Numbers and arrays of numbers get an axis; what holds them, such as a dict or a pair, stays.
+_SHAPED = """
+def _shaped(function):
+    import functools
+    import numpy as np
+    def shaped(value):
+        if isinstance(value, dict):
+            return {key: shaped(one) for key, one in value.items()}
+        if isinstance(value, tuple):
+            return tuple(shaped(one) for one in value)
+        if isinstance(value, (np.ndarray, np.number, float, int)) and not isinstance(value, bool):
+            return WRAPPED
+        return value
+    return functools.wraps(function)(lambda *arguments: shaped(function(*arguments)))
+"""
+_BY_ORDER = """
+import json
+import numpy as np
+def decode(value):
+    if isinstance(value, list):
+        return [decode(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "dict" in value:
+        return {key: decode(one) for key, one in value["dict"].items()}
+    return np.array(value["array"], value["dtype"])
+VALUES = iter(json.loads(KNOWN))
 """
 _READER = """
 import json
@@ -42,6 +73,23 @@ def mistakes(exercise: Exercise) -> dict[str, str]:
     }
     changes: dict[str, Any] = ast.literal_eval(assigned["MISTAKES"])
     return {name: change if isinstance(change, str) else _changed(exercise, change) for name, change in changes.items()}
+
+
+def by_order(exercise: Exercise, seed: int) -> str:
+    """Code that knows each right value for a seed, and goes by the order of calls: it does not look at its inputs."""
+    plan = grading.planned(exercise, seed)
+    values = [None if isinstance(value, Failed) else value for one in plan for value in one.want * one.part.processes]
+    body = "return decode(next(VALUES))"
+    known = repr(json.dumps(worker.encode(values)))
+    return _BY_ORDER.replace("KNOWN", known) + _functions(dict.fromkeys(exercise.functions, body))
+
+
+def other_shapes(exercise: Exercise) -> dict[str, str]:
+    """The solution with its values in a shape that broadcasts to the right one, by name."""
+    changes = {"one more axis": "np.asarray(value)[None]", "a column": "np.asarray(value)[..., None]"}
+    wrapped = "\n".join(f"{name} = _shaped({name})" for name in exercise.functions)
+    shaped = {name: _SHAPED.replace("WRAPPED", change) for name, change in changes.items()}
+    return {name: "\n".join([exercise.code, wrapper, wrapped]) for name, wrapper in shaped.items()}
 
 
 def without_work(exercise: Exercise) -> dict[str, str]:
@@ -84,7 +132,7 @@ def _first_values(exercise: Exercise) -> dict[str, Any]:
     first: dict[str, Any] = {}
 
     def recorded(name: str, function: Callable) -> Callable:
-        return lambda *arguments, **keywords: _keep(first, name, function(*arguments, **keywords))
+        return functools.wraps(function)(lambda *inputs: _keep(first, name, function(*inputs)))
 
     space.update({name: recorded(name, space[name]) for name in exercise.functions})
     exec(exercise.public, space)

@@ -26,6 +26,12 @@ class Exercise:
     points: float
     code: str
     test: str
+    remark: str = ""  # where the code is not in one cell
+
+    @property
+    def language(self) -> str:
+        """ "zh" where its text is Chinese, else "en"."""
+        return "zh" if re.search("[\u4e00-\u9fff]", self.title) else "en"
 
     @property
     def functions(self) -> list[str]:
@@ -56,15 +62,19 @@ def read_exercises(path: Path) -> dict[str, Exercise]:
             raise ValueError("not a file")
         if path.stat().st_size > LARGEST:
             raise ValueError(f"larger than {LARGEST // 2**20} MB")
-        notebook = nbformat.read(path, as_version=4)
-        cells: dict[str, Any] = {_grade_id(cell): cell for cell in notebook.cells}
-        exercises: dict[str, Exercise] = {}
-        for name in cells:
-            match = re.fullmatch(r"ex-(\d+)-(\d+)", name)
-            if match:
-                number = match.expand(r"\1.\2")
-                exercises[number] = _exercise(path, number, cells)
-        return exercises
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name} is not a notebook ({type(error).__name__})") from error
+    return exercises_in(content, path)
+
+
+def exercises_in(content: bytes, path: Path) -> dict[str, Exercise]:
+    """The exercises in what a notebook's file holds; `path` is for messages.  Raises ValueError as `read_exercises`."""
+    try:
+        notebook = nbformat.reads(content.decode("utf-8-sig"), as_version=4)
+        numbers = [re.fullmatch(r"ex-(\d+)-(\d+)", _grade_id(cell)) for cell in notebook.cells]
+        found = [match.expand(r"\1.\2") for match in numbers if match]
+        return {number: _exercise(path, number, notebook.cells) for number in found}
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{path.name} is not a notebook ({type(error).__name__})") from error
 
@@ -73,9 +83,50 @@ def _grade_id(cell: Any) -> str:
     return str(cell.metadata.get("nbgrader", {}).get("grade_id") or cell.get("id", ""))
 
 
-def _exercise(path: Path, number: str, cells: dict[str, Any]) -> Exercise:
+def _exercise(path: Path, number: str, cells: list[Any]) -> Exercise:
     name = f"ex-{number.replace('.', '-')}"
-    text, test = (cells.get(f"{name}-{part}", {}) for part in ("text", "test"))
+    named = {_grade_id(cell): cell for cell in cells}
+    text, test = (named.get(f"{name}-{part}", {}) for part in ("text", "test"))
     title = str(text.get("source", "")).partition("\n")[0].strip("# ")
     points = test.get("metadata", {}).get("nbgrader", {}).get("points", 0)
-    return Exercise(path, number, title or number, points, str(cells[name].source), str(test.get("source", "")))
+    code, remark = _code(name, cells, str(test.get("source", "")))
+    return Exercise(path, number, title or number, points, code, str(test.get("source", "")), remark)
+
+
+def _code(name: str, cells: list[Any], test: str) -> tuple[str, str]:
+    """The code of an exercise, and a remark where it is not in one cell.
+
+    JupyterLab gives a copy of a cell, and the second half of one that was split, the metadata of the first.  Halves
+    define different functions and belong together.  Of copies the cell that was given counts, by its own id, which a
+    copy does not have.  A half may also be without metadata, above the tests.
+    """
+    places = [place for place, cell in enumerate(cells) if _grade_id(cell) == name]
+    given = next((place for place in places if cells[place].get("id") == name), places[-1])
+    sources = [str(cells[place].source) for place in places]
+    defined = [_defines(source) for source in sources]
+    if len(places) > 1 and sum(map(len, defined)) == len(set().union(*defined)):
+        return "\n\n".join(sources), f"its code is in {len(places)} cells"
+    code = str(cells[given].source)
+    remark = f"its cell is there {len(places)} times; the one that was given counts" if len(places) > 1 else ""
+    below = []
+    for cell in cells[given + 1 :]:
+        if cell.cell_type != "code" or _grade_id(cell).startswith("ex-"):
+            break
+        below.append(str(cell.source))
+    whole = "\n\n".join([code, *below])
+    if _called(test) & (_defines(whole) - _defines(code)):
+        return whole, f"its code is in {1 + len(below)} cells"
+    return code, remark
+
+
+def _defines(source: str) -> set[str]:
+    """The functions that a cell defines; none where it cannot be read."""
+    try:
+        return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
+def _called(test: str) -> set[str]:
+    """The names in a cell of tests."""
+    return set(re.findall(r"[A-Za-z_]\w*", test))

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Part:
@@ -21,9 +19,11 @@ class Part:
     inputs: the arguments of each call.
     function: the function that is called; the exercise's first one if empty.
     harness: calls it, as harness(function, *arguments), in the student's process; for arguments that JSON cannot hold.
-    passes: from the values of all calls and the solution's to a verdict; by default all must be `close`.
+    passes: from the values of all calls and the solution's to a verdict; by default they are compared one by one.
     tolerance: absolute or relative.
     processes: the calls are made in so many processes, one after the other, and the values follow each other.
+    equal: compares a value with the solution's; by default they must be `close`.
+    share: of the inputs that must be right.
     """
 
     name: str
@@ -33,15 +33,5 @@ class Part:
     passes: Callable[[list, list], Any] | None = None
     tolerance: float = 1e-6
     processes: int = 1
-
-
-def close(got: Any, want: Any, tolerance: float) -> bool:
-    """Whether two values are equal; numbers up to `tolerance`, absolute or relative.  A list equals its array."""
-    if isinstance(want, dict):
-        return got.keys() == want.keys() and all(close(got[key], want[key], tolerance) for key in want)
-    if isinstance(want, list | tuple):
-        return len(got) == len(want) and all(close(a, b, tolerance) for a, b in zip(got, want, strict=True))
-    if want is None or isinstance(want, bool | str):
-        return type(got) is type(want) and got == want
-    numbers = np.asarray(got, float)
-    return numbers.shape == np.shape(want) and np.allclose(numbers, want, tolerance, tolerance)
+    equal: Callable[[Any, Any], Any] | None = None
+    share: float = 1.0

@@ -28,7 +28,7 @@ from grpo_lib.common.files import write_json_atomic
 # Of the teacher's part, what students get: what `grpo check` and `grpo leaderboard` need, and the assignment.
 PACKAGE = "teaching/grpo_teach"
 FOR_STUDENTS = (
-    *("__init__", "cli", "check", "notebooks", "hand_ins", "limited", "worker"),
+    *("__init__", "cli", "check", "cases", "words", "notebooks", "hand_ins", "limited", "worker"),
     *("leaderboard", "train_process"),
 )
 STUDENTS_KEEP = [

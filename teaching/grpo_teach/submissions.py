@@ -1,8 +1,9 @@
 """Grade a folder of submissions: one line each in a CSV, and Gradescope's results.json for each.
 
-A submission is a notebook, or a folder with notebooks, named after the student:
+A submission is a notebook, a ZIP or a folder with notebooks, named after the student, or as a learning platform names
+it (grpo_teach.hand_ins).  Whatever else is in the folder has a line as well:
 
-    submissions/ada.ipynb      submissions/ben/03_policy_update.ipynb
+    submissions/ada.ipynb      submissions/ben/03_policy_update.ipynb      submissions/eve.zip
 
 What a student hands in never stops the grading of the others: it becomes a remark on that student's line.
 """
@@ -11,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import pandas as pd
 
 from grpo_lib.common import files
 from grpo_lib.common.errors import CourseError
-from grpo_lib.common.spreadsheets import for_spreadsheet
-from grpo_teach import hand_ins
+from grpo_lib.common.spreadsheets import BYTE_ORDER_MARK, for_spreadsheet
+from grpo_teach import hand_ins, words
 from grpo_teach.grading import Grade, grade, planned
-from grpo_teach.notebooks import Exercise, read_exercises
+from grpo_teach.likeness import near_equal
+from grpo_teach.notebooks import Exercise, exercises_in
 
 UNWRITTEN = "raise NotImplementedError()"  # what nbgrader puts in place of a solution
+LONGEST = 4000  # characters of remarks in a cell of the CSV
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Submission:
     name: str
     code: Mapping[str, str]
     remarks: Sequence[str]
+    languages: Mapping[str, str] = field(default_factory=dict)  # of each exercise, as Exercise.language
 
 
 @dataclass(frozen=True)
@@ -49,41 +53,70 @@ class Result:
 
     @property
     def remarks(self) -> str:
+        """What was missed of each exercise; one line where nothing of the lesson was written, or handed in."""
         missed = [f"{one.exercise.number} {missed}" for one in self.grades for missed in one.summary]
+        reasons = {reason for one in self.grades for _, reason in one.missed}
+        for language in ("en", "zh"):
+            if not self.points and reasons == {words.say("not written", language)}:
+                missed = [words.say("empty: nothing was written", language)]
+            if reasons == {words.say("not handed in", language)} and self.submission.remarks:
+                missed = []
         return " ".join("; ".join([*self.submission.remarks, *missed]).split())
 
 
 def read_submissions(folder: Path) -> list[Submission]:
     """The submissions in a folder, by name, each name once.  Raises CourseError where there is none."""
-    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink() or path.suffix == ".ipynb")
+    entries = hand_ins.entries_of(folder)
     if not entries:
-        raise CourseError(f"{folder} has no submissions: a notebook, or a folder with notebooks, for each student")
-    often = Counter(map(hand_ins.stem, entries))
-    named = zip(entries, hand_ins.names(entries), strict=True)
-    return [read_submission(entry, name, often[hand_ins.stem(entry)] > 1) for entry, name in named]
+        raise CourseError(f"{folder} has no submissions: a notebook, a ZIP or a folder with notebooks per student")
+    return [read_submission(one.entries, one.name, one.remark) for one in hand_ins.by_student(entries)]
 
 
-def read_submission(entry: Path, name: str, twice: bool = False) -> Submission:
-    """What is in a notebook, or in a folder with notebooks; links and special files are not read.
+def read_submission(entries: Sequence[Path], name: str, remark: str = "") -> Submission:
+    """What is in a student's notebooks, folders and ZIPs; links and special files are not read.
 
-    Args:
-      twice: a file and a folder have this name, which becomes a remark.
+    Of several versions of an exercise the newest counts that was written.
     """
-    notebooks, remarks = hand_ins.files_in(entry, ".ipynb")
-    if not notebooks and not remarks:
-        remarks = ["no notebook"]
-    if twice:
-        remarks.append("a notebook and a folder have this name; each is graded, choose one")
-    code: dict[str, str] = {}
-    for path in notebooks:
+    remarks = [remark] if remark else []
+    found: list[hand_ins.Notebook] = []
+    for entry in entries:
+        notebooks, reasons = hand_ins.notebooks_in(entry)
+        found += notebooks
+        remarks += reasons
+    versions: dict[str, list[tuple[str, Exercise]]] = {}
+    for notebook in sorted(found, key=lambda one: one.newest):
         try:
-            exercises = read_exercises(path)
+            exercises = exercises_in(notebook.content, Path(notebook.name))
         except ValueError as error:
             remarks.append(hand_ins.plain(str(error)))
             continue
-        for number, one in exercises.items():  # an exercise may be there in English and in Chinese
-            code[number] = min(one.code, code.get(number, one.code), key=lambda text: text.count(UNWRITTEN))
-    return Submission(name, code, remarks)
+        for number, one in exercises.items():
+            versions.setdefault(number, []).append((notebook.name, one))
+    chosen = {number: _newest_written(found) for number, found in versions.items()}
+    remarks += _on_versions(versions, chosen)
+    for number, (_, one) in chosen.items():
+        remarks += [f"{number}: {one.remark}"] if one.remark else []
+    code = {number: one.code for number, (_, one) in chosen.items()}
+    languages = {number: one.language for number, (_, one) in chosen.items()}
+    return Submission(name, code, remarks, languages)
+
+
+def _newest_written(versions: Sequence[tuple[str, Exercise]]) -> tuple[str, Exercise]:
+    """Of versions in order of their dates the last of those that are written most."""
+    fewest = min(one.code.count(UNWRITTEN) for _, one in versions)
+    return [version for version in versions if version[1].code.count(UNWRITTEN) == fewest][-1]
+
+
+def _on_versions(
+    versions: Mapping[str, Sequence[tuple[str, Exercise]]], chosen: Mapping[str, tuple[str, Exercise]]
+) -> list[str]:
+    """A remark for each notebook that counts before another one, with the exercises that differ there."""
+    numbers: dict[str, list[str]] = {}
+    for number, found in versions.items():
+        name, best = chosen[number]
+        if any(one.code.strip() != best.code.strip() and UNWRITTEN not in one.code for _, one in found):
+            numbers.setdefault(name, []).append(number)
+    return [f"several versions of {', '.join(which)}: {name}, the newest, counts" for name, which in numbers.items()]
 
 
 def lesson_of(submissions: Sequence[Submission]) -> str:
@@ -118,15 +151,21 @@ def grade_all(
 
 
 def table(results: Sequence[Result]) -> str:
-    """The CSV: a line per submission, with its points per exercise, their sum, and remarks."""
+    """The CSV: a line per submission, with its points per exercise, their sum, remarks, and whom it is nearly equal to.
+
+    It begins with a byte order mark, without which Excel shows names in Chinese as something else.
+    """
+    near = near_equal([one.submission for one in results])
     columns = ["submission", *(grade.exercise.number for grade in results[0].grades), "points", "of", "remarks"]
     lines = []
     for result in results:
         points = [f"{grade.points:g}" for grade in result.grades]
         most = sum(grade.exercise.points for grade in result.grades)
-        lines.append([result.submission.name, *points, f"{result.points:g}", f"{most:g}", result.remarks])
-    frame = pd.DataFrame(lines, columns=columns, dtype=object)
-    return frame.map(for_spreadsheet).to_csv(index=False, lineterminator="\n")
+        name = result.submission.name
+        cells = [name, *points, f"{result.points:g}", f"{most:g}", hand_ins.plain(result.remarks, LONGEST)]
+        lines.append([*cells, ", ".join(near.get(name, []))])
+    frame = pd.DataFrame(lines, columns=[*columns, "near-equal"], dtype=object)
+    return BYTE_ORDER_MARK + frame.map(for_spreadsheet).to_csv(index=False, lineterminator="\n")
 
 
 def gradescope(result: Result) -> dict[str, Any]:
@@ -148,9 +187,10 @@ def gradescope(result: Result) -> dict[str, Any]:
 
 def write_results(results: Sequence[Result], folder: Path) -> Path:
     """Write grades.csv, and NAME/results.json for each submission; return the CSV."""
+    written = files.write_text_atomic(folder / "grades.csv", table(results))
     for one in results:
         files.write_json_atomic(folder / one.submission.name / "results.json", gradescope(one))
-    return files.write_text_atomic(folder / "grades.csv", table(results))
+    return written
 
 
 def _lesson(number: str) -> str:
@@ -163,14 +203,18 @@ def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submi
         return submission
     others = sorted({_lesson(number) for number in submission.code}) or ["none"]
     remark = f"no exercise of lesson {_lesson(exercises[0].number)}; it has those of lesson {', '.join(others)}"
-    return Submission(submission.name, submission.code, [remark])
+    return replace(submission, remarks=[remark])
 
 
 def _grade(submission: Submission, exercise: Exercise, seed: int) -> Grade:
     code = submission.code.get(exercise.number)
+    languages = submission.languages.values()
+    language = submission.languages.get(exercise.number, min(languages, default="en"))
     if code is None:
-        return Grade(exercise, 0.0, (("all of it", "not handed in"),))
+        return Grade(exercise, 0.0, ((words.say("all of it", language), words.say("not handed in", language)),))
     try:
-        return grade(exercise, code, [seed])[0]
+        return grade(exercise, code, [seed], language)[0]
+    except CourseError:  # there is no boundary
+        raise
     except Exception as error:  # the others go on, whatever a result holds
         return Grade(exercise, 0.0, (("all of it", f"it could not be graded ({type(error).__name__})"),))

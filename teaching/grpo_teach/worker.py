@@ -1,13 +1,14 @@
-"""The process that runs a student's function.  grpo_teach.limited starts it: python -I -S worker.py < task > results
+"""The process that runs a student's function.  grpo_teach.limited starts it: python -I -S -c SOURCE < task > results
 
 It gets code and inputs, and never an expected value.  One line of JSON per call comes back: a value or an error.
-The package's docstring says what this isolates and what it does not.
+What isolates it is grpo_lib.common.boundary, outside of it.  The audit hook in here is a second line: it ends plain
+attempts with an error that says why, and code that knows it undoes it.
 """
 
+import functools
 import json
 import os
 import posix
-import resource
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 # Events of Python's audit hooks that end with an error once the student's code runs.  Those that open or list a path
 # are allowed for Python's own library and NumPy, which import parts of themselves late.
 READS = ("open", "os.listdir", "os.scandir")
-REFUSED = ("os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pty.", "sqlite3.", "urllib.", "http.")
+REFUSED = ("os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pty.", "sqlite3.", "urllib.", "http.", "gc.")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -56,17 +57,17 @@ def main() -> None:
     sys.path.append(task["packages"])
     import numpy
 
+    sys.path.remove(task["packages"])  # NumPy and nothing else that is installed
     for name in ("mkfifo", "mknod"):  # these two have no audit event, and a FIFO lets whoever reads it wait for ever
         for module in (os, posix):
             if hasattr(module, name):
                 delattr(module, name)
-    for name, values in task["limits"].items():
-        resource.setrlimit(getattr(resource, name), tuple(values))
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))
     space: dict[str, Any] = {"__name__": "submission"}
-    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space))
+    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space), task["code"])
     for function, harness, inputs in task["calls"]:
-        line = failed if "error" in failed else _line(lambda: _call(space, function, harness, inputs))  # noqa: B023
+        called = functools.partial(_call, space, function, harness, inputs)
+        line = failed if "error" in failed else _line(called, task["code"])
         results.write(line + "\n")
         results.flush()  # results before an endless loop count
 
@@ -82,30 +83,46 @@ def _call(space: dict[str, Any], function: str, harness: str, inputs: list[Any])
     return tools[name](space[function], *decode(inputs))
 
 
-def _line(run: Callable[[], Any]) -> str:
+def _line(run: Callable[[], Any], code: str) -> str:
     """The line for a call."""
     try:
         return json.dumps({"value": encode(run())})
     except BaseException as error:  # SystemExit and MemoryError as well
         said = (str(error).splitlines() or [""])[0][:200]
-        return json.dumps({"error": f"{type(error).__name__}: {said}".rstrip(": ")})
+        reason = f"{type(error).__name__}: {said}".rstrip(": ")
+        return json.dumps({"error": reason + _where(error, code)})
+
+
+def _where(error: BaseException, code: str) -> str:
+    """The deepest line of the student's own code that an error went through, in brackets; "" if there is none."""
+    number = error.lineno if isinstance(error, SyntaxError) and error.filename == "submission" else None
+    step = error.__traceback__
+    while step:
+        if step.tb_frame.f_code.co_filename == "submission":
+            number = step.tb_lineno
+        step = step.tb_next
+    lines = code.splitlines()
+    if number is None or not 0 < number <= len(lines):
+        return ""
+    return f" (line {number}: {lines[number - 1].strip()[:100]})"
 
 
 def _refuse_all_but(library: str, package: str) -> Callable[[str, tuple], None]:
     """An audit hook: only Python's library, without the packages in it, and the folder of one package are read."""
-    real = os.path.realpath
-    library, package = (real(folder) + os.sep for folder in (library, package))
+    # As locals, like all that the hook needs: the student's code can change what the module holds.
+    real, reads, refused, writing = os.path.realpath, READS, REFUSED, WRITES
+    library, package = (real(folder) + "/" for folder in (library, package))
 
     def hook(event: str, arguments: tuple) -> None:
-        if event in READS:
+        if event in reads:
             path = arguments[0] if isinstance(arguments[0], str) else ""
             place = real(path) + "/"
-            writes = event == "open" and (arguments[2] or 0) & WRITES
+            writes = event == "open" and (arguments[2] or 0) & writing
             own = place.startswith(library) and "-packages" not in place
             if writes or not (own or place.startswith(package)):
-                name = "/".join(path.split(os.sep)[-2:])  # students read this: no folders of the machine that grades
+                name = "/".join(path.split("/")[-2:])  # students read this: no folders of the machine that grades
                 raise PermissionError(f"only NumPy and Python's own library are read, not {name}")
-        elif event.startswith(REFUSED):
+        elif event.startswith(refused):
             raise PermissionError(f"the grader does not allow {event}")
 
     return hook

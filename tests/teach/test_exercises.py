@@ -23,12 +23,12 @@ HANDED_IN = {
     "exit": ("import os\ndef advantages(*_): os._exit(0)", "ended its process"),
     "patched": (
         "import numpy as np\nnp.allclose = lambda *_, **__: True\ndef advantages(rewards, G): return 0 * rewards",
-        "3.2 not right",
+        "0 of 3 inputs right",
     ),
     "missing": ("def advantage(rewards, G): return rewards", "no function advantages"),
     "imports": ("import grpo_teach\ndef advantages(rewards, G): return rewards", "No module named"),
-    "package": ("import scipy\ndef advantages(rewards, G): return rewards", "not scipy/__init__.py"),
-    "untouched": ("def advantages(*_): raise NotImplementedError()", "3.2 NotImplementedError"),
+    "package": ("import scipy\ndef advantages(rewards, G): return rewards", "No module named 'scipy'"),
+    "untouched": ("def advantages(*_): raise NotImplementedError()", "3.2 not written"),
     "odd": ("def advantages(rewards, G): return open", "was returned"),
 }
 OTHERS = {
@@ -53,6 +53,27 @@ def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
     assert [one.missed for one in grades["solution"] if one.points != exercise.points] == []
     assert [name for name in without_work if any(one.points for one in grades[name])] == []
     assert [name for name in mistakes if any(one.points >= exercise.points for one in grades[name])] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds",
+    [2, pytest.param(40, marks=pytest.mark.long(minutes=20))],
+)
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def test_no_mistake_and_no_guess_earns_by_the_luck_of_a_seed(exercise, seeds) -> None:
+    """Each mistake loses the same part with every seed: what it is about.  Who goes by the order of calls has none."""
+    for name, code in mutants.mistakes(exercise).items():
+        lost = []
+        for first in range(0, seeds, 10):
+            lost += [
+                {part for part, _ in one.missed}
+                for one in grading.grade(exercise, code, range(first, min(first + 10, seeds)))
+            ]
+        assert set.intersection(*lost), name
+    for seed in range(seeds):
+        [graded] = grading.grade(exercise, mutants.by_order(exercise, seed), [seed])
+        assert graded.points == 0, seed
 
 
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
@@ -82,7 +103,8 @@ def test_hostile_submissions_are_one_line_each(grpo, tmp_path) -> None:
     for name, place in {"fine": "both", "untouched": "both/zh_TW"}.items():
         (tmp_path / place / "03_policy_update.ipynb").write_text(texts[name], "utf-8")
     assert grpo("grade", tmp_path, "--lesson", 3, "--output", tmp_path / "graded").returncode == 0
-    rows = {row["submission"]: row for row in csv.DictReader((tmp_path / "graded" / "grades.csv").open())}
+    table = (tmp_path / "graded" / "grades.csv").read_text("utf-8-sig")
+    rows = {row["submission"]: row for row in csv.DictReader(table.splitlines())}
     assert {name: row["points"] for name, row in rows.items() if row["points"] != "0"} == {"fine": "2", "both": "2"}
     for name, (_, words) in {**HANDED_IN, **OTHERS}.items():
         assert words in rows[name]["remarks"], name

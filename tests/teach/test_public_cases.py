@@ -1,0 +1,152 @@
+"""`grpo check` and the public cases: what they catch, and what they and grading say, in English and in Chinese."""
+
+import csv
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from grpo_teach import cases, check, grading, mutants
+from grpo_teach.limited import Failed
+from grpo_teach.notebooks import Exercise
+
+EXERCISES = grading.teachers_exercises()
+OF_TEXT = {"0.2", "1.2", "2.2", "8.1"}  # values that have no shape
+CHINESE = "## 3.2 一組的優勢值"
+WRONG = "def advantages(rewards, G):\n    r = np.asarray(rewards).reshape(-1, G)\n    "
+# What a student has written for 3.2, and what `grpo check` says about it in English and in Chinese.
+SAID = {
+    "standard deviation with n": (
+        "return ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).ravel()",
+        ["case 1 of 2: advantages([1.1, 0.1, 0.0, 0.0], 4)", "expected  [1.495, -0.374", "got       [1.725, -0.4313"],
+        ["第 1 個測試（共 2 個）：advantages([1.1, 0.1, 0.0, 0.0], 4)", "應為", "得到", "2 個公開測試對了 0 個"],
+    ),
+    "a row for each group": (
+        "return (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1e-6)",
+        ["float64, shape (4,)", "float64, shape (1, 4)", "0 of 2 public cases are right"],
+        ["float64，shape (1, 4)"],
+    ),
+    "no return": ("r - 1", ["got       None"], ["得到      None"]),
+    "an error": (
+        "return np.asarray(rewards).mean(1)",
+        ["an error: AxisError: axis 1 is out of bounds", "(line 5: return np.asarray(rewards).mean(1))"],
+        ["錯誤: AxisError", "（第 5 行：return np.asarray(rewards).mean(1)）"],
+    ),
+    "a package that grading lacks": (
+        "import scipy",
+        ["only NumPy and Python's own library are read, not scipy/__init__.py"],
+        ["只能用 NumPy 和 Python 標準函式庫，不能讀 scipy/__init__.py"],
+    ),
+    "an endless loop": ("while True: pass", ["stopped after 10 seconds"], ["計算超過 10 秒，已停止"]),
+    "unwritten": ("raise NotImplementedError()", ["is still to be written in"], ["還沒寫"]),
+}
+
+
+def verdicts(exercise: Exercise, code: str) -> list[bool]:
+    """Whether each public case is right, of code that this repository has written."""
+    space: dict = {}
+    exec(code, space)
+    found = []
+    for one in check.public_cases(exercise):
+        try:
+            value = one.by(space[one.function], *one.inputs) if one.by else space[one.function](*one.inputs)
+        except Exception as error:
+            value = Failed(f"{type(error).__name__}: {error}")
+        found.append(check.is_right(one, value))
+    return found
+
+
+def notebook(path: Path, number: str, code: str, title: str = "") -> Path:
+    """The teacher's notebook with other code in one exercise, and with its title."""
+    exercise = EXERCISES[number]
+    read = nbformat.read(exercise.path, 4)
+    cell_id = f"ex-{number.replace('.', '-')}"
+    for cell in read.cells:
+        if cell.id == cell_id:
+            cell.source = code
+        if cell.id == f"{cell_id}-text" and title:
+            cell.source = title
+    nbformat.write(read, path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a mistake may divide by 0
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def test_one_usual_mistake_at_most_passes_the_public_cases_and_no_shape(exercise) -> None:
+    assert all(verdicts(exercise, exercise.code))
+    passed = [name for name, code in mutants.mistakes(exercise).items() if all(verdicts(exercise, code))]
+    assert len(passed) <= 1, passed
+    shapes = {} if exercise.number in OF_TEXT else mutants.other_shapes(exercise)
+    assert [name for name, code in shapes.items() if all(verdicts(exercise, code))] == []
+
+
+@pytest.mark.parametrize("title", ["", CHINESE], ids=["English", "Chinese"])
+@pytest.mark.parametrize("name", SAID)
+def test_a_failed_check_says_input_expected_got_and_the_students_line(grpo, tmp_path, name, title) -> None:
+    body, english, chinese = SAID[name]
+    path = notebook(tmp_path / "03.ipynb", "3.2", f"import numpy as np\n\n{WRONG}{body}\n", title)
+    done = grpo("check", "3.2", path)
+    assert done.returncode == 2
+    shown = done.stdout + done.stderr
+    assert [words for words in (chinese if title else english) if words not in shown] == [], shown
+
+
+@pytest.mark.parametrize(("title", "words"), [("", "cases pass (2 of 2;"), (CHINESE, "公開測試全部通過（2 個；")])
+def test_a_passed_check_says_its_seconds(grpo, tmp_path, title, words) -> None:
+    done = grpo("check", "3.2", notebook(tmp_path / "03.ipynb", "3.2", EXERCISES["3.2"].code, title))
+    assert done.returncode == 0 and words in done.stdout
+
+
+def test_a_case_in_a_notebook_says_the_same_without_a_traceback() -> None:
+    space: dict = {}
+    exec(mutants.mistakes(EXERCISES["3.2"])["a row for each group"], space)
+    with pytest.raises(cases.WrongValue, match=r"(?s)expected .*shape \(4,\).*got .*shape \(1, 4\)") as stopped:
+        exec(EXERCISES["3.2"].public, space)
+    assert stopped.value._render_traceback_() == str(stopped.value).splitlines()
+
+
+def test_a_teacher_counts_hidden_parts_with_a_students_own_inputs(grpo, tmp_path) -> None:
+    path = notebook(tmp_path / "03.ipynb", "3.2", mutants.mistakes(EXERCISES["3.2"])["without eps"])
+    command = ["check", "3.2", path, "--hidden-count", "--student", "ada", "--json"]
+    counts = [json.loads(grpo(*command).stdout) for _ in range(2)]
+    assert counts == [{"exercise": "3.2", "right": 2, "parts": 3}] * 2
+
+
+@pytest.mark.parametrize(("chinese", "words"), [(False, "empty: nothing was written"), (True, "空白：什麼都還沒寫")])
+def test_an_empty_notebook_is_one_remark(grpo, tmp_path, chinese, words) -> None:
+    cells = []
+    for number in ("1.1", "1.2", "1.3"):
+        [name] = EXERCISES[number].functions
+        cell_id = f"ex-{number.replace('.', '-')}"
+        cells.append(
+            nbformat.v4.new_markdown_cell(f"## {number} {'轉換' if chinese else 'Title'}", id=f"{cell_id}-text")
+        )
+        cells.append(nbformat.v4.new_code_cell(f"def {name}(*_): raise NotImplementedError()", id=cell_id))
+    (tmp_path / "in").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "in" / "ada.ipynb")
+    assert grpo("grade", tmp_path / "in", "--output", tmp_path / "out").returncode == 0
+    [row] = csv.DictReader((tmp_path / "out" / "grades.csv").open(encoding="utf-8-sig"))
+    assert row["remarks"] == words
+
+
+WRONG_KINDS = {
+    "a row for each group": ("shape (1, 3), expected (3,)", "shape 是 (1, 3)，應為 (3,)"),
+    "None": ("returned None", "傳回了 None"),
+    "text": ("a list or an array expected, text returned", "應傳回串列或陣列，卻傳回文字"),
+    "over the batch, not the group": ("0 of 3 inputs right", "3 組輸入對了 0 組"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_KINDS)
+def test_a_remark_says_what_kind_of_value_came(kind) -> None:
+    codes = mutants.mistakes(EXERCISES["3.2"])
+    codes |= {"None": "def advantages(*_): pass", "text": "def advantages(*_): return '1'"}
+    for language, words in zip(("en", "zh"), WRONG_KINDS[kind], strict=True):
+        [graded] = grading.grade(EXERCISES["3.2"], codes[kind], [0], language)
+        assert words in [reason for _, reason in graded.missed]
+
+
+def test_every_part_has_a_chinese_name() -> None:
+    names = {one.part.name for exercise in EXERCISES.values() for one in grading.planned(exercise, 0)}
+    assert names == grading._chinese_names().keys()
