@@ -7,6 +7,7 @@ Debian: `apt-get install clang lld`).
 
 import argparse
 import base64
+import html
 import json
 import re
 import shutil
@@ -37,6 +38,13 @@ FLAGS = (
     "--target=wasm32", "-O3", "-std=c11", "-msimd128", "-mbulk-memory", "-ffreestanding", "-fno-builtin", "-nostdlib",
     "-fvisibility=hidden", "-Wall", "-Wextra", "-Wl,--no-entry", "-Wl,--export-dynamic", "-Wl,--strip-all",
 )  # fmt: skip
+
+# In the order in which they need each other.
+SHARED_MODULES = ("random", "words", "loop")
+WORKER_MODULES = (*SHARED_MODULES, "answers", "rewards", "tokenizer", "engine", "own_reward", "worker")
+PAGE_MODULES = (*SHARED_MODULES, "settings", "chart", "experiments", "page")
+_IMPORT = re.compile(r"^import [^;]*;\n", re.M)
+_EXPORT = re.compile(r"^export ", re.M)
 
 
 def sizes(config: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +137,42 @@ def tables_of_words() -> dict[str, Any]:
     }
 
 
+def script_of(*modules: str) -> str:
+    """Modules of docs/tab as one script, in this order: without their imports, and with nothing exported."""
+    scripts = [(TAB / f"{name}.mjs").read_text() for name in modules]
+    return _EXPORT.sub("", _IMPORT.sub("", "\n".join(scripts)))
+
+
+def page() -> str:
+    """The whole page as HTML."""
+    data = json.dumps({"data": data_of(), "texts": read_json(TAB / "texts.json", "take it from git again")})
+    parts = {
+        "PAGE_CSS": (TAB / "page.css").read_text(),
+        "LOOP_TEXT": html.escape((TAB / "loop.mjs").read_text()),
+        "DATA": data.replace("</", "<\\/"),
+        "ENGINE": _base64(ENGINE.read_bytes()),
+        "WEIGHTS": _base64(flat_weights().astype("<f2").tobytes()),
+        "WORKER": script_of(*WORKER_MODULES),
+        "PAGE": script_of(*PAGE_MODULES),
+    }
+    skeleton = (TAB / "page.html").read_text()
+    return re.sub(r"@([A-Z_]+)@", lambda match: parts[match[1]], skeleton)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", action="store_true", help="compile the engine")
     if parser.parse_args().engine:
         compile_engine(ENGINE)
         print(f"{ENGINE.relative_to(ROOT)}: {ENGINE.stat().st_size / 1000:.0f} kB")
+        return
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+    print(f"{PAGE.relative_to(ROOT)}: {PAGE.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
 if __name__ == "__main__":

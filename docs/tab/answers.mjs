@@ -4,7 +4,7 @@
 // write: ASCII, digits, and the words of its problems.  On sampled completions, garbled ones too, both agree
 // (tests/test_tab.py).
 
-const TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
+export const TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
 const BLOCKS = /^\s*<reasoning>([^]*)<\/reasoning>\s*<answer>([^]*)<\/answer>\s*$/;
 const EXACT =
   /^\n?<reasoning>\n?\S(?:[^]*\S)?\n?<\/reasoning>\n?<answer>\n?\S(?:[^]*\S)?\n?<\/answer>\n?$/;

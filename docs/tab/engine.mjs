@@ -8,8 +8,8 @@ const SIZES = ["weights", "sequences", "maxPrompt", "maxCompletion", "headDim", 
 const SAMPLE = 0, GREEDY = 1, GIVEN = 2;
 const ROPE_LENGTH = 88; // the engine's MAX_LENGTH: maxPrompt + maxCompletion
 
-/** @param bytes engine.wasm  @param config the model's config.json  @param weights Float32Array, or null: set later */
-export async function loadEngine(bytes, config, weights = null) {
+/** @param bytes engine.wasm  @param config of the model's config.json  @param weights Float32Array */
+export async function loadEngine(bytes, config, weights) {
   const { instance } = await WebAssembly.instantiate(bytes, {});
   const wasm = instance.exports;
   wasm.start();
@@ -62,8 +62,8 @@ export async function loadEngine(bytes, config, weights = null) {
   engine.setWeights = (values) => {
     engine.weights.set(values);
     wasm.weights_changed();
-    wasm.clear_moments();
   };
+  engine.clearMoments = () => wasm.clear_moments(); // AdamW's, for a new run
 
   /** groupSize completions of one prompt: {tokens, logps} each.  random() is from 0 to 1. */
   engine.sample = (ids, groupSize, temperature, random) => {
@@ -107,6 +107,6 @@ export async function loadEngine(bytes, config, weights = null) {
     return norm;
   };
 
-  if (weights) engine.setWeights(weights);
+  engine.setWeights(weights);
   return engine;
 }

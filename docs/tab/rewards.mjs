@@ -1,8 +1,6 @@
 // The rewards of grpo_lib.rewards.  Each takes a completion's text and the gold number, and returns points.
 
-import { extractAnswer, formatIsExact, formatIsLoose, isNear } from "./answers.mjs";
-
-const TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
+import { extractAnswer, formatIsExact, formatIsLoose, isNear, TAGS } from "./answers.mjs";
 
 export function count(text, part) {
   return text.split(part).length - 1;
