@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_lib import plain_grpo
+from grpo_lib import answers, plain_grpo
+from grpo_lib.problems import training_batches, words
 from grpo_lib.prompts import render
+from grpo_lib.rewards import REFERENCE_REWARDS, get_rewards
 
 SETTINGS = plain_grpo.Settings(
     prompts_per_step=16,
@@ -63,9 +66,6 @@ def node(root: Path, folder: Path):
 @pytest.fixture(scope="session")
 def first_step(tab, folder: Path):
     """The first step of the course's own recipe, by plain_grpo: 16 groups of 8."""
-    from grpo_lib.problems import training_batches, words
-    from grpo_lib.rewards import get_rewards
-
     policy = plain_grpo.load_policy(tab.MODEL)
     to_prompt = functools.partial(render, policy.tokenizer, system="")
     batch = next(training_batches(words.generate("train", 1000, seed=0), to_prompt, SETTINGS.prompts_per_step, 0))
@@ -149,3 +149,107 @@ def test_the_first_step_is_that_of_plain_grpo(tab, node, folder, first_step):
     start = tab.flat_weights()
     change = np.fromfile(folder / "updated.f32", np.float32) - start
     assert _distance(change, _flat(tab, first_step["updated"], layers) - start) < 1e-3
+
+
+def _grades_differ(node, folder: Path) -> list[str]:
+    """The sampled completions that the page's graders and rewards see differently from grpo_lib's."""
+    samples = json.loads((folder / "samples.json").read_text())
+    texts, golds = [one["text"] for one in samples], [one["gold"] for one in samples]
+    expected = {name: get_rewards((name,))[0](None, texts, answer=golds) for name in ("correct_answer", "tidy_format")}
+    expected["tutorials"] = np.sum([reward(None, texts, answer=golds) for reward in REFERENCE_REWARDS], 0)
+    expected["form"] = [float(answers.format_is_exact(text)) for text in texts]
+    differing = []
+    for i, ours in enumerate(node("grades", "samples.json")):
+        same = ours.pop("answer") == answers.extract_answer(texts[i])
+        if not same or any(ours[name] != pytest.approx(expected[name][i]) for name in ours):
+            differing.append(texts[i])
+    return differing
+
+
+def test_graders_and_rewards_agree_on_sampled_completions(node, folder):
+    assert node("samples", "1500", "1") >= 1500
+    assert _grades_differ(node, folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", ["2", "3"])
+def test_graders_and_rewards_agree_on_ten_thousand(node, folder, seed):
+    assert node("samples", "10000", seed) >= 10_000
+    assert _grades_differ(node, folder) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<reasoning>2+3=5</reasoning><answer>5</answer>", "<reasoning>2+3=5</reasoning>\n<answer>\n5\n</answer>\n"),
+        *("<reasoning>x</reasoning> <answer>5</answer>", "<reasoning>x</reasoning><answer>?</answer>", "", "5"),
+        *("<reasoning> </reasoning><answer>5</answer>", "<answer>5</answer><answer>5</answer>", "</answer><answer>5"),
+        *("<reasoning><answer>5</answer></reasoning>", "<answer>-5</answer>", "<answer>2+3=5</answer>"),
+        *("<answer>1,005</answer>", "<answer>05.0</answer>", "<answer>4.5</answer>", "<answer>5 or 6</answer>"),
+    ],
+)
+def test_graders_agree_on_texts_written_by_hand(node, folder, text):
+    (folder / "samples.json").write_text(json.dumps([{"text": text, "gold": "5"}]))
+    assert _grades_differ(node, folder) == []
+
+
+def test_problems_are_of_their_split_and_solved_right(node, tokenizer):
+    """No problem that is trained on is validated on, and the tokenizer gives the tokens of the course's."""
+    made = node("words")
+    for name, problems in made.items():
+        split = name.split()[1]
+        for problem in problems:
+            question, solution = problem["question"], problem["solution"]
+            assert words.split_of(question) == split
+            assert split != "train" or not words.needs_held_out(solution)
+            assert all(_holds(calculation) for calculation in solution.split())
+            assert solution.rpartition("=")[2] == problem["answer"]
+            assert problem["tokens"] == tokenizer(render(tokenizer, question))["input_ids"]
+        assert split == "train" or len({problem["question"] for problem in problems}) == len(problems)
+    shares = {name: np.mean([" " in one["solution"] for one in problems]) for name, problems in made.items()}
+    assert shares["standard train"] == pytest.approx(words.TWO_STEP_SHARE, abs=0.08)
+
+
+def _holds(calculation: str) -> bool:
+    left, result = calculation.split("=")
+    first, operation, second = re.split(r"([-+*])", left)
+    return words.calculate(int(first), operation, int(second)) == int(result) > 0
+
+
+def test_the_engine_that_is_committed_is_that_of_its_source(tab, node, folder, tmp_path):
+    if shutil.which("clang") is None or shutil.which("wasm-ld") is None:
+        pytest.skip("clang: no clang with lld found; install both (in Debian: clang lld)")
+    node("samples", "320", "4")
+    committed = (folder / "samples.json").read_text()
+    tab.compile_engine(folder / "engine.wasm")
+    try:
+        node("samples", "320", "4")
+    finally:
+        shutil.copy(tab.ENGINE, folder / "engine.wasm")
+    assert (folder / "samples.json").read_text() == committed
+    assert tab.ENGINE.stat().st_size < 100_000
+
+
+def test_a_model_of_other_sizes_makes_other_constants(tab):
+    config = json.loads((tab.MODEL / "config.json").read_text())
+    sizes = tab.sizes(config | {"num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4})
+    assert (sizes["LAYERS"], sizes["HEADS"], sizes["ATTENTION_SCALE"]) == (2, 4, "0.25f")
+
+
+def test_the_page_is_one_file_that_loads_nothing(tab):
+    page = tab.page()
+    assert len(page.encode()) < 2_500_000
+    assert not re.search(r"@[A-Z_]+@", page)
+    assert not re.search(r"(?:src|href)=\"(?!data:)", page)
+    assert "default-src 'none'" in page and "connect-src" not in page
+
+
+def test_every_text_is_there_in_both_languages_and_used(tab):
+    texts = json.loads((tab.TAB / "texts.json").read_text())
+    source = "".join((tab.TAB / name).read_text() for name in ("page.html", "page.mjs", "experiments.mjs"))
+    for key, said in texts.items():
+        assert set(said) == {"en", "zh_TW"}
+        fields = [sorted(re.findall(r"\{(\w+)\}", one)) for one in said.values()]
+        assert fields[0] == fields[1], key
+    used = set(re.findall(r"data-text=\"(\w+)\"", source)) | set(re.findall(r"text\(\"(\w+)\"", source))
+    assert used <= set(texts)

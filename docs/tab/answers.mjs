@@ -47,6 +47,11 @@ const DECIMAL = /^(-?)\$?([0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.([0-9]*))?%?
 const NUMERAL = /(?<![A-Za-z_0-9])(?<![0-9][.,])[0-9][0-9.,]*|(?<![\w.)])\.[0-9]+/g;
 const PLAIN = /^(?:[0-9]*\.?[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?)$/;
 const CONCLUSION = /\b(?:so|now|total|answer)\b|#{2,}/gi;
+const CLOSING = /^(?:total|now)$/i;
+const AFTER_NUMBER = /[0-9][^0-9,.;:=\n]*$/;
+const GOES_ON = /^\s*(?:[,;/()-]|(?:of|for|and)\b)/i;
+const OPENS_CLAUSE = /^\s*for\b/i;
+const VERB = /\b(?:has|have|gives|buys|sells)\b/i;
 const CALCULATED = /[-+*/^]/;
 const WORD = /[A-Za-z]{2,}/;
 const SPOILT_BEFORE = /(?:\b(?:not|over|more than)\b|[<>^!]|\w\s*[+*/])\W*$/i;
@@ -94,9 +99,18 @@ function oneNumber(text, depth = 0) {
     if (gaps.length > 1 && !gaps.some((gap) => WORD.test(gap))) return null; // 18 18 18
     return inContext(text, last);
   }
-  const cue = [...text.matchAll(CONCLUSION)].at(-1);
-  const tail = cue && text.slice(cue.index + cue[0].length);
-  return tail && /[0-9]/.test(tail) && depth < 5 ? oneNumber(tail, depth + 1) : null;
+  const part = depth < 5 ? concludingPart(text) : null;
+  return part === null ? null : oneNumber(part, depth + 1);
+}
+
+function concludingPart(text) { // of a text with several numbers, where its words set one apart
+  for (const cue of [...text.matchAll(CONCLUSION)].reverse()) {
+    const head = text.slice(0, cue.index), tail = text.slice(cue.index + cue[0].length);
+    const closes = CLOSING.test(cue[0]) && AFTER_NUMBER.test(head);
+    if (closes && GOES_ON.test(tail) && !VERB.test(tail)) return head; // 18 in all, 6 each
+    if (/[0-9]/.test(tail) && !OPENS_CLAUSE.test(tail)) return tail;
+  }
+  return null;
 }
 
 function valueOf(written) {

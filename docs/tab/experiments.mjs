@@ -5,6 +5,6 @@ export const EXPERIMENTS = [
   { name: "pair", changes: { groupSize: 2 }, right: 1 },
   { name: "rate", changes: { learningRate: 3e-3 }, right: 2 },
   { name: "hole", changes: { reward: "tutorials", problems: "hard", steps: 25 }, right: 2 },
-  { name: "coin", changes: { reward: "coin" }, right: 0 },
+  { name: "coin", changes: { reward: "coin" }, right: 1 },
   { name: "plain", changes: { advantage: "none" }, right: 1 },
 ];

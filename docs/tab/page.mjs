@@ -190,7 +190,7 @@ function showCurves() {
   const lines = (of) => [{ className: "old", points: of(earlier) }, { className: "new", points: of(run) }];
   drawChart($("accuracy"), lines(validations), { steps, low: 0, high: 1, label: percent });
   const range = roundRange([...rewards(earlier), ...rewards(run)].map(([, value]) => value));
-  drawChart($("rewards"), lines(rewards), { steps, ...range, label: (value) => value.toFixed(1) });
+  drawChart($("rewards"), lines(rewards), { steps, ...range, label: (value) => String(Number(value.toFixed(2))) });
   showLegend();
   const [first, last] = [run?.validations[0], run?.validations.at(-1)];
   const values = last && { first: percent(first[1]), last: percent(last[1]), step: last[0] };
@@ -238,7 +238,7 @@ function showGroup() {
 function rowOf(completion, i) {
   const tokens = completion.tokens.map((token) => {
     const change = token.after - token.before;
-    const strength = Math.min(0.75, Math.abs(change) * 1.5).toFixed(2);
+    const strength = Math.min(0.75, Math.abs(change) * 2).toFixed(2);
     const title = text("tokenTitle", { before: (100 * Math.exp(token.before)).toFixed(1), after: (100 * Math.exp(token.after)).toFixed(1) });
     const span = make("span", { className: "token", title }, token.text);
     span.style.background = `rgb(var(${change > 0 ? "--up" : "--down"}) / ${strength})`;
