@@ -18,6 +18,7 @@ let settings = courseSettings(); // of the run that is shown
 let run = null, earlier = null; // {settings, rows, validations}
 let group = null, chosen = null; // the group that is shown, and the completion that is explained
 let experiment = null, notice = null, reply = null;
+let megabytes = 0; // of the engine
 let begun = 0, started = 0; // runs; what still comes from an earlier one is not shown in the next
 
 // --- Texts ---
@@ -108,7 +109,7 @@ function controlsChanged() {
 
 function begin(asked, ofExperiment = null) {
   begun++;
-  if (run?.rows.length) earlier = run;
+  if (run?.validations.length > 1) earlier = run; // it has a curve
   experiment = ofExperiment;
   settings = asked;
   run = { settings: asked, rows: [], validations: [] };
@@ -134,7 +135,10 @@ function pressTrain() {
 }
 
 const RECEIVED = {
-  ready: () => (state = READY),
+  ready({ memory }) {
+    state = READY;
+    megabytes = Math.round(memory / 1e6);
+  },
   started() {},
   step({ row, group: shown }) {
     run.rows.push(row);
@@ -177,7 +181,9 @@ function showState() {
   const values = row && { step: row.step, steps: run.settings.steps, seconds: (row.milliseconds / 1000).toFixed(1) };
   const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "finishedText" };
   $("status").textContent = row ? text(state === FINISHED ? "finishedText" : "stepText", values) : text(keys[state] ?? "startingText");
-  const doomed = run && collapses(run.settings) ? { key: "meantToCollapse", values: {} } : null;
+  $("figures").textContent = row ? text("figures", { ...values, megabytes }) : "";
+  const known = EXPERIMENTS.find(({ name }) => name === experiment)?.collapses;
+  const doomed = run && (known || collapses(run.settings)) ? { key: "meantToCollapse", values: {} } : null;
   const said = notice ?? doomed;
   $("notice").hidden = !said;
   if (said) $("notice").textContent = text(said.key, said.values);
@@ -203,8 +209,10 @@ function showCurves() {
 
 function showLegend() {
   const named = (one, other) => {
-    const names = differences(one.settings, other?.settings ?? courseSettings());
-    if (!names.length) return text("courseSettings");
+    const special = differences(one.settings, courseSettings());
+    const between = other ? differences(one.settings, other.settings) : [];
+    const names = between.length ? between : special;
+    if (!special.length) return text("courseSettings");
     return names.map((name) => (name === "code" ? text("own") : `${text(name)}: ${optionText(name, one.settings[name])}`)).join(", ");
   };
   const items = [];
