@@ -83,21 +83,27 @@ def first_step(tab, folder: Path):
         step[name] = _loss_and_gradient(policy, prompts, ids, advantages, old_logps)
     step["updated"] = _updated(policy, prompts, ids, advantages)
 
-    def groups(rows):
-        return [rows[i : i + SETTINGS.group_size] for i in range(0, len(rows), SETTINGS.group_size)]
-
-    unpadded = [row[row != policy.config.pad].tolist() for row in ids]
+    unpadded = _unpadded(ids)
+    firsts = prompts[:: SETTINGS.group_size]
+    unpadded_old = [row[: len(tokens)].tolist() for row, tokens in zip(old, unpadded, strict=True)]
     sent = {
-        "prompts": [row[row != policy.config.pad].tolist() for row in prompts[:: SETTINGS.group_size]],
-        "completions": groups(unpadded),
-        "rewards": groups(rewards.tolist()),
-        "old_logps": groups([row[: len(tokens)].tolist() for row, tokens in zip(old, unpadded, strict=True)]),
+        "prompts": _unpadded(firsts),
+        "completions": _groups(unpadded),
+        "rewards": _groups(rewards.tolist()),
+        "old_logps": _groups(unpadded_old),
         "settings": vars(SETTINGS),
     }
     (folder / "first_step.json").write_text(json.dumps(sent))
-    greedy = plain_grpo.sample(policy.weights, policy.config, prompts[:: SETTINGS.group_size], key, 24, 0.0)
-    step["greedy"] = [row[row != policy.config.pad].tolist() for row in np.asarray(greedy)]
+    step["greedy"] = _unpadded(plain_grpo.sample(policy.weights, policy.config, firsts, key, 24, 0.0))
     return step
+
+
+def _unpadded(rows) -> list[list[int]]:
+    return [row[row != 0].tolist() for row in np.asarray(rows)]  # 0: the tiny model's padding
+
+
+def _groups(rows: list) -> list[list]:
+    return [rows[i : i + SETTINGS.group_size] for i in range(0, len(rows), SETTINGS.group_size)]
 
 
 def _loss_and_gradient(policy, prompts, ids, advantages, old_logps):
@@ -132,6 +138,7 @@ def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
+@pytest.mark.slow
 def test_the_first_step_is_that_of_plain_grpo(tab, node, folder, first_step):
     """Log-probabilities, advantages, both losses with their gradients, greedy answers, and the weights after AdamW."""
     ours = node("first_step")
