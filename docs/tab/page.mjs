@@ -331,8 +331,9 @@ function showOutcome() {
     outcome.replaceChildren(...parts);
   }
   const guess = guessOf($("prediction"));
-  const first = state === FINISHED && !experiment && guess >= 0 && run.validations.length;
-  if (first && !notice && differences(run.settings, courseSettings()).length === 0) {
+  const asked = courseSettings();
+  const first = state === FINISHED && !experiment && !notice && guess >= 0;
+  if (first && differences(run.settings, { ...asked, seed: run.settings.seed }).length === 0) {
     $("status").textContent += ` ${text("youSaid", { prediction: text(`predict${guess}`), last: percent(run.validations.at(-1)[1]) })}`;
   }
 }
