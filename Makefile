@@ -15,7 +15,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student tiny-base bench next next-tpu clean
+.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student tab tab-engine tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -106,6 +106,12 @@ student: ## for teachers: the student's course into build/student, without solut
 	@dev/tools/check-environment.sh .venv-teach
 	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) .venv-teach
 	@$(VENV)/bin/uv pip install --quiet --python .venv-teach --require-hashes -r requirements/teach.lock && touch $@
+
+tab: setup ## build the page in which the model learns in a browser, build/grpo-in-a-tab.html
+	@$(PY) dev/tools/tab.py
+
+tab-engine: setup ## for authors: compile that page's engine again (clang and lld)
+	@$(PY) dev/tools/tab.py --engine
 
 tiny-base: setup ## for authors: train the tiny base model again
 	@$(PY) dev/tools/make_tiny_base.py

@@ -1,0 +1,420 @@
+// The page: controls, curves, one group, a question, experiments.  It computes nothing; worker.mjs does.
+
+import { drawChart, roundRange } from "./chart.mjs";
+import { EXPERIMENTS } from "./experiments.mjs";
+import { CHOICES, collapses, courseSettings, differences, fromLink, toLink, validSeed } from "./settings.mjs";
+import { draw, splitOf } from "./words.mjs";
+
+const $ = (id) => document.getElementById(id);
+const { data, texts } = JSON.parse($("data").textContent);
+const FIRST_QUESTION = "Mia buys 9 eggs a day for 3 days. Later Tom brings 5 more. How many eggs does Mia have now?";
+const PREDICTIONS = 3;
+const READY = "ready", RUNNING = "running", STOPPING = "stopping", STOPPED = "stopped", FINISHED = "finished";
+
+let language = "en";
+let state = "loading";
+let worker = null;
+let settings = courseSettings(); // of the run that is shown
+let run = null, earlier = null; // {settings, rows, validations}
+let group = null, chosen = null; // the group that is shown, and the completion that is explained
+let experiment = null, notice = null, reply = null;
+let megabytes = 0; // of the engine
+let begun = 0, started = 0; // runs; what still comes from an earlier one is not shown in the next
+
+// --- Texts ---
+
+function text(key, values = {}) {
+  const said = texts[key][language] ?? texts[key].en;
+  return said.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+}
+
+const percent = (share) => `${Math.round(100 * share)} %`;
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+
+function optionText(name, value) {
+  const key = `${name}_${value}`;
+  return key in texts ? text(key) : String(value);
+}
+
+function translate() {
+  document.documentElement.lang = language === "zh_TW" ? "zh-Hant-TW" : language;
+  document.title = text("title");
+  for (const element of document.querySelectorAll("[data-text]")) element.textContent = text(element.dataset.text);
+  makeOptions($("prediction"), "prediction", [0, 1, 2].map((i) => text(`predict${i}`)));
+  makeControls();
+  makeExperiments();
+  controlsChanged();
+  show();
+}
+
+// --- Elements ---
+
+function make(name, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}
+
+function makeOptions(box, name, labels) {
+  const before = [...box.querySelectorAll("input")].findIndex((input) => input.checked);
+  const options = labels.map((label, i) => {
+    const input = make("input", { type: "radio", name, value: String(i), checked: i === before });
+    return make("label", {}, input, ` ${label}`);
+  });
+  box.replaceChildren(...options);
+}
+
+function makeControls() {
+  const shown = readControls();
+  const labels = Object.entries(CHOICES).map(([name, values]) => {
+    const options = [...values].sort((a, b) => (typeof a === "number" ? a - b : 0)).map((value) =>
+      make("option", { value: String(value), selected: value === shown[name] }, optionText(name, value)),
+    );
+    const label = make("label", {}, make("span", {}, text(name)), make("select", { id: name }, ...options));
+    if (name === "reward") label.append(make("small", { id: "reward-help" }));
+    return label;
+  });
+  $("choices").replaceChildren(...labels);
+}
+
+function readControls() {
+  const read = { ...settings };
+  for (const [name, values] of Object.entries(CHOICES)) {
+    if ($(name)) read[name] = values.find((value) => String(value) === $(name).value);
+  }
+  if ($("choices").children.length) Object.assign(read, { seed: validSeed($("seed").value), code: $("code").value });
+  return read;
+}
+
+function writeControls(from) {
+  for (const name of Object.keys(CHOICES)) $(name).value = String(from[name]);
+  $("seed").value = from.seed;
+  $("code").value = from.code;
+  controlsChanged();
+}
+
+function controlsChanged() {
+  $("reward-help").textContent = text(`rewardHelp_${$("reward").value}`);
+  $("own").hidden = $("reward").value !== "own";
+  $("changed").hidden = !run || differences(readControls(), run.settings).length === 0;
+  const link = toLink(readControls(), language);
+  try {
+    history.replaceState(null, "", `#${link}`);
+  } catch { // some browsers refuse it to a page that is a file
+    location.hash = link;
+  }
+}
+
+// --- The run ---
+
+function begin(asked, ofExperiment = null) {
+  begun++;
+  if (run?.validations.length > 1) earlier = run; // it has a curve
+  experiment = ofExperiment;
+  settings = asked;
+  run = { settings: asked, rows: [], validations: [] };
+  group = chosen = notice = null;
+  state = RUNNING;
+  $("hold").checked = false;
+  controlsChanged();
+  worker.postMessage({ type: "start", settings: asked, question: $("question").value });
+  show();
+}
+
+function pressTrain() {
+  if (state === RUNNING) {
+    state = STOPPING;
+    worker.postMessage({ type: "stop" });
+  } else if (state === STOPPED) {
+    state = RUNNING;
+    worker.postMessage({ type: "goOn" });
+  } else {
+    begin(readControls());
+  }
+  show();
+}
+
+const RECEIVED = {
+  ready({ memory }) {
+    state = READY;
+    megabytes = Math.round(memory / 1e6);
+  },
+  started() {},
+  step({ row, group: shown }) {
+    run.rows.push(row);
+    if (!$("hold").checked) [group, chosen] = [shown, null];
+  },
+  validation: ({ step, accuracy }) => run.validations.push([step, accuracy]),
+  answers: (message) => (reply = message),
+  stopped: () => (state = STOPPED),
+  finished: () => (state = FINISHED),
+  failed({ reason, message }) {
+    state = run?.rows.length || run ? FINISHED : "broken";
+    notice = { key: reason === "error" ? "failed" : reason, values: { message } };
+  },
+};
+
+function receive({ data: message }) {
+  if (message.type === "started") started++;
+  if (started < begun && ["step", "validation", "stopped", "finished"].includes(message.type)) return;
+  RECEIVED[message.type](message);
+  show();
+}
+
+// --- What is shown ---
+
+function show() {
+  showState();
+  showCurves();
+  showLoop();
+  showGroup();
+  showAnswers();
+  showOutcome();
+}
+
+function showState() {
+  const labels = { [RUNNING]: "stop", [STOPPING]: "stop", [STOPPED]: "goOn", [FINISHED]: "train" };
+  $("train").textContent = text(labels[state] ?? "train");
+  $("train").disabled = ["loading", "broken", STOPPING].includes(state);
+  $("again").disabled = !run || state === "broken";
+  const row = run?.rows.at(-1);
+  const values = row && { step: row.step, steps: run.settings.steps, seconds: (row.milliseconds / 1000).toFixed(1) };
+  const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "finishedText" };
+  $("status").textContent = row ? text(state === FINISHED ? "finishedText" : "stepText", values) : text(keys[state] ?? "startingText");
+  $("figures").textContent = row ? text("figures", { ...values, megabytes }) : "";
+  const known = EXPERIMENTS.find(({ name }) => name === experiment)?.collapses;
+  const doomed = run && (known || collapses(run.settings)) ? { key: "meantToCollapse", values: {} } : null;
+  const said = notice ?? doomed;
+  $("notice").hidden = !said;
+  if (said) $("notice").textContent = text(said.key, said.values);
+}
+
+function showCurves() {
+  const steps = Math.max(run?.settings.steps ?? 50, earlier?.rows.length ?? 0);
+  const validations = (one) => one?.validations ?? [];
+  const rewards = (one) => one?.rows.map((row) => [row.step, row.reward]) ?? [];
+  const lines = (of) => [{ className: "old", points: of(earlier) }, { className: "new", points: of(run) }];
+  drawChart($("accuracy"), lines(validations), { steps, low: 0, high: 1, label: percent });
+  const range = roundRange([...rewards(earlier), ...rewards(run)].map(([, value]) => value));
+  drawChart($("rewards"), lines(rewards), { steps, ...range, label: (value) => String(Number(value.toFixed(2))) });
+  showLegend();
+  const [first, last] = [run?.validations[0], run?.validations.at(-1)];
+  const values = last && { first: percent(first[1]), last: percent(last[1]), step: last[0] };
+  $("reading").textContent = last ? text("accuracyReading", values) : "";
+  $("accuracy").setAttribute("aria-label", last ? text("accuracyReading", values) : text("accuracyTitle"));
+  const row = run?.rows.at(-1);
+  const reward = row && text("rewardReading", { first: run.rows[0].reward.toFixed(2), last: row.reward.toFixed(2) });
+  $("rewards").setAttribute("aria-label", reward || text("rewardTitle"));
+}
+
+function showLegend() {
+  const named = (one, other) => {
+    const special = differences(one.settings, courseSettings());
+    const between = other ? differences(one.settings, other.settings) : [];
+    const names = between.length ? between : special;
+    if (!special.length) return text("courseSettings");
+    return names.map((name) => (name === "code" ? text("own") : `${text(name)}: ${optionText(name, one.settings[name])}`)).join(", ");
+  };
+  const items = [];
+  if (run) items.push(make("li", {}, text("thisRun", { settings: named(run, earlier) })));
+  if (earlier) items.push(make("li", { className: "old" }, text("earlierRun", { settings: named(earlier, run) })));
+  $("legend").replaceChildren(...items);
+}
+
+function showLoop() {
+  const row = run?.rows.at(-1);
+  const figures = row && [
+    text("loop0Figure", { n: row.completions }),
+    text("loop1Figure", { reward: row.reward.toFixed(2), right: percent(row.right) }),
+    text("loop2Figure", { share: percent(row.equalGroups) }),
+    text("loop3Figure", { loss: Math.abs(row.loss) < 5e-4 ? "0.000" : row.loss.toFixed(3) }),
+    text("loop4Figure", { norm: row.norm.toFixed(2) }),
+  ];
+  const items = [0, 1, 2, 3, 4].map((i) => make("li", {}, make("b", {}, text(`loop${i}`)), figures?.[i] ?? text(`loop${i}Help`)));
+  $("loop").replaceChildren(...items);
+}
+
+function showGroup() {
+  $("group").hidden = !group;
+  $("group-none").hidden = Boolean(group);
+  if (!group) return;
+  $("group-question").textContent = text("groupQuestion", { question: group.question, answer: group.answer });
+  $("rows").replaceChildren(...group.completions.map(rowOf));
+  $("why").textContent = chosen === null ? "" : explanation(chosen);
+}
+
+function rowOf(completion, i) {
+  const tokens = completion.tokens.map((token) => {
+    const change = token.after - token.before;
+    const strength = Math.min(0.75, Math.abs(change) * 2).toFixed(2);
+    const title = text("tokenTitle", { before: (100 * Math.exp(token.before)).toFixed(1), after: (100 * Math.exp(token.after)).toFixed(1) });
+    const span = make("span", { className: "token", title }, token.text);
+    span.style.background = `rgb(var(${change > 0 ? "--up" : "--down"}) / ${strength})`;
+    return span;
+  });
+  const verdict = make("span", { className: "verdict" }, text(completion.right ? "right" : "wrong"));
+  const why = make("button", { type: "button", onclick: () => explain(i) }, signed(completion.advantage));
+  why.setAttribute("aria-label", text("whyLabel", { advantage: signed(completion.advantage) }));
+  const change = completion.tokens.reduce((sum, token) => sum + token.after - token.before, 0);
+  const cells = [[...tokens, verdict], [completion.reward.toFixed(2)], [why], [`× ${Math.exp(change).toFixed(2)}`]];
+  const labels = ["completion", "rewardColumn", "advantageColumn", "likelierColumn"];
+  return make("tr", {}, ...cells.map((content, column) => {
+    const cell = make("td", {}, ...content);
+    cell.dataset.label = text(labels[column]);
+    return cell;
+  }));
+}
+
+function explain(i) {
+  chosen = i;
+  $("hold").checked = true;
+  $("why").textContent = explanation(i);
+}
+
+function explanation(i) {
+  const rewards = group.completions.map((completion) => completion.reward);
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  const std = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length - 1));
+  const [reward, advantage] = [rewards[i].toFixed(2), signed(group.completions[i].advantage)];
+  const kind = std < 1e-9 && run.settings.advantage !== "none" ? "equal" : run.settings.advantage;
+  return text(`why_${kind}`, { reward, advantage, mean: mean.toFixed(2), std: std.toFixed(2) });
+}
+
+function showAnswers() {
+  if (!reply) return;
+  $("answer-before").textContent = reply.tooLong ? text("tooLong") : reply.before;
+  $("answer-now").textContent = reply.tooLong ? "" : reply.after;
+}
+
+// --- Experiments ---
+
+function makeExperiments() {
+  const cards = EXPERIMENTS.map(({ name }) => {
+    const choices = make("div", { className: "options" });
+    const old = $(`guess-${name}`);
+    choices.id = `guess-${name}`;
+    const labels = Array.from({ length: PREDICTIONS }, (_, i) => text(`${name}${i}`));
+    if (old) choices.append(...old.childNodes);
+    makeOptions(choices, `guess-${name}`, labels);
+    const fieldset = make("fieldset", {}, make("legend", {}, text(`${name}Ask`)), choices);
+    const outcome = make("div", { className: "outcome", id: `outcome-${name}` });
+    outcome.setAttribute("role", "status");
+    const button = make("button", { type: "button", id: `run-${name}`, onclick: () => runExperiment(name) }, text("runIt"));
+    button.disabled = guessOf(choices) < 0;
+    choices.addEventListener("change", () => (button.disabled = ["loading", "broken"].includes(state)));
+    return make("div", {}, make("h3", {}, text(name)), fieldset, button, outcome);
+  });
+  $("experiments").replaceChildren(...cards);
+}
+
+function guessOf(box) {
+  return [...box.querySelectorAll("input")].findIndex((input) => input.checked);
+}
+
+function runExperiment(name) {
+  const { changes } = EXPERIMENTS.find((one) => one.name === name);
+  const asked = { ...courseSettings(), ...changes, seed: validSeed($("seed").value) };
+  writeControls(asked);
+  begin(asked, name);
+  $("curves-title").scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+}
+
+function showOutcome() {
+  for (const { name, right } of EXPERIMENTS) {
+    const outcome = $(`outcome-${name}`);
+    if (experiment !== name || !outcome) continue;
+    const guess = guessOf($(`guess-${name}`));
+    const ended = state === FINISHED && !notice;
+    const said = ended ? [text(guess === right ? "asYouSaid" : "notAsYouSaid"), text(`${name}Outcome`)] : [text("experimentRuns")];
+    const parts = [make("p", {}, said.join(" "))];
+    if (ended) parts.push(make("p", { className: "hint" }, text(`${name}Section`)));
+    outcome.replaceChildren(...parts);
+  }
+  const guess = guessOf($("prediction"));
+  const asked = courseSettings();
+  const first = state === FINISHED && !experiment && !notice && guess >= 0;
+  if (first && differences(run.settings, { ...asked, seed: run.settings.seed }).length === 0) {
+    $("status").textContent += ` ${text("youSaid", { prediction: text(`predict${guess}`), last: percent(run.validations.at(-1)[1]) })}`;
+  }
+}
+
+// --- The start ---
+
+function bytesOf(id) {
+  return Uint8Array.from(atob($(id).textContent), (character) => character.charCodeAt(0));
+}
+
+/** float16 as it lies in memory, to float32. */
+function fromFloat16(halves) {
+  return Float32Array.from(halves, (bits) => {
+    const exponent = (bits >> 10) & 31, fraction = bits & 1023;
+    const size = exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction;
+    return bits & 0x8000 ? -size : size;
+  });
+}
+
+function missing(wasm) { // what this browser lacks
+  if (typeof WebAssembly === "undefined" || typeof Worker === "undefined") return "noWebAssembly";
+  return WebAssembly.validate(wasm) ? null : "noSimd";
+}
+
+function otherQuestion() {
+  for (;;) {
+    const { question } = draw(Math.random, data.words, readControls().problems);
+    if (splitOf(question, data.words) === "validation") return question;
+  }
+}
+
+function ask() {
+  worker?.postMessage({ type: "ask", question: $("question").value });
+}
+
+function listen() {
+  $("language").addEventListener("change", () => {
+    language = $("language").value;
+    translate();
+  });
+  $("train").addEventListener("click", pressTrain);
+  $("again").addEventListener("click", () => begin(readControls()));
+  $("controls").addEventListener("input", controlsChanged);
+  addEventListener("hashchange", () => writeControls(fromLink(location.hash.slice(1))));
+  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  $("link").addEventListener("click", async () => {
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    $("copied").textContent = text("copied");
+  });
+  $("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask();
+  });
+  $("other").addEventListener("click", () => {
+    $("question").value = otherQuestion();
+    ask();
+  });
+}
+
+function open() {
+  const fragment = location.hash.slice(1);
+  const asked = new URLSearchParams(fragment).get("lang") ?? navigator.language;
+  language = /^zh/i.test(asked) ? "zh_TW" : "en";
+  settings = fromLink(fragment);
+  $("language").value = language;
+  $("question").value = FIRST_QUESTION;
+  translate();
+  writeControls(settings);
+  listen();
+  const wasm = bytesOf("engine");
+  const lacks = missing(wasm);
+  if (lacks) {
+    state = "broken";
+    notice = { key: lacks, values: {} };
+    return show();
+  }
+  const script = new Blob([$("worker").textContent], { type: "text/javascript" });
+  worker = new Worker(URL.createObjectURL(script));
+  worker.onmessage = receive;
+  worker.onerror = (event) => receive({ data: { type: "failed", reason: "error", message: event.message } });
+  worker.postMessage({ type: "load", wasm, data, weights: fromFloat16(new Uint16Array(bytesOf("weights").buffer)) });
+}
+
+open();
