@@ -25,13 +25,13 @@ from typing import Any
 
 import site_markdown
 import translations
-from grpo_teach import student
 
 from grpo_lib.common.environment import repo_root
 from grpo_lib.common.errors import CourseError
+from grpo_teach import student
 
-# OWNER/NAME on GitHub: of this repository, and of the student build, which "open in" leads to.  Nobody owns one yet: until
-# then links to files that are no page are plain text, and no page shows a badge.
+# OWNER/NAME on GitHub: of this repository, and of the student build, which "open in" leads to.  Nobody owns one yet:
+# until then links to files that are no page are plain text, and no page shows a badge.
 REPOSITORY = os.environ.get("SITE_REPOSITORY", "")
 STUDENT_REPOSITORY = os.environ.get("SITE_STUDENT_REPOSITORY", "")
 
@@ -374,6 +374,14 @@ def run_sphinx(language: Language, sources: Path, output: Path, root: Path) -> s
     return subprocess.Popen([*map(str, command), str(sources), str(output)], env=environment, cwd=root)
 
 
+def remove_unused(made: Path) -> None:
+    """Remove what no page loads: copies of the sources, and maps for those who change the theme."""
+    for name in ("jupyter_execute", "_sources", "zh_TW/_sources"):
+        shutil.rmtree(made / name, ignore_errors=True)
+    for path in [*made.rglob("*.map"), *made.rglob(".buildinfo")]:
+        path.unlink()
+
+
 def build(root: Path, output: Path) -> None:
     """Build the site into `output`, in place of an earlier one.
 
@@ -394,10 +402,10 @@ def build(root: Path, output: Path) -> None:
         write_sources(language, all_pages, root, sources)
         write_settings(language, all_pages, sources)
         running.append(run_sphinx(language, sources, made / language.prefix, root))
-    if any([process.wait() for process in running]):
+    codes = [process.wait() for process in running]
+    if any(codes):
         raise CourseError("Sphinx found what is written above; build/site is as it was")
-    for unused in [made / "jupyter_execute", made / "zh_TW" / "jupyter_execute", *made.rglob("*.map")]:
-        shutil.rmtree(unused) if unused.is_dir() else unused.unlink()
+    remove_unused(made)
     for language in LANGUAGES:
         shutil.copytree(markdown_folder(work / language.code), made / language.prefix, dirs_exist_ok=True)
     write(made / "llms.txt", site_markdown.index(made, root))

@@ -7,8 +7,8 @@ from typing import Any
 
 TITLE = re.compile(r"(?m)^# (.*)")
 SUMMARY = (
-    "Take a language model through GRPO (group relative policy optimization) on grade-school maths with MaxText, Tunix and"
-    " JAX, and see honestly whether it got better: eleven notebooks and a small library, on two CPU cores or on a TPU."
+    "Take a language model through GRPO (group relative policy optimization) on grade-school maths with MaxText, Tunix"
+    " and JAX, and see honestly whether it got better: eleven notebooks and a small library, on a laptop or a TPU."
 )
 SECTIONS = {  # of llms.txt: its title, and where its pages are
     "Notebooks": ("notebooks/*.md", "notebooks/further/*.md"),
@@ -22,7 +22,7 @@ SECTIONS = {  # of llms.txt: its title, and where its pages are
 def of_text(text: str) -> str:
     """A page's Markdown with links to the .md of other pages, and without what only Sphinx reads."""
     text = re.sub(r"(?ms)^```\{.*?^```\n", "", text)
-    text = re.sub(r"(?m)^:::.*\n|^:class:.*\n", "", text)
+    text = re.sub(r"(?m)^:::.*\n|^:class:.*\n|^\{\..*\}\n", "", text)
     text = re.sub(r"\]\(site:([^)#\s]+)\.html[^)]*\)", r"](\1.md)", text)
     text = re.sub(r"(\]\([^)\s]+)\.ipynb([)#])", r"\1.md\2", text)
     return re.sub(r"(\]\([^)]*\))\{[^}]*\}", r"\1", text)

