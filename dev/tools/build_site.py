@@ -327,20 +327,22 @@ def write_settings(language: Language, all_pages: dict[str, tuple[Language, str]
     other = next(one for one in LANGUAGES if one is not language)
     others = {page: other.prefix + page + ".html" for of, page in all_pages.values() if of is other}
     own = [(place, page) for place, (of, page) in all_pages.items() if of is language]
+    counterparts = {page: others.get(page) for _, page in own} | dict.fromkeys(api_pages(folder))
+    student_build = {page: path for place, page in own if (path := student_path(place, language))}
     settings = {
         "prefix": language.prefix,
         "other_name": other.name,
         "other_code": other.code.replace("_", "-"),
         "other_home": f"{other.prefix}index.html",
-        "pages": {page: others.get(page) for _, page in own} | {f"api/{name}": None for name in api_names(folder)},
+        "pages": counterparts,  # page → the same one in the other language, where there is one
         "repository": STUDENT_REPOSITORY,
-        "student_build": {page: path for place, page in own if (path := student_path(place, language))},
+        "student_build": student_build,
     }
     write(folder / "site.json", json.dumps(settings, ensure_ascii=False, indent=1))
 
 
-def api_names(folder: Path) -> list[str]:
-    return [path.stem for path in sorted((folder / "api").glob("*.rst"))]
+def api_pages(folder: Path) -> list[str]:
+    return [f"api/{path.stem}" for path in sorted((folder / "api").glob("*.rst"))]
 
 
 def student_path(place: str, language: Language) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from IPython import get_ipython
 from IPython.display import HTML
-from pygments import token
 from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from grpo_train.recipes.text_table import text_table
 from grpo_train.report import figures
@@ -30,13 +30,13 @@ TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
 # JupyterLab's names for colours of code, which nbconvert's page and the course's site define, too, for light and dark.
 # Behind each is what stands in elsewhere: it can be read on white and on black.
 _CODE_COLOURS = {
-    token.Keyword: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
-    token.Operator.Word: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
-    token.Name.Function: "var(--jp-mirror-editor-def-color, #0b7bb5)",
-    token.Name.Class: "var(--jp-mirror-editor-def-color, #0b7bb5)",
-    token.String: "var(--jp-mirror-editor-string-color, #2f855a)",
-    token.Number: "var(--jp-mirror-editor-number-color, #b35c00)",
-    token.Comment: "var(--jp-mirror-editor-comment-color, #767676)",
+    Keyword: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
+    Operator.Word: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
+    Name.Function: "var(--jp-mirror-editor-def-color, #0b7bb5)",
+    Name.Class: "var(--jp-mirror-editor-def-color, #0b7bb5)",
+    String: "var(--jp-mirror-editor-string-color, #2f855a)",
+    Number: "var(--jp-mirror-editor-number-color, #b35c00)",
+    Comment: "var(--jp-mirror-editor-comment-color, #767676)",
 }
 
 _CODE = "font-family:monospace;font-size:13px;line-height:1.35;white-space:pre;overflow-x:auto"
