@@ -377,11 +377,12 @@ def run_sphinx(language: Language, sources: Path, output: Path, root: Path) -> s
 
 
 def remove_unused(made: Path) -> None:
-    """Remove what no page loads: copies of the sources, and maps for those who change the theme."""
+    """Remove what no page loads: copies of the sources, and what the theme has for those who change it."""
     for name in ("jupyter_execute", "_sources", "zh_TW/_sources"):
         shutil.rmtree(made / name, ignore_errors=True)
-    for path in [*made.rglob("*.map"), *made.rglob(".buildinfo")]:
-        path.unlink()
+    for pattern in ("*.map", "*webpack-macros.html", ".buildinfo"):
+        for path in [*made.rglob(pattern)]:
+            path.unlink()
 
 
 def build(root: Path, output: Path) -> None:
