@@ -28,7 +28,6 @@ import translations
 
 from grpo_lib.common.environment import repo_root
 from grpo_lib.common.errors import CourseError
-from grpo_teach import student
 
 # OWNER/NAME on GitHub: of this repository, and of the student build, which "open in" leads to.  Nobody owns one yet:
 # until then links to files that are no page are plain text, and no page shows a badge.
@@ -271,6 +270,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
     """A notebook as students get it: of exercises without solutions and hidden tests."""
     if path.parent.name != "exercises" and path.parent.parent.name != "exercises":
         return json.loads(path.read_text(encoding="utf-8"))
+    from grpo_teach import student  # the teacher's, which a student's folder does not have
+
     with tempfile.TemporaryDirectory() as folder:
         return json.loads(student.cut(path, Path(folder)).read_text(encoding="utf-8"))
 
@@ -389,8 +390,12 @@ def build(root: Path, output: Path) -> None:
     """Build the site into `output`, in place of an earlier one.
 
     Raises:
-      CourseError: Sphinx warned, which it has said on stderr; `output` is then as it was.
+      CourseError: Sphinx warned, which is on stderr then, or this is a student's folder.  `output` is left as it was.
     """
+    if not (root / "teaching").is_dir():
+        raise CourseError(
+            "make site needs teaching/, which a student's folder does not have; build it in the whole course"
+        )
     work = root / ".cache" / "site"
     shutil.rmtree(work, ignore_errors=True)
     with contextlib.redirect_stdout(io.StringIO()):
