@@ -37,7 +37,7 @@ STUDENT_REPOSITORY = os.environ.get("SITE_STUDENT_REPOSITORY", "")
 FENCED = re.compile(r"(?ms)(^[ >]*```.*?^[ >]*```[ ]*$)")
 TEXT_LINK = re.compile(r"(!?)\[((?:`[^`]*`|[^\[\]`]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"(?m)^(#+) (.*)")
-COURSE_ROW = re.compile(r"(?m)^\| \[(.+?)\]\((.+?)\) \| (.+?) \|")
+COURSE_TABLE = re.compile(r"(?m)^\|.*\n\|[-:| ]+\n(?:\| \[\d\d.*\n)+")
 
 
 @dataclass(frozen=True)
@@ -290,14 +290,13 @@ def linked_cells(root: Path, all_pages: dict[str, tuple[Language, str]]) -> dict
 def fill_index(text: str, readme: str, links: Links, root: Path) -> str:
     """The first page with the README's table of the notebooks, and the rates of the shipped run."""
     summary = json.loads((root / "assets/reference/course/summary.json").read_text(encoding="utf-8"))
-    table = re.search(r"(?m)(^\|.*\.ipynb.*\n)+", readme)
-    head = re.search(r"(?m)^\|.*\n\|[-:| ]+\n(?=\| \[00)", readme)
+    (table,) = COURSE_TABLE.findall(readme)
     of_readme = Links(root, links.pages, links.language.readme, links.folder)
     values = {
         "before": f"{summary['before']['accuracy']:.0%}",
         "after": f"{summary['after']['accuracy']:.0%}",
         "seconds": f"{summary['train_seconds']:.0f}",
-        "course": of_readme.rewrite(head[0] + table[0]),
+        "course": of_readme.rewrite(table),
     }
     for name, value in values.items():
         text = text.replace(f"{{{{{name}}}}}", value)

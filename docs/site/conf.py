@@ -42,7 +42,10 @@ html_theme_options = {
 html_copy_source = False  # a .md is beside each page
 html_show_sphinx = False
 html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
-suppress_warnings = ["misc.highlighting_failure"]  # Python with a line for the shell, as on Colab
+suppress_warnings = [
+    "misc.highlighting_failure",  # Python with a line for the shell, as on Colab
+    "ref.python",  # a class has a page in its own module and in the package that hands it on; either will do
+]
 smartquotes = False  # texts are shown as they are
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.katex"]
@@ -81,6 +84,14 @@ def mark_blocks(app: Sphinx, what: str, name: str, thing: Any, options: Any, lin
             shown.append("::")
         shown.append(paragraph)
     lines[:] = "\n\n".join(shown).split("\n")
+
+
+def shorten_types(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Names of types without their modules: Sphinx leaves `~collections.abc.Sequence` where it cannot link one."""
+    short = [text and re.sub(r"~[\w.]*?(\w+)(?![\w.])", r"\1", text) for text in (signature, returned)]
+    return short[0], short[1]
 
 
 def add_page_tools(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -134,5 +145,6 @@ function splitQuery(query) {
 def setup(app: Sphinx) -> dict[str, bool]:
     search.languages["zh"] = Chinese
     app.connect("autodoc-process-docstring", mark_blocks, priority=400)
+    app.connect("autodoc-process-signature", shorten_types)
     app.connect("html-page-context", add_page_tools)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
