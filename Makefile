@@ -15,7 +15,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student tab tab-engine tiny-base bench next next-tpu clean
+.PHONY: help setup setup-tpu setup-site class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh site translations lint lock student tab tab-engine tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -25,6 +25,9 @@ setup: ## make .venv from requirements/cpu.lock (the other targets do it when ne
 
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
 	@PYTHON="$(PYTHON)" dev/tools/setup.sh .venv-tpu
+
+setup-site: ## make .venv-site from requirements/site.lock: Sphinx, for `make site`
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh .venv-site
 
 class-check: ## say in a minute or two whether this machine will do for a class
 	@python=$$(PYTHON="$(PYTHON)" dev/tools/find-python.sh) && "$$python" dev/tools/class_check.py
@@ -76,6 +79,9 @@ notebooks: setup ## for authors: run the notebooks and keep their outputs in not
 zh: setup ## build the Chinese notebooks in notebooks/zh_TW/ and, for teachers, the exercises in teaching/
 	@$(PY) dev/tools/translations.py build
 
+site: setup-site ## build the course as a web site, English and Chinese, in build/site
+	@PYTHONPATH=.:teaching .venv-site/bin/python dev/tools/build_site.py
+
 translations: setup ## for translators: update dev/translations/ after a change of the notebooks, and check it
 	@$(PY) dev/tools/translations.py update $(if $(wildcard teaching/notes),&& $(PY) dev/tools/reading_minutes.py --write > /dev/null)
 
@@ -122,4 +128,4 @@ bench: setup ## time a GRPO step against plain JAX and TRL, grading against math
 
 # Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays
-	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-transformers4 .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-tpu .venv-teach .venv-site .venv-trl .venv-transformers4 .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis

@@ -226,7 +226,7 @@ def padding_token(tokenizer: Any) -> str | None:
     """The token to pad with: one that neither a text nor its end holds; None if the tokenizer has none.
 
     Padding is hidden from the loss, so one that also ends a turn or a text would be hidden there while the sampler has
-    seen it. (Qwen's chat models pad with <|endoftext|>, which their generation_config.json names as a second end.)
+    seen it. (Qwen's chat models pad with `<|endoftext|>`, which their generation_config.json names as a second end.)
     """
     written = end_tokens(tokenizer)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in written:

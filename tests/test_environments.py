@@ -12,6 +12,7 @@ from helpers import without_make
 COMMANDS = {
     "setup": (".venv", ["dev/tools/setup.sh"]),
     "setup-tpu": (".venv-tpu", ["dev/tools/setup.sh", ".venv-tpu"]),
+    "setup-site": (".venv-site", ["dev/tools/setup.sh", ".venv-site"]),
     "student": (".venv-teach", ["make", "student"]),
     "class-check": (".venv", [sys.executable, "dev/tools/class_check.py"]),
 }
@@ -51,7 +52,7 @@ def test_what_is_no_environment_is_refused_in_one_line(course, command, kind) ->
 
 def test_clean_removes_links_and_not_what_is_behind_them(course) -> None:
     other = course.with_name("other")
-    for name in (".venv", ".venv-tpu", ".venv-teach", ".cache"):
+    for name in (".venv", ".venv-tpu", ".venv-teach", ".venv-site", ".cache"):
         (other / name).mkdir(parents=True)
         (other / name / "thesis.tex").write_text("years")
         (course / name).symlink_to(other / name)

@@ -63,7 +63,10 @@ def test_no_lock_names_an_index(root: Path) -> None:
 @pytest.mark.long(minutes=1)
 @pytest.mark.parametrize(
     ("name", "version"),
-    [*((name, version) for name in ("bootstrap", "cpu", "smollm2") for version in ("3.12", "3.13")), ("tpu", "3.12")],
+    [
+        *((name, version) for name in ("bootstrap", "cpu", "site", "smollm2") for version in ("3.12", "3.13")),
+        ("tpu", "3.12"),
+    ],
 )  # vllm-tpu 0.31.0 has no wheel for Python 3.13
 def test_every_package_of_a_lock_has_a_file_for_this_python(root: Path, tmp_path: Path, name, version) -> None:
     lock = root / "requirements" / f"{name}.lock"

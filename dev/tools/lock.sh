@@ -44,3 +44,6 @@ universal sky.lock sky.in --no-annotate
 
 # nbgrader, which cuts the student build out of the teacher's notebooks.
 universal teach.lock teach.in --constraint cpu.lock --no-annotate
+
+# Sphinx and what makes the site's pages, `make site`.
+universal site.lock site.in --constraint cpu.lock --no-annotate

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv (or .venv-tpu, when that is the argument): the locked packages, this repo (editable), and the Jupyter kernel
-# "grpo-course". `make setup` and `make setup-tpu` run it.
+# "grpo-course". `make setup` and `make setup-tpu` run it. `make setup-site` makes .venv-site, of packages alone.
 # Its .complete is written last and names what was installed where, so a second run has nothing to do, and an
 # interrupted one is detected and repeated.
 set -euo pipefail
@@ -9,6 +9,7 @@ venv=${1:-.venv}
 case $venv in
   .venv) lock=requirements/cpu.lock size="2 GB on disk" ;;
   .venv-tpu) lock=requirements/tpu.lock size="8 GB on disk, and as much again for the cache where it is on another disk" ;;
+  .venv-site) lock=requirements/site.lock size="0.7 GB on disk" ;;
   *) echo "error: VENV=$venv: choose .venv or .venv-tpu" >&2; exit 1 ;;
 esac
 dev/tools/check-environment.sh "$venv"
@@ -57,9 +58,11 @@ echo "setup: installing $(grep -c '^[A-Za-z0-9].*==' "$lock") packages of $lock"
   fail "uv could not be installed"
 install=("$venv/bin/uv" pip sync --python "$venv/bin/python" --require-hashes "$lock")
 "${install[@]}" >> $log 2>&1 || "${install[@]}" --offline >> $log 2>&1 || fail "$lock could not be installed"
-"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
-  fail "this repo could not be installed into $venv"
-"$venv/bin/python" dev/tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
+if [ "$venv" != .venv-site ]; then
+  "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --offline --editable . >> $log 2>&1 ||
+    fail "this repo could not be installed into $venv"
+  "$venv/bin/python" dev/tools/install_kernel.py >> $log 2>&1 || fail "the Jupyter kernel could not be registered"
+fi
 # Python compiles a library when it is first imported, and keeps that only where it may; 4,500 files take 15 s.
 if [ "$venv" = .venv ]; then
   env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=dev/tools "$venv/bin/python" -c 'import run_notebooks; run_notebooks.import_libraries()' \

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from IPython import get_ipython
-from IPython.display import HTML, Markdown
+from IPython.display import HTML
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from grpo_train.recipes.text_table import text_table
 from grpo_train.report import figures
@@ -25,6 +27,19 @@ __all__ = [
 
 TINTS = ("#d6ebf8", "#fbe9c6")  # backgrounds of neighbouring tokens
 
+# JupyterLab's names for colours of code, which nbconvert's page and the course's site define, too, for light and dark.
+# Behind each is what stands in elsewhere: it can be read on white and on black.
+_CODE_COLOURS = {
+    Keyword: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
+    Operator.Word: "var(--jp-mirror-editor-keyword-color, #8a63d2)",
+    Name.Function: "var(--jp-mirror-editor-def-color, #0b7bb5)",
+    Name.Class: "var(--jp-mirror-editor-def-color, #0b7bb5)",
+    String: "var(--jp-mirror-editor-string-color, #2f855a)",
+    Number: "var(--jp-mirror-editor-number-color, #b35c00)",
+    Comment: "var(--jp-mirror-editor-comment-color, #767676)",
+}
+
+_CODE = "font-family:monospace;font-size:13px;line-height:1.35;white-space:pre;overflow-x:auto"
 _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #d0d7de"
 _MONO = "font-family:monospace;font-size:13px;white-space:pre-wrap;overflow-wrap:break-word"
 
@@ -84,14 +99,31 @@ class Folded:
         return repr(self.table)
 
 
-def source(*things: Callable) -> Markdown:
+@dataclass(frozen=True)
+class Text:
+    """Lines in a monospaced font, coloured as `language`: HTML, a fenced block of Markdown, elsewhere plain text."""
+
+    content: str
+    language: str = ""
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="{_CODE}"><code style="{_CODE}">{_coloured(self.content, self.language)}</code></pre>'
+
+    def _repr_markdown_(self) -> str:
+        return f"```{self.language}\n{self.content}\n```"
+
+    def __repr__(self) -> str:
+        return self.content
+
+
+def source(*things: Callable) -> Text:
     """The library's own source of functions and classes, as a highlighted block."""
     return text("\n\n\n".join(inspect.getsource(thing).rstrip() for thing in things), "python")
 
 
-def text(content: str, language: str = "") -> Markdown:
-    """A text file's content as a block, highlighted as `language`."""
-    return Markdown(f"```{language}\n{content.rstrip()}\n```")
+def text(content: str, language: str = "") -> Text:
+    """A text file's content as a block, highlighted as `language`, a name that Pygments knows."""
+    return Text(content.rstrip(), language)
 
 
 def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str = "") -> Table:
@@ -178,6 +210,18 @@ def _cell(value: Any, digits: int) -> str:
             return " × ".join(map(str, parts))
         case _:
             return str(value)
+
+
+def _coloured(content: str, language: str) -> str:
+    """Code as HTML, each coloured token in an element."""
+    if not language:
+        return html.escape(content)
+    shown = ""
+    for kind, value in get_lexer_by_name(language, stripnl=False, ensurenl=False).get_tokens(content):
+        colour = next((_CODE_COLOURS[one] for one in reversed(kind.split()) if one in _CODE_COLOURS), "")
+        written = html.escape(value)
+        shown += f'<span style="color:{colour}">{written}</span>' if colour else written
+    return shown
 
 
 def _escaped(text: str) -> str:

@@ -237,6 +237,25 @@ def test_what_a_model_writes_is_text_and_no_formula(tokenizer):
     assert cell.get_text() == written
 
 
+@pytest.mark.parametrize("language", ["", "python", "yaml", "json"])
+def test_code_is_shown_letter_for_letter_in_a_monospaced_font(language):
+    """Where Markdown is not rendered, such as in a page that nbconvert makes, HTML is what is shown."""
+    written = "def less(a: int) -> bool:\n    # <b>\n    return a < 1 and 'x' != \"&amp;\"\n\n\n# $x$"
+    shown = display.text(f"{written}\n", language)
+    block = BeautifulSoup(shown._repr_html_(), "html.parser").pre
+    assert block.get_text() == repr(shown) == written
+    assert "font-family:monospace" in block["style"]
+    assert bool(block.find_all("span")) == bool(language)
+    assert shown._repr_markdown_() == f"```{language}\n{written}\n```"
+
+
+def test_colours_of_code_can_be_read_on_white_and_on_black():
+    shown = display.source(display.source)._repr_html_()
+    colours = set(re.findall("#[0-9a-f]{6}", shown))
+    assert len(colours) >= 3
+    assert all(61 < lightness(colour) < 67 for colour in colours)  # black is 0, white 116
+
+
 def test_a_notebook_says_who_holds_the_chips(executed):
     [output] = executed.cells[-1].outputs
     assert re.fullmatch(r"on the CPU\nthe TPU is held by process 7 \(grpo train\); .* kill 7\n", output.text)
