@@ -460,12 +460,18 @@ def _draw_group(axes: Axes, group: Sequence[Mapping[str, Any]]) -> None:
     bars = axes.barh(range(len(group)), advantages, 0.7, color=[GREEN if a > 0 else VERMILLION for a in advantages])
     numbers = [f"{a:+.2f}".replace("-", MINUS) if abs(a) >= 0.005 else "0" for a in advantages]
     axes.bar_label(bars, numbers, padding=3, color=INK, fontsize=8)
-    texts = [one["completion"].replace("\n", "↵") for one in group]
+    texts = [_short(one["completion"]) for one in group]
     names = [f"{text}  {one['reward']:4.1f}" for text, one in zip(texts, group, strict=True)]
     axes.set_yticks(range(len(group)), names, family="monospace")
     axes.invert_yaxis()
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.text(-0.02, 1.02, "completion, reward", transform=axes.transAxes, ha="right", va="bottom", size=8, color=INK)
+
+
+def _short(completion: str, most: int = 56) -> str:
+    """A completion in one line; of a long one its beginning and its end."""
+    line = completion.replace("\n", "↵")
+    return line if len(line) <= most else f"{line[: most // 2]}…{line[1 - most // 2 :]}"
 
 
 def advantages(compared: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:

@@ -250,7 +250,7 @@ def test_a_notebook_says_who_holds_the_chips(executed):
 @pytest.mark.parametrize(
     "folder",
     [
-        pytest.param("notebooks", marks=pytest.mark.xfail(reason="these still draw in their cells")),
+        "notebooks",
         pytest.param("notebooks/further", marks=pytest.mark.xfail(reason="these still draw in their cells")),
     ],
 )
