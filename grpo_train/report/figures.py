@@ -457,7 +457,9 @@ def groups(members: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 def _draw_group(axes: Axes, group: Sequence[Mapping[str, Any]]) -> None:
     advantages = [one["advantage"] for one in group]
-    bars = axes.barh(range(len(group)), advantages, 0.7, color=[GREEN if a > 0 else VERMILLION for a in advantages])
+    above = f"{sum(a > 0.005 for a in advantages)} of {len(group)} above the mean of the group"  # for the description
+    colours = [GREEN if a > 0 else VERMILLION for a in advantages]
+    bars = axes.barh(range(len(group)), advantages, 0.7, color=colours, label=above)
     numbers = [f"{a:+.2f}".replace("-", MINUS) if abs(a) >= 0.005 else "0" for a in advantages]
     axes.bar_label(bars, numbers, padding=3, color=INK, fontsize=8)
     texts = [_short(one["completion"]) for one in group]
