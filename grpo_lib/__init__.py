@@ -5,7 +5,7 @@ answers             grade a completion: strictly (the number in the tags) or len
 reward_files        a reward function from a file of the user's
 rewards             reward functions; notebook 02
 problems            GSM8K, generated word problems, competition mathematics: loading, splits, batches
-bandit              a policy over a few answers: what a step does to logits and probabilities; notebook 03
+bandit              a policy over a few answers: what a step does to logits and probabilities; notebooks 02, 03
 plain_grpo          GRPO in one file of plain JAX: sample, reward, advantages, loss, update; notebook 04
 records             one graded completion, and the summary of many; notebook 05
 evaluation          the evaluation loop: problems and a `generate` function in, records out

@@ -1,11 +1,13 @@
-"""A policy over a few answers, exactly: what a step on its logits does to its probabilities; notebook 03.
+"""A policy over a few answers: what a step on its logits does to its probabilities; notebooks 02 and 03.
 
     gradient = policy_gradient(probabilities, rewards)       # of the average reward, for each logit
     probability_changes(probabilities, gradient)             # what that does to each probability, per unit of the step
     after_step(probabilities, gradient, 0.5)                 # the probabilities after a step of that size
+    try_or_garbage(right=9.5, wrong=4, garbage=5)            # how a policy of two ways to answer learns, sampled
 
-Each array has one entry for each answer: [answers]. The two are not the same thing: the logit of an answer rises if it
-pays more than the average, and its probability rises if its logit rises more than the others do.
+The first three are exact, and each array has one entry for each answer: [answers]. The two are not the same thing: the
+logit of an answer rises if it pays more than the average, and its probability rises if its logit rises more than the
+others do.
 """
 
 import numpy as np
@@ -46,6 +48,35 @@ def after_step(probabilities: ArrayLike, logit_changes: ArrayLike, step: float) 
     move = step * g
     weights = pi * np.exp(move - move.max())  # the same number off each logit changes no probability
     return weights / weights.sum()
+
+
+def try_or_garbage(
+    right: float,
+    wrong: float,
+    garbage: float,
+    p: float = 0.1,
+    divide: bool = True,
+    groups: int = 64,
+    steps: int = 100,
+) -> list[float]:
+    """The probability of trying, before each step, of a policy that tries or writes garbage; it begins at 95 %.
+
+    Each step draws groups of eight and follows GRPO's advantages, with or without the division by σ (`divide`).
+
+    Args:
+      right, wrong, garbage: what is paid for an attempt that is right, one that is wrong, and garbage.
+      p: how often an attempt is right.
+    """
+    rng, logit, history = np.random.default_rng(0), np.log(0.95 / 0.05), []
+    for _ in range(steps):
+        trying = 1 / (1 + np.exp(-logit))
+        tries, solved = rng.random((groups, 8)) < trying, rng.random((groups, 8)) < p
+        paid = np.where(tries, np.where(solved, right, wrong), garbage)
+        sigma = paid.std(axis=1, ddof=1, keepdims=True) + 1e-6 if divide else 1.0
+        advantage = (paid - paid.mean(axis=1, keepdims=True)) / sigma
+        logit += 2.0 * np.mean(advantage * (tries - trying))  # the gradient of log π, times the step
+        history.append(float(trying))
+    return history
 
 
 def _pair(probabilities: ArrayLike, values: ArrayLike, name: str) -> tuple[np.ndarray, np.ndarray]:

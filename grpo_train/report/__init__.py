@@ -14,6 +14,8 @@ from grpo_train.report.figures import (
     categories,
     decomposition,
     flips,
+    main_curves,
+    more_curves,
     pass_at_k,
     runs_side_by_side,
     slider,
@@ -28,6 +30,6 @@ from grpo_train.report.timeline import timeline
 
 __all__ = [
     "RATES", "LivePlot", "before_after", "categories", "decomposition", "export_table", "flips", "headline",
-    "inspector", "pass_at_k", "percent", "points", "runs_side_by_side", "simplex", "slider", "timeline",
-    "training_curves", "write_report",
+    "inspector", "main_curves", "more_curves", "pass_at_k", "percent", "points", "runs_side_by_side", "simplex",
+    "slider", "timeline", "training_curves", "write_report",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 Every function but `style` returns an object that Jupyter displays.
 """
 
+import base64
 import html
 import inspect
 import io
@@ -116,6 +117,22 @@ class Text:
         return self.content
 
 
+@dataclass(frozen=True)
+class FoldedFigure:
+    """A figure behind a line that opens it, where HTML is shown; elsewhere what it shows, in words."""
+
+    figure: figures.Figure
+    summary: str
+
+    def _repr_html_(self) -> str:
+        png, about = figures.described_png(self.figure)
+        image = f'<img alt="{_escaped(about["alt"])}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        return f"<details><summary>{_escaped(self.summary)}</summary>{image}</details>"
+
+    def __repr__(self) -> str:
+        return figures.alt_text(self.figure)
+
+
 def source(*things: Callable) -> Text:
     """The library's own source of functions and classes, as a highlighted block."""
     return text("\n\n\n".join(inspect.getsource(thing).rstrip() for thing in things), "python")
@@ -134,9 +151,9 @@ def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str
     )
 
 
-def folded(shown: Table, summary: str) -> Folded:
-    """A table that few readers need, behind its `summary`."""
-    return Folded(shown, summary)
+def folded(shown: Table | figures.Figure, summary: str) -> Folded | FoldedFigure:
+    """A table or a figure that few readers need, behind its `summary`."""
+    return Folded(shown, summary) if isinstance(shown, Table) else FoldedFigure(shown, summary)
 
 
 def completions(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -4,13 +4,13 @@ import time
 from typing import Any
 
 from grpo_lib.common import environment
-from grpo_train.report.figures import training_curves
+from grpo_train.report.figures import main_curves
 from grpo_train.runs.health_checks import find_alerts
 from grpo_train.runs.metric_glossary import Row
 
 
 class LivePlot:
-    """The training curves, redrawn in place while training runs.
+    """The curves that a reader watches first, redrawn in place while training runs.
 
         live = LivePlot(total_steps=60)
         train(session, on_step=live)
@@ -37,7 +37,7 @@ class LivePlot:
 
         started = time.monotonic()
         alerts = "\n".join(f"- **warning**, {alert}" for alert in find_alerts(self.rows))
-        shown = [training_curves(self.rows, self.total_steps), *([Markdown(alerts)] if alerts else [])]
+        shown = [main_curves(self.rows, self.total_steps), *([Markdown(alerts)] if alerts else [])]
         for handle, content in zip(self._handles, shown, strict=False):
             handle.update(content)
         self._handles += [display(content, display_id=True) for content in shown[len(self._handles) :]]

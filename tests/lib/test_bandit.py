@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from grpo_lib.bandit import after_step, policy_gradient, probability_changes
+from grpo_lib.bandit import after_step, policy_gradient, probability_changes, try_or_garbage
 
 # The three answers of notebook 03: right, wrong, and no number.
 POLICY, REWARDS = np.array([0.1, 0.3, 0.6]), np.array([9.5, 4.0, 5.0])
@@ -76,3 +76,13 @@ def test_what_is_no_policy_is_named(probabilities, rewards, named) -> None:
     for function in (policy_gradient, probability_changes):
         with pytest.raises(ValueError, match=named):
             function(probabilities, rewards)
+
+
+def test_a_policy_falls_into_the_hole_where_garbage_pays_more() -> None:
+    paid = {"right": 9.5, "wrong": 4.0, "garbage": 5.0}
+    assert try_or_garbage(**paid)[0] == pytest.approx(0.95)
+    assert try_or_garbage(**paid)[-1] < 0.05
+    assert try_or_garbage(right=1.1, wrong=0.1, garbage=0.0)[-1] > 0.95
+    # Trying pays from 2/11 on; with the division by the standard deviation it ends in garbage at a quarter, too.
+    assert try_or_garbage(**paid, p=0.25, divide=True)[-1] < 0.05
+    assert try_or_garbage(**paid, p=0.25, divide=False)[-1] > 0.95
