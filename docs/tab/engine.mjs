@@ -6,7 +6,6 @@ const THINGS = [
 ];
 const SIZES = ["weights", "sequences", "maxPrompt", "maxCompletion", "headDim", "vocabulary"];
 const SAMPLE = 0, GREEDY = 1, GIVEN = 2;
-const ROPE_LENGTH = 88; // the engine's MAX_LENGTH: maxPrompt + maxCompletion
 
 /** @param bytes engine.wasm  @param config of the model's config.json  @param weights Float32Array */
 export async function loadEngine(bytes, config, weights) {
@@ -28,9 +27,9 @@ export async function loadEngine(bytes, config, weights) {
   const dLogp = floats("dLogp", tokens);
   const engine = { size, weights: floats("weights", size.weights), gradient: floats("gradient", size.weights) };
 
-  const half = size.headDim / 2;
-  const cosines = floats("cosines", ROPE_LENGTH * half), sines = floats("sines", ROPE_LENGTH * half);
-  for (let position = 0; position < ROPE_LENGTH; position++) {
+  const half = size.headDim / 2, length = size.maxPrompt + size.maxCompletion;
+  const cosines = floats("cosines", length * half), sines = floats("sines", length * half);
+  for (let position = 0; position < length; position++) {
     for (let i = 0; i < half; i++) {
       const angle = position * config.rope_parameters.rope_theta ** (-i / half);
       cosines[position * half + i] = Math.cos(angle);
