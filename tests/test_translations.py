@@ -73,3 +73,17 @@ def test_an_edit_that_does_not_fit_is_named(tmp_path, capsys, file, old, new, na
     assert f"03_policy_update{named}" in capsys.readouterr().err
     translations.main(["update"])
     assert kept in "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("03_*.po"))
+
+
+@pytest.mark.parametrize(
+    ("written", "built"),
+    [
+        ("先*訓練*，再 *sample*。", "先「訓練」，再 *sample*。"),
+        ("*核心 · 約 25 分鐘*", "核心 · 約 25 分鐘"),
+        ("**粗體**裡的*字*，`*碼*` 與 $a*b*c$", "**粗體**裡的「字」，`*碼*` 與 $a*b*c$"),
+        ("**圖 1.** 升到 18 %，`10 %`", "**圖 1：**升到 18%，`10 %`"),
+        ("*p* 是機率，*q* 也是", "*p* 是機率，*q* 也是"),
+    ],
+)
+def test_chinese_is_set_as_in_taiwan(written, built) -> None:
+    assert translations.typeset(written) == built
