@@ -41,6 +41,8 @@ TYPOGRAPHY = {
     r"(\d) %": r"\1%",
     rf"(?m)^\*(?!\*)([^*\n]*{CHINESE}[^*\n]*)\*$": r"\1",  # a whole line in italics
 }
+# What only the Chinese has, such as the table that a cell of code shows in English.
+ADDED, MARK = r"(?s)<!-- 只有中文 -->.*?<!-- /只有中文 -->\n*", r"<!-- /?只有中文 -->\n?"
 # What a cell and its translation have in common, in any order.  What is found is taken out before the next is sought.
 COMMON = {
     "code": CODE,
@@ -158,6 +160,7 @@ def problems(name: str, cells: dict[str, str], catalogue: Catalog, glossary: lis
     changed = sorted(dict(cells.items() ^ known.items()))
     found = [f"{name} {cell_id}: a new, changed or removed cell; run `make translations`" for cell_id in changed]
     for cell_id, chinese in translated(cells, catalogue).items():
+        chinese = re.sub(ADDED, "", chinese)
         compared, english, chinese = differences(cells[cell_id], chinese)
         for what, (one, other) in compared.items():
             if one or other:
@@ -194,7 +197,7 @@ def _quoted(italics: re.Match) -> str:
 
 def typeset(chinese: str) -> str:
     """Return Chinese Markdown in Taiwan's typography; code, formulas and links stay."""
-    parts = re.split(f"({CODE}|{FORMULA}|{LINK})", chinese)
+    parts = re.split(f"({CODE}|{FORMULA}|{LINK})", re.sub(MARK, "", chinese))
     kept = parts[1::3]  # LINK has a group of its own
     text = "\0".join(parts[::3])
     for pattern, replacement in TYPOGRAPHY.items():
