@@ -16,7 +16,7 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student publish wheelhouse tiny-base bench next next-tpu clean
+.PHONY: help setup setup-tpu class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh translations lint lock student publish wheelhouse slides tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -104,6 +104,9 @@ student: ## for teachers: the student's course into build/student, without solut
 
 publish: student ## for teachers: the student build into a repository of its own (REPOSITORY=, OUT=)
 	@dev/tools/publish.sh "$(or $(OUT),build/student)" "$(REPOSITORY)"
+
+slides: setup ## for teachers: the slide decks with the notebooks' figures, in build/slides
+	@$(PY) dev/tools/slides.py
 
 wheelhouse: ## for teachers: the packages of .venv in a folder, for a stick or a class server (OUT=, PLATFORM=)
 	@PYTHON="$(PYTHON)" PLATFORM="$(PLATFORM)" dev/tools/wheelhouse.sh "$(or $(OUT),build/wheelhouse)"

@@ -1,6 +1,6 @@
 """Write the slide decks with the notebooks' figures into build/slides: `make slides`, for teachers.
 
-A slide that says to show a cell, such as **show** `04#train-run`, is followed by a slide with that cell's figure, as the
+A slide that says to show a cell, such as **show** `04#train-run`, is followed by a slide with its figure, as the
 committed notebook has it.  The decks in teaching/slides hold no copy of a figure, so none is out of date.
 """
 
