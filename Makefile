@@ -7,6 +7,7 @@ export GRPO_RECIPE := $(or $(RECIPE),$(GRPO_RECIPE))
 export GRPO_RUN := $(or $(RUN),$(GRPO_RUN))
 export GRPO_OVERRIDES := $(or $(OVERRIDES),$(GRPO_OVERRIDES))
 export OUT
+export WHEELHOUSE
 
 # Jupyter and IPython keep their state in the repo's ignored cache, not in the home folder.
 export JUPYTER_CONFIG_DIR := $(CURDIR)/.cache/jupyter/config
@@ -15,12 +16,12 @@ export IPYTHONDIR := $(CURDIR)/.cache/ipython
 export JUPYTERLAB_WORKSPACES_DIR ?= $(CURDIR)/.cache/jupyter/workspaces
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 
-.PHONY: help setup setup-tpu setup-site class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh site translations lint lock student tab tab-engine tiny-base bench next next-tpu clean
+.PHONY: help setup setup-tpu setup-site class-check real-model course rehearse rehearse-all check test test-long test-tpu nightly lab notebooks zh site translations lint lock student publish wheelhouse slides tab tab-engine tiny-base bench next next-tpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-15s %s\n", $$1, $$2 }'
 
-setup: ## make .venv from requirements/cpu.lock (the other targets do it when needed)
+setup: ## make .venv from requirements/cpu.lock (the other targets do it when needed; WHEELHOUSE= where its packages are)
 	@PYTHON="$(PYTHON)" dev/tools/setup.sh $(VENV)
 
 setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for test-tpu, preflight and smoke-test anywhere
@@ -106,6 +107,15 @@ student: ## for teachers: the student's course into build/student, without solut
 	@$(MAKE) --silent zh
 	@$(MAKE) --silent .venv-teach/.complete
 	@PYTHONPATH=.:teaching .venv-teach/bin/python -m grpo_teach.student "$$OUT"
+
+publish: student ## for teachers: the student build into a repository of its own (REPOSITORY=, OUT=)
+	@dev/tools/publish.sh "$(or $(OUT),build/student)" "$(REPOSITORY)"
+
+slides: setup ## for teachers: the slide decks with the notebooks' figures, in build/slides
+	@$(PY) dev/tools/slides.py
+
+wheelhouse: ## for teachers: the packages of .venv in a folder, for a stick or a class server (OUT=, PLATFORM=)
+	@PYTHON="$(PYTHON)" PLATFORM="$(PLATFORM)" dev/tools/wheelhouse.sh "$(or $(OUT),build/wheelhouse)"
 
 # nbgrader cuts the notebooks, in an environment of its own: students never install it.
 .venv-teach/.complete: requirements/teach.lock

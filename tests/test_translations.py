@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import translations
 
+from grpo_lib import analysis
+from grpo_lib.answers import final_answer
+
 NOTEBOOK = "notebooks/03_policy_update.ipynb"
 CATALOGUE = "dev/translations/zh_TW/03_policy_update.po"
 EXERCISES = "teaching/exercises/03_policy_update.ipynb"
@@ -73,3 +76,30 @@ def test_an_edit_that_does_not_fit_is_named(tmp_path, capsys, file, old, new, na
     assert f"03_policy_update{named}" in capsys.readouterr().err
     translations.main(["update"])
     assert kept in "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("03_*.po"))
+
+
+@pytest.mark.parametrize(
+    ("written", "built"),
+    [
+        ("先*訓練*，再 *sample*。", "先「訓練」，再 *sample*。"),
+        ("*核心 · 約 25 分鐘*", "核心 · 約 25 分鐘"),
+        ("**粗體**裡的*字*，`*碼*` 與 $a*b*c$", "**粗體**裡的「字」，`*碼*` 與 $a*b*c$"),
+        ("**圖 1.** 升到 18 %，`10 %`", "**圖 1：**升到 18%，`10 %`"),
+        ("*p* 是機率，*q* 也是", "*p* 是機率，*q* 也是"),
+    ],
+)
+def test_chinese_is_set_as_in_taiwan(written, built) -> None:
+    assert translations.typeset(written) == built
+
+
+def test_tables_that_are_english_outputs_follow_in_chinese(root) -> None:
+    """Their first column is that of the output: the rules of exercise 2.2, the metrics, the kinds of mistakes."""
+    shown = {
+        ("02_reward_design", "hole"): [text for text, *_ in final_answer.EXTRACTION_RULES],
+        ("05_evaluation", "5a70173e"): list(analysis.MEANINGS),
+    }
+    for (name, cell), first_column in shown.items():
+        path = root / "dev" / "translations" / "zh_TW" / f"{name}.po"
+        chinese = translations.messages(translations.read_catalogue(path))[cell].string
+        rows = re.findall(r"(?m)^\| (.*?) \|", re.findall(translations.ADDED, chinese)[0])[1:]
+        assert [re.sub("`|（.*）", "", row) for row in rows] == first_column

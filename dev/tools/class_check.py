@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,16 @@ STAMP = ROOT / ".venv" / ".complete"  # dev/tools/setup.sh writes it last
 MEMORY, FREE = 6.0, 4.0  # GB in all, and not in use
 DISK, INSTALLED = 4.0, 2.0  # GB for the course, and for .venv, a part of it
 CORES, LONGEST = 2, 15.0  # LONGEST: minutes that a class can wait for notebook 04, which trains
-ELSEWHERE = "use another machine: a Codespace or Colab (docs/colab-kaggle.md), or ask the teacher for one"
+ELSEWHERE = "ask the teacher for another machine; exercises alone need a browser and Colab (exercises/colab)"
+WINDOWS = """\
+This is Windows' own Python: the course needs Linux or macOS, and runs in WSL 2, the Linux of Windows 10 and 11.
+
+  wsl --install -d Ubuntu-24.04      in PowerShell; restart, and open Ubuntu
+  sudo apt update && sudo apt install -y make git python3-venv
+  make class-check                   in the course's folder, copied into Ubuntu's home folder
+
+{total:.1f} GB of memory and {disk:.1f} GB of disk are here.
+WSL gives Linux half of the memory; the course takes {needs:g} GB."""
 
 
 class Row(NamedTuple):
@@ -52,6 +60,27 @@ def memory() -> tuple[float, float]:
         total = min(total, _number(r"(\d+)", limit))
         free = min(free, total - used)
     return total / 1e9, free / 1e9
+
+
+def windows_memory() -> float:
+    """GB in all, as Windows says it."""
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong), ("total", ctypes.c_ulonglong)]
+        _fields_ += [(name, ctypes.c_ulonglong) for name in ("free", "a", "b", "c", "d", "e")]
+
+    status = Status(length=ctypes.sizeof(Status))
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
+    return status.total / 1e9
+
+
+def on_windows(as_json: bool) -> int:
+    """Say what to do on Windows' own Python."""
+    total, disk = windows_memory(), shutil.disk_usage(ROOT).free / 1e9
+    text = WINDOWS.format(total=total, disk=disk, needs=MEMORY)
+    print(json.dumps({"ok": False, "windows": text}) if as_json else text)
+    return 1
 
 
 def machine() -> list[Row]:
@@ -106,6 +135,8 @@ def measure() -> dict[str, float]:
             sys.exit(f"error: grpo train failed: {''.join(done.stderr.strip().splitlines()[-1:])}")
         rows = map(json.loads, (Path(folder) / "tiny-cpu" / "metrics.jsonl").read_text("utf-8").splitlines())
         first, *steps = [row["seconds_rollout"] + row["seconds_update"] for row in rows]
+    import resource  # Windows has none, and this page is for Windows, too
+
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {"step": statistics.median(steps), "first_step": first, "peak_gb": peak / 1e9}
 
@@ -141,6 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--step", type=float, metavar="SECONDS", help="of a step, which is not measured then")
     options = parser.parse_args(arguments)
+    if sys.platform == "win32":
+        return on_windows(options.json)
     if subprocess.run([ROOT / "dev" / "tools" / "check-environment.sh", ".venv"]).returncode:
         return 1  # it has said why
     rows = machine()

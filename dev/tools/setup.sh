@@ -32,6 +32,15 @@ mkdir -p .cache
 : > $log
 export UV_CACHE_DIR=${UV_CACHE_DIR:-$PWD/.cache/uv} UV_NO_PROGRESS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
+# Packages from a stick or a class server (make wheelhouse), a folder or an address, and from nowhere else.
+if [ -n "${WHEELHOUSE:-}" ]; then
+  case $WHEELHOUSE in
+    *://*) ;;
+    *) WHEELHOUSE=$(cd "$WHEELHOUSE" && pwd) || { echo "error: WHEELHOUSE=$WHEELHOUSE is no folder" >&2; exit 1; } ;;
+  esac
+  export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELHOUSE UV_NO_INDEX=1 UV_FIND_LINKS=$WHEELHOUSE
+fi
+
 fail() { # say in one line what went wrong; the details are in the log
   if grep -qiE 'dns|resolve host|name resolution|connect|network|timed? ?out|no matching distribution found for uv' $log; then
     echo "error: the Python package index could not be reached; check the network and run make setup again" \

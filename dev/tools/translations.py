@@ -32,10 +32,21 @@ msgstr ""
 STRING = r'"(?:[^"\\]|\\.)*"'
 PO_LINE = re.compile(rf"\s*(#.*|((msgctxt|msgid|msgstr) )?{STRING}\s*)?")
 CODE, LINK = r"(?s:```.*?```)|`[^`]+`", r"\]\(([^)\s]+)\)"
+FORMULA = r"(?s:\$\$.+?\$\$)|\$[^$\n]+\$"
+CHINESE = "[\u4e00-\u9fff]"
+ITALICS = r"\*\*|\*(?![*\s])([^*\n]+)\*(?!\*)"  # or the two asterisks of bold type, which stay
+# Taiwan's typography: a full-width colon after a figure's number, no space before a percent sign.
+TYPOGRAPHY = {
+    r"\*\*圖 (\d+)\.\*\*\s*": r"**圖 \1：**",
+    r"(\d) %": r"\1%",
+    rf"(?m)^\*(?!\*)([^*\n]*{CHINESE}[^*\n]*)\*$": r"\1",  # a whole line in italics
+}
+# What only the Chinese has, such as the table that a cell of code shows in English.
+ADDED, MARK = r"(?s)<!-- 只有中文 -->.*?<!-- /只有中文 -->\n*", r"<!-- /?只有中文 -->\n?"
 # What a cell and its translation have in common, in any order.  What is found is taken out before the next is sought.
 COMMON = {
     "code": CODE,
-    "formula": r"(?s:\$\$.+?\$\$)|\$[^$\n]+\$",
+    "formula": FORMULA,
     "alternative text": r"!\[([^\]]*)(?=\])",
     "link": LINK,
     "HTML": r"</?[a-z][^>]*>",
@@ -149,6 +160,7 @@ def problems(name: str, cells: dict[str, str], catalogue: Catalog, glossary: lis
     changed = sorted(dict(cells.items() ^ known.items()))
     found = [f"{name} {cell_id}: a new, changed or removed cell; run `make translations`" for cell_id in changed]
     for cell_id, chinese in translated(cells, catalogue).items():
+        chinese = re.sub(ADDED, "", chinese)
         compared, english, chinese = differences(cells[cell_id], chinese)
         for what, (one, other) in compared.items():
             if one or other:
@@ -163,7 +175,7 @@ def problems(name: str, cells: dict[str, str], catalogue: Catalog, glossary: lis
 
 def headings(cells: dict[str, str], chinese: dict[str, str]) -> dict[str, str]:
     """Return English heading → Chinese one."""
-    texts = ("\n".join(cells[cell_id] for cell_id in chinese), "\n".join(chinese.values()))
+    texts = ("\n".join(cells[cell_id] for cell_id in chinese), "\n".join(map(typeset, chinese.values())))
     return dict(zip(*(re.findall(r"(?m)^#+ (.*)", text) for text in texts), strict=False))
 
 
@@ -176,6 +188,24 @@ def wrong_sections(name: str, cells: dict[str, str], chinese: dict[str, str], le
         if named and named not in pairs:
             found.append(f"{name} {cell_id}: section: the lesson has no {' | '.join(named)}")
     return found
+
+
+def _quoted(italics: re.Match) -> str:
+    """Return quotation marks in place of italics, which slant Chinese characters; other italics stay."""
+    return f"「{italics[1]}」" if italics[1] and re.search(CHINESE, italics[1]) else italics[0]
+
+
+def typeset(chinese: str) -> str:
+    """Return Chinese Markdown in Taiwan's typography; code, formulas and links stay."""
+    parts = re.split(f"({CODE}|{FORMULA}|{LINK})", re.sub(MARK, "", chinese))
+    kept = parts[1::3]  # LINK has a group of its own
+    text = "\0".join(parts[::3])
+    for pattern, replacement in TYPOGRAPHY.items():
+        text = re.sub(pattern, replacement, text)
+    text = re.sub(ITALICS, _quoted, text)
+    text = re.sub(f"(?<=」) (?={CHINESE})|(?<={CHINESE}) (?=「)", "", text)
+    pieces = text.split("\0")
+    return "".join(piece + code for piece, code in zip(pieces, [*kept, ""], strict=True))
 
 
 def build(
@@ -201,7 +231,8 @@ def build(
     cells = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            parts = re.split(f"({CODE})", chinese.get(cell["id"], "".join(cell["source"])))  # the odd ones are code
+            text = typeset(chinese[cell["id"]]) if cell["id"] in chinese else "".join(cell["source"])
+            parts = re.split(f"({CODE})", text)  # the odd ones are code
             parts[::2] = [re.sub(LINK, link, part) for part in parts[::2]]
             cell = cell | {"source": "".join(parts).splitlines(keepends=True)}
         cells.append(cell)

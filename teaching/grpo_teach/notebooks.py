@@ -80,7 +80,10 @@ def exercises_in(content: bytes, path: Path) -> dict[str, Exercise]:
 
 
 def _grade_id(cell: Any) -> str:
-    return str(cell.metadata.get("nbgrader", {}).get("grade_id") or cell.get("id", ""))
+    """The cell's name: nbgrader's, or the id; Colab keeps ids in the metadata."""
+    names = [cell.metadata.get("nbgrader", {}).get("grade_id"), cell.metadata.get("id"), cell.get("id", "")]
+    exercises = [str(name) for name in names if str(name).startswith("ex-")]
+    return [*exercises, *(str(name) for name in names if name), ""][0]
 
 
 def _exercise(path: Path, number: str, cells: list[Any]) -> Exercise:

@@ -13,6 +13,7 @@ STAMP, in the folder, lists them with their hashes.  Whatever else is there, suc
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,18 @@ STUDENTS_KEEP = [
 ]
 # In the student's folder these stand in for the teacher's.
 STUDENTS_README = {"README.md": "teaching/student/README.md", "README.zh.md": "teaching/zh_TW/student/README.md"}
+# The students' repository runs the public cases of what is pushed to it.
+AUTOMATIC = {".github/workflows/classroom.yml": "teaching/student/classroom.yml"}
+IMPORTS_CASES = re.compile(r"(?m)^from grpo_teach\.cases import .*\n\n?")
+COLAB = (
+    "*This copy needs nothing but NumPy, so it runs on Colab, in Kaggle or in any Jupyter.* Run the next cell first; "
+    "then write each function, run its cell, and run the cell below it. Keep your work with *File → Save a copy in "
+    "Drive*, and hand in what *File → Download → Download .ipynb* gives. `grpo check` is not here.",
+    "這一份只需要 NumPy，所以在 Colab、Kaggle 或任何 Jupyter 上都能執行。請先執行下一個儲存格；然後寫每一個函式，"
+    "執行它的儲存格，再執行下面的儲存格。用「檔案 → 在雲端硬碟中儲存副本」保存，"
+    "再用「檔案 → 下載 → 下載 .ipynb」下載後繳交。"
+    "這裡沒有 `grpo check`。",
+)
 TEACHERS = ("teaching/", "tests/teach/", "requirements/teach.")
 STAMP = ".student-build.json"  # {"files": {name: [sha256, …]}}, of what the build wrote
 ELSEWHERE = "move it away, or name another folder: make student OUT=../class"
@@ -99,7 +112,14 @@ def write_build(root: Path, output: Path) -> list[Path]:
         shutil.copyfile(root / source, output / name)
     paths = [path for pattern in ("*/*.ipynb", "*/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
     places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
-    return [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
+    notebooks = [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]
+    for name, source in AUTOMATIC.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / source, output / name)
+    cases = (root / PACKAGE / "cases.py").read_text("utf-8")
+    for path in notebooks:
+        colab(path, output / "exercises" / "colab" / path.relative_to(output / "exercises"), cases)
+    return notebooks
 
 
 def cut(path: Path, folder: Path) -> Path:
@@ -116,6 +136,29 @@ def cut(path: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, folder / path.name)
     return folder / path.name
+
+
+def colab(path: Path, target: Path, cases: str) -> None:
+    """Write a student's notebook as one that needs NumPy only, such as on Colab; not of exercises that need JAX.
+
+    Args:
+      cases: the source of grpo_teach/cases.py, which becomes the notebook's first cell of code.
+    """
+    notebook = json.loads(path.read_text("utf-8"))
+    texts = ["".join(cell["source"]) for cell in notebook["cells"]]
+    if not any(IMPORTS_CASES.search(text) for text in texts):
+        return
+    chinese = "zh_TW" in path.parts
+    for cell, text in zip(notebook["cells"], texts, strict=True):
+        cell["source"] = IMPORTS_CASES.sub("", text).lstrip("\n")
+        cell["metadata"].pop("deletable", None)  # Colab would not let a locked cell be run again
+    language = "import os\n\nos.environ['GRPO_LANGUAGE'] = 'zh'\n\n\n" if chinese else ""
+    opening = {"cell_type": "markdown", "id": "colab", "metadata": {}, "source": COLAB[chinese]}
+    code = {"cell_type": "code", "id": "colab-cases", "metadata": {"cellView": "form"}, "source": language + cases}
+    notebook["cells"][1:1] = [opening, code | {"execution_count": None, "outputs": []}]
+    notebook["metadata"] = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _stamped(output: Path) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ import reading_minutes
 import translations
 import yaml
 
+import slides
 from grpo_lib.common import environment
 from grpo_teach import grading
 
@@ -154,3 +155,13 @@ def test_minutes_by_section() -> None:
     plans = "\n".join(path.read_text("utf-8") for path in (KIT / "plans").glob("*.md"))
     rows = [(row[0], int(row[2]) - int(row[1])) for row in re.finditer(r"(?m)^\| *(\d+)–(\d+) *\|.*", plans)]
     assert [row for row, most in rows if sum(minutes[cell] for cell in CELL.findall(row)) > most] == []
+
+
+@pytest.mark.parametrize("folder", ["slides", "zh_TW/slides"])
+def test_each_deck_gets_the_figures_that_it_says_to_show(folder: str) -> None:
+    known = slides.figures(KIT.parent)
+    for path in (KIT / folder).glob("*.md"):
+        text = path.read_text("utf-8")
+        deck, used = slides.with_figures(text, known)
+        assert used and deck.count("![h:520") == len(used), path
+        assert deck.count(slides.BREAK) == text.count(slides.BREAK) + len(used)
