@@ -1,0 +1,59 @@
+"""The table of findings: for a terminal, as Markdown, as JSON."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_lib.conformance.suite import AGREES, DIFFERS, NOT_OFFERED, Finding
+
+STATUSES = (AGREES, DIFFERS, NOT_OFFERED)
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many rows of each status."""
+    found = Counter(finding.status for finding in findings)
+    return {status: found[status] for status in STATUSES}
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """For a terminal; under a row that differs is the equation that was asked for."""
+    offered = [finding for finding in findings if finding.status != NOT_OFFERED]
+    left_out = [finding.row.name for finding in findings if finding.status == NOT_OFFERED]
+    width = max((len(finding.row.name) for finding in offered), default=0)
+    lines = []
+    for finding in offered:
+        status = "DIFFERS" if finding.status == DIFFERS else finding.status
+        lines.append(f"{finding.row.name:<{width}}  {status:<7}  {finding.detail}".rstrip())
+        if finding.status == DIFFERS:
+            lines.append(f"{'':<{width}}  asked:   {finding.row.source}")
+    if left_out:
+        lines += ["", f"not offered: {'; '.join(left_out)}"]
+    summary = ", ".join(f"{number} {status}" for status, number in counts(findings).items())
+    return "\n".join([*lines, "", summary])
+
+
+def markdown(columns: dict[str, Sequence[Finding]]) -> str:
+    """One table: a line for each row, a column for each implementation by name."""
+    names = list(columns)
+    rows = [finding.row for finding in columns[names[0]]]
+    lines = ["| variant | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for place, row in enumerate(rows):
+        cells = [_cell(columns[name][place]) for name in names]
+        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(finding: Finding) -> str:
+    if finding.status == NOT_OFFERED:
+        return ""
+    status = f"**{finding.status}**" if finding.status == DIFFERS else finding.status
+    return f"{status}: {finding.detail}" if finding.detail else status
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Rows with their status, and the counts."""
+    rows = [
+        {"row": one.row.name, "status": one.status, "detail": one.detail, "equation": one.row.source}
+        for one in findings
+    ]
+    return {"rows": rows, **{status.replace(" ", "_"): number for status, number in counts(findings).items()}}
