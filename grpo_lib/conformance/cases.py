@@ -82,20 +82,15 @@ def _make(name: str, seed: int, prompts: int, group_size: int, length: int, part
     right = rng.random(rows) < 0.5
     right[::group_size], right[1::group_size] = True, False  # each group has both
     rewards = np.stack([right.astype(float), rng.random(rows)], 1)
+    groups = np.repeat(np.arange(prompts), group_size)
+    truncated = lengths == length
     step = rows // parts
+    micro_batches = tuple(slice(start, start + step) for start in range(0, rows, step))
+    max_length = length + more
     return Case(
-        name=name,
-        tokens=tokens,
-        mask=mask,
-        groups=np.repeat(np.arange(prompts), group_size),
-        rewards=rewards,
-        advantages=drawn,
-        truncated=lengths == length,
-        scores=scores,
-        max_length=length + more,
-        micro_batches=tuple(slice(start, start + step) for start in range(0, rows, step)),
-        **logps,
-    )
+        name, tokens, mask, groups, rewards, drawn, truncated, scores=scores, max_length=max_length,
+        micro_batches=micro_batches, **logps,
+    )  # fmt: skip
 
 
 def _with_ratios(logps: np.ndarray, old: np.ndarray, advantages: np.ndarray) -> np.ndarray:
@@ -120,7 +115,7 @@ def _padded(case: Case, left: int, right: int) -> Case:
     for policy in WEIGHTS:
         padded = np.pad(getattr(case, policy), sides)
         changed[policy] = np.where(mask, padded, rng.uniform(-9, -1, mask.shape))
-    return dataclasses.replace(case, **changed)
+    return dataclasses.replace(case, **changed, max_length=max(case.max_length, mask.shape[1]))
 
 
 def _large_ratios(case: Case) -> Case:

@@ -200,6 +200,11 @@ def sequence_ratio(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarra
     return np.exp(total / np.maximum(mask.sum(1, keepdims=True), 1)) * np.ones(mask.shape)
 
 
+def sequence_ratio_bounded(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
+    """s, at most e¹⁰, where its gradient ends.  What verl and Tunix do for stability."""
+    return np.exp(np.minimum(np.log(sequence_ratio(logps, case, mask)), 10))
+
+
 def sequence_ratio_over_padding(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
     """The mean of log ρ over all places, padding too.  Nobody's GSPO; a known slip."""
     return np.exp((logps - case.old_logps).mean(1, keepdims=True)) * np.ones(mask.shape)
@@ -223,6 +228,7 @@ def ratio_to_sampler(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndar
 RATIOS = {
     "token": token_ratio,
     "sequence": sequence_ratio,
+    "sequence up to e¹⁰": sequence_ratio_bounded,
     "sequence over padding": sequence_ratio_over_padding,
     "against the new policy": ratio_to_itself,
     "against the sampler": ratio_to_sampler,
@@ -383,17 +389,26 @@ def loss(case: Case, variant: Variant, logps: np.ndarray) -> Any:
             parts
         )
     mask = _mask(case, variant)
-    A = advantages(case, variant)[:, None]  # [B, 1]
-    ratio = RATIOS[variant.ratio](logps, case, mask)
-    terms = -OBJECTIVES[variant.clip](ratio, A, logps, variant)  # [B, T]
-    if variant.correction != "none":
-        terms = terms * CORRECTIONS[variant.correction](case, variant)
+    if variant.fault == "each completion is its length times a mean that counts padding":
+        terms, _ = _terms(case, variant, logps, np.ones_like(mask))
+        return (terms * mask.sum(1, keepdims=True)).mean()
+    terms, ratio = _terms(case, variant, logps, mask)
     counted = case.mask if variant.fault == "the denominator counts what is left out" else mask
     aggregate = AGGREGATIONS[variant.aggregation]
     found = aggregate(np.where(mask, terms, 0), counted, case, variant)
     if variant.kl in KL_ESTIMATORS:
         found = found + variant.beta * _kl(case, variant, logps, ratio, mask)
     return found
+
+
+def _terms(case: Case, variant: Variant, logps: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The objective of each token, negated and corrected, and the ratio; [B, T] each."""
+    A = advantages(case, variant)[:, None]  # [B, 1]
+    ratio = RATIOS[variant.ratio](logps, case, mask)
+    terms = -OBJECTIVES[variant.clip](ratio, A, logps, variant)
+    if variant.correction != "none":
+        terms = terms * CORRECTIONS[variant.correction](case, variant)
+    return terms, ratio
 
 
 def _kl(case: Case, variant: Variant, logps: np.ndarray, ratio: np.ndarray, mask: np.ndarray) -> Any:

@@ -26,7 +26,11 @@ OTHER_VALUES = {
     "truncated": ("in", "out"),
     "micro_batches": ("one", "mean of means"),
     "rows": ("with tokens",),
-    "fault": ("the denominator counts what is left out", "the KL counts padding"),
+    "fault": (
+        "the denominator counts what is left out",
+        "the KL counts padding",
+        "each completion is its length times a mean that counts padding",
+    ),
 }
 # Of what each comparison can show.
 FIELDS = {

@@ -1,5 +1,6 @@
 """The table of findings: for a terminal, as Markdown, as JSON."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +26,15 @@ def text(findings: Sequence[Finding]) -> str:
         status = "DIFFERS" if finding.status == DIFFERS else finding.status
         lines.append(f"{finding.row.name:<{width}}  {status:<7}  {finding.detail}".rstrip())
         if finding.status == DIFFERS:
-            lines.append(f"{'':<{width}}  asked:   {finding.row.source}")
+            lines += _wrapped(f"{'':<{width}}  asked:   ", finding.row.source)
     if left_out:
-        lines += ["", f"not offered: {'; '.join(left_out)}"]
+        lines += ["", *_wrapped("not offered: ", "; ".join(left_out))]
     summary = ", ".join(f"{number} {status}" for status, number in counts(findings).items())
     return "\n".join([*lines, "", summary])
+
+
+def _wrapped(begins: str, words: str) -> list[str]:
+    return textwrap.wrap(begins + words, 110, subsequent_indent=" " * len(begins), drop_whitespace=True)
 
 
 def markdown(columns: dict[str, Sequence[Finding]]) -> str:
