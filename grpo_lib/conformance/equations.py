@@ -240,7 +240,8 @@ RATIOS = {
 
 
 def clipped(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
-    """min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A).  PPO (arXiv:1707.06347), equation 7; DAPO (arXiv:2503.14476), 10."""
+    """min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A).  PPO (arXiv:1707.06347), equation 7; with two bounds DAPO
+    (arXiv:2503.14476), equation 10."""
     return np.minimum(ratio * A, np.clip(ratio, 1 - variant.epsilon_low, 1 + variant.epsilon_high) * A)
 
 

@@ -17,15 +17,16 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 
 def text(findings: Sequence[Finding]) -> str:
-    """For a terminal; under a row that differs is the equation that was asked for."""
+    """For a terminal; under a row that differs is the equation that was asked for, where it is another than above."""
     offered = [finding for finding in findings if finding.status != NOT_OFFERED]
     left_out = [finding.row.name for finding in findings if finding.status == NOT_OFFERED]
     width = max((len(finding.row.name) for finding in offered), default=0)
-    lines = []
+    lines, shown = [], set()
     for finding in offered:
         status = "DIFFERS" if finding.status == DIFFERS else finding.status
         lines.append(f"{finding.row.name:<{width}}  {status:<7}  {finding.detail}".rstrip())
-        if finding.status == DIFFERS:
+        if finding.status == DIFFERS and finding.row.source not in shown:
+            shown.add(finding.row.source)
             lines += _wrapped(f"{'':<{width}}  asked:   ", finding.row.source)
     if left_out:
         lines += ["", *_wrapped("not offered: ", "; ".join(left_out))]
@@ -34,7 +35,7 @@ def text(findings: Sequence[Finding]) -> str:
 
 
 def _wrapped(begins: str, words: str) -> list[str]:
-    return textwrap.wrap(begins + words, 110, subsequent_indent=" " * len(begins), drop_whitespace=True)
+    return textwrap.wrap(begins + words, 110, subsequent_indent=" " * len(begins), break_on_hyphens=False)
 
 
 def markdown(columns: dict[str, Sequence[Finding]]) -> str:
