@@ -7,6 +7,7 @@ rewards             reward functions; notebook 02
 problems            GSM8K, generated word problems, competition mathematics: loading, splits, batches
 bandit              a policy over a few answers: what a step does to logits and probabilities; notebooks 02, 03
 plain_grpo          GRPO in one file of plain JAX: sample, reward, advantages, loss, update; notebook 04
+conformance         does a loss compute what its name says?  exact cases for each variant; notebook 03
 records             one graded completion, and the summary of many; notebook 05
 evaluation          the evaluation loop: problems and a `generate` function in, records out
 eval_cache          its finished batches on disk, so that an interrupted evaluation continues

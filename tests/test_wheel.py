@@ -12,8 +12,9 @@ pytestmark = pytest.mark.long(minutes=1)
 
 IMPORT_ALL = """
 import importlib, pkgutil, grpo_lib
+left_out = ("grpo_lib.plain_grpo", "grpo_lib.conformance.test_conformance")  # the latter needs pytest
 for module in pkgutil.walk_packages(grpo_lib.__path__, "grpo_lib."):
-    if module.name != "grpo_lib.plain_grpo":
+    if module.name not in left_out:
         importlib.import_module(module.name)
 try:
     import grpo_lib.plain_grpo
@@ -82,6 +83,14 @@ def test_the_graders_example_of_the_readme_runs(root, run) -> None:
     assert done.returncode == 0, done.stderr
     # The comment at the end of each line that prints says what it prints.
     assert done.stdout.splitlines() == re.findall(r"print\(.*\)  # (.*)", example)
+
+
+def test_a_loss_in_numpy_is_checked(run, tmp_path) -> None:
+    adapter = tmp_path / "by_hand.py"
+    adapter.write_text("from grpo_lib.conformance.planted import by_hand\n")
+    done = run("grpo", "conformance", f"{adapter}:by_hand")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("20 agrees, 0 differs")
 
 
 @pytest.mark.parametrize(

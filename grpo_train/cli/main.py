@@ -17,7 +17,7 @@ import typer.exceptions
 
 from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError, one_line
-from grpo_train.cli import evaluate, options, recipes, runs, tpu, train
+from grpo_train.cli import conformance, evaluate, options, recipes, runs, tpu, train
 from grpo_train.runs.preemption import EXIT_CODE, Interrupted
 
 # What is gone from the command line, and what to do instead: the error of such a command line ends with it.
@@ -40,7 +40,7 @@ def command_line() -> typer.Typer:
     """All commands of `grpo`."""
     app = options.commands()
     app.callback()(_options)
-    for module in (recipes, train, evaluate, runs, tpu):
+    for module in (recipes, train, evaluate, runs, conformance, tpu):
         app.add_typer(module.app)
     for entry_point in importlib.metadata.entry_points(group="grpo.commands"):
         app.add_typer(entry_point.load())

@@ -1,0 +1,27 @@
+"""python -m grpo_lib.conformance FILE.py:NAME [--json]: as `grpo conformance`, where there is nothing but NumPy."""
+
+import argparse
+import json
+import sys
+
+from grpo_lib.common.errors import CourseError
+from grpo_lib.conformance import loading, report, suite
+
+
+def main() -> int:
+    """The exit code: 0, 1 where something that is offered differs, 2 where there is no adapter."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_lib.conformance", description=__doc__)
+    parser.add_argument("adapter", metavar="FILE.py:NAME")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    arguments = parser.parse_args()
+    try:
+        findings = suite.check(loading.load(arguments.adapter))
+    except CourseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report.as_json(findings)) if arguments.json else report.text(findings))
+    return int(report.counts(findings)[suite.DIFFERS] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

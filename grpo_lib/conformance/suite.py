@@ -1,0 +1,146 @@
+"""An adapter against the rows of the table."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grpo_lib.common.errors import CourseError, first_line
+from grpo_lib.conformance import equations, naming
+from grpo_lib.conformance.cases import Case, cases
+from grpo_lib.conformance.equations import Answer, Variant
+from grpo_lib.conformance.rows import ROWS, Row
+
+# What an adapter returns: the parts of an Answer by name, or None where the variant is not offered.
+Adapter = Callable[[Case, Variant], Mapping[str, Any] | None]
+
+AGREES, DIFFERS, NOT_OFFERED = "agrees", "differs", "not offered"
+TOLERANCES = {"float64": 1e-6, "float32": 1e-5}
+PARTS = tuple(field.name for field in dataclasses.fields(Answer))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the table, filled."""
+
+    row: Row
+    status: str  # AGREES, DIFFERS or NOT_OFFERED
+    detail: str = ""  # which convention; or what it equals instead
+
+    @property
+    def text(self) -> str:
+        return f"{self.status}: {self.detail}" if self.detail else self.status
+
+
+def check(adapter: Adapter, rows: Sequence[Row] = ROWS) -> list[Finding]:
+    """A finding for each row.  Raises CourseError where the adapter returns what is no answer."""
+    return [check_row(adapter, row) for row in rows]
+
+
+def check_row(adapter: Adapter, row: Row) -> Finding:
+    """What an adapter computes for the cases of a row.
+
+    An exception of the adapter's is a difference: what is offered and fails is not what was asked for.
+    """
+    answers = []
+    for name in row.cases:
+        case = cases()[name]
+        try:
+            answer = _ask(adapter, row, case)
+        except CourseError:
+            raise
+        except NotImplementedError:
+            return Finding(row, NOT_OFFERED)
+        except Exception as error:
+            return Finding(row, DIFFERS, f"raises {type(error).__name__}: {first_line(error)}")
+        if answer is None:
+            return Finding(row, NOT_OFFERED)
+        answers.append((case, answer))
+    return _judge(row, answers)
+
+
+def _ask(adapter: Adapter, row: Row, case: Case) -> Answer | None:
+    if row.compares != "weights":
+        return _answer(adapter(case, row.variant), row, case)
+    # The whole step: rewards, advantages, loss, gradient, weights.
+    first = _answer(adapter(case, row.variant), dataclasses.replace(row, compares="advantages"), case)
+    if first is None:
+        return None
+    case = dataclasses.replace(case, advantages=np.asarray(first.advantages, float))
+    plain = dataclasses.replace(row, compares="loss")
+    then = _answer(adapter(case, dataclasses.replace(row.variant, advantage="given")), plain, case)
+    if then is None or then.weights is not None:
+        return then
+    return dataclasses.replace(then, weights=equations.step(case, np.asarray(then.gradient, float)))
+
+
+def _answer(returned: Mapping[str, Any] | None, row: Row, case: Case) -> Answer | None:
+    """What an adapter returned, checked; only its parts keep their dtype."""
+    if returned is None:
+        return None
+    needed = ("advantages",) if row.compares == "advantages" else ("loss", "gradient")
+    missing = [name for name in needed if returned.get(name) is None]
+    if missing:
+        raise CourseError(f"the adapter returned no {missing[0]} for `{row.name}`; return a dict with it, or None")
+    unknown = set(returned) - set(PARTS)
+    if unknown:
+        raise CourseError(f"the adapter returned {min(unknown)}; the parts of an answer are {', '.join(PARTS)}")
+    parts = {name: np.asarray(value) for name, value in returned.items() if value is not None}
+    for name, shape in {
+        "advantages": (len(case.mask),),
+        "gradient": case.mask.shape,
+        "loss": (),
+        "weights": (2,),
+    }.items():
+        if name in parts and parts[name].shape != shape:
+            raise CourseError(f"the adapter's {name} has shape {parts[name].shape}; for `{row.name}` it is {shape}")
+    return Answer(**parts)
+
+
+def _judge(row: Row, answers: list[tuple[Case, Answer]]) -> Finding:
+    tolerance = _tolerance(answers, row.compares)
+    conventions = {"": {}, **(row.conventions or {})}
+    for words, changed in conventions.items():
+        variant = dataclasses.replace(row.variant, **changed)
+        if all(naming.same(got, _wanted(case, variant, row), row.compares, tolerance) for case, got in answers):
+            return Finding(row, AGREES, words)
+    return Finding(row, DIFFERS, naming.name_difference(row, answers, tolerance))
+
+
+def _wanted(case: Case, variant: Variant, row: Row) -> Answer:
+    if row.compares == "advantages":
+        return Answer(advantages=equations.advantages(case, variant))
+    return equations.expected(case, variant)
+
+
+def _tolerance(answers: list[tuple[Case, Answer]], compares: str) -> float:
+    """By the dtype in which the implementation computes."""
+    part = "advantages" if compares == "advantages" else "gradient"
+    dtypes = {np.asarray(getattr(answer, part)).dtype.name for _, answer in answers}
+    return max(TOLERANCES.get(dtype, TOLERANCES["float32"]) for dtype in dtypes)
+
+
+def numerical_gradient(loss: Callable[[np.ndarray], Any], logps: np.ndarray) -> np.ndarray:
+    """The derivative of a plain NumPy loss with respect to each log-probability [B, T], by central differences.
+
+    For an adapter of a loss without automatic differentiation; right to about nine digits.
+    """
+    distance = 1e-5
+    found = np.zeros(logps.shape)
+    for place in np.ndindex(*logps.shape):
+        above, below = logps.copy(), logps.copy()
+        above[place] += distance
+        below[place] -= distance
+        found[place] = (loss(above) - loss(below)) / (2 * distance)
+    return found
+
+
+def reference(case: Case, variant: Variant) -> dict[str, Any]:
+    """The adapter of what is right: it agrees everywhere, and is where the planted bugs are planted."""
+    if variant.advantage != "given":
+        return {"advantages": equations.advantages(case, variant)}
+    one = dataclasses.replace(variant, micro_batches="one")
+    found = equations.expected(case, one)
+    return {"loss": found.loss, "gradient": found.gradient}
