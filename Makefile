@@ -138,8 +138,4 @@ bench: setup ## time a GRPO step against plain JAX and TRL, grading against math
 
 # Of a link rm removes the link, and not what is behind it.
 clean: ## delete the environments and the caches; runs/ stays
-<<<<<<< HEAD
-	@rm -rf .venv .venv-tpu .venv-teach .venv-site .venv-trl .venv-transformers4 .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis
-=======
-	@rm -rf .venv .venv-tpu .venv-teach .venv-trl .venv-transformers4 .venv-verl .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis
->>>>>>> w-conform
+	@rm -rf .venv .venv-tpu .venv-teach .venv-site .venv-trl .venv-transformers4 .venv-verl .venv-sky .venv-next .venv-next-tpu .cache .pytest_cache .ruff_cache .hypothesis

@@ -266,13 +266,7 @@ def test_a_notebook_says_who_holds_the_chips(executed):
 # --- figures of the lessons ---
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "notebooks",
-        pytest.param("notebooks/further", marks=pytest.mark.xfail(reason="these still draw in their cells")),
-    ],
-)
+@pytest.mark.parametrize("folder", ["notebooks", "notebooks/further"])
 def test_cells_draw_little_themselves(folder):
     lines = {path.stem: lines for path, lines in drawing_lines.by_notebook(folder)}
     assert sum(lines.values()) <= drawing_lines.BOUNDS[folder], lines
