@@ -16,7 +16,7 @@ import numpy as np
 
 from grpo_lib.common.environment import repo_root
 from grpo_lib.statistics import mean_interval, smallest_mean
-from grpo_train.report.display import Folded, Table, folded, table
+from grpo_train.report.display import Folded, Table, table
 
 Record = dict[str, Any]
 Claim = dict[str, Any]
@@ -106,7 +106,7 @@ def seeds(*names: str) -> Folded:
             row = {f"seed {seed}": f"{100 * value:.1f}" for seed, value in enumerate(accuracies)}
             none = dict.fromkeys(f"seed {seed}" for seed in range(most))  # an experiment may have fewer seeds
             rows.append({"experiment": name, "arm, test accuracy in %": arm} | none | row)
-    return folded(table(rows), f"test accuracy of every seed: {', '.join(names)}")
+    return Folded(table(rows), f"test accuracy of every seed: {', '.join(names)}")
 
 
 def right_and_form(name: str, names: Mapping[str, str] | None = None) -> Table:

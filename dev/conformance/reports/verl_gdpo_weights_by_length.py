@@ -12,13 +12,14 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 lengths = torch.tensor([1, 9])
 mask = (torch.arange(9) < lengths[:, None]).long()
+attended = torch.cat([torch.ones(2, 1).long(), mask], 1)  # a prompt of one token before each
 found, _ = get_adv_estimator_fn("gdpo")(
     token_level_rewards=torch.zeros(2, 9),
     response_mask=mask,
     index=np.array([0, 0]),
     config={"gdpo_reward_keys": ["right"]},
     non_tensor_batch={"right": np.array([1.0, 0.0])},
-    batch={"prompts": torch.zeros(2, 1), "attention_mask": torch.cat([torch.ones(2, 1).long(), mask], 1)},
+    batch={"prompts": torch.zeros(2, 1), "attention_mask": attended},
 )
 print("verl:", found[:, 0].tolist())
 print("equation 6:", [0.7071, -0.7071])
