@@ -37,16 +37,19 @@ comparison, and misses stay.
 
 ## Predictions
 
-Of {blind} blind ones {held} are within their bar.
+Of the {blind} blind ones {inside} lie in their range, and {held} within the bar of it. All cases are of one code base,
+one model (Qwen2.5-3B) and one slice (v6e-8): no time of another chip is among them, and no blind one is of the update
+alone.
 
 - *Seen*: the method was made with this measurement known. No constant was fitted to it, but the share of attention's
   kernel was counted knowing it.
 - *Repeat*: the same quantity as a seen one, of another run or commit. It says how much a measurement varies.
 - *Blind*: not used to make the method; whoever wrote the cases had read the measurement. All are of the code and the
   compiled programs that the seen ones are of, so they are one witness rather than many, and say nothing of other code.
-- A range comes from lengths that were not published: the high end is the limit, the low one a guess. It is within the
-  bar when the measurement is no further than the bar from the nearer end. The column of ratios has both ends, the high
-  one first.
+- A range comes from lengths that were not published: at the high end every batch goes on to the limit of tokens, and
+  the low end is a guess. Neither is a bound of the time. A case is within its bar when the measurement lies in the
+  range, or is off the nearer end by no more than that share of it. Bars were chosen before; they are no error bounds.
+- The column of ratios has measured / high end, then measured / low end, both of numbers that are not rounded.
 """
 SLICE_PAGE = "https://cloud.google.com/tpu/docs/v6e"
 BOOK = "https://github.com/jax-ml/scaling-book/blob/04d8de58b9f64e2d6cc1df469b8a36f506a0138d/tpus.md"
@@ -96,7 +99,8 @@ def page(cases: dict[str, Any], predictions: dict[str, Range], measured: dict[st
     blind = [row for row in rows if row["kind"] == "blind"]
     held = [row for row in blind if row["held"]]
     versions = ", ".join(sorted({program["libtpu"] for program in programs.values() if "libtpu" in program}))
-    begin = INTRODUCTION.format(versions=versions, blind=len(blind), held=len(held))
+    inside = [row for row in blind if row["low"] <= row["measured"] <= row["high"]]
+    begin = INTRODUCTION.format(versions=versions, blind=len(blind), inside=len(inside), held=len(held))
     table = ["| what | | estimate, s | measured, s | measured / estimate | bar | |", "|---|---|--:|--:|--:|--:|---|"]
     table += [_line(row) for row in rows]
     left_out = ["", "Left out of all estimates: prefill, host work, rewards, the first step's compilation."]
@@ -151,8 +155,9 @@ def _rates() -> list[str]:
 def _recipes() -> list[str]:
     """Each stored preflight: its estimate, or why it has none."""
     lines = [
-        "From `assets/preflight`; the first number has completions of a third of the longest length, the second of all",
-        "of it. ≥: decoding is vLLM's, of which the bytes of the weights are a bound.",
+        "From `assets/preflight`. First number: the longest completion of a batch ends at a third of the limit;",
+        "second: at the limit. ≥: decoding is vLLM's, of which the bytes of the weights are a bound; such a row is not",
+        "comparable with the others. Run: all steps, and two evaluations where they are estimated.",
         "",
         "| recipe | slice | update, s | decoding, s | step, s | run, hours | chip-hours |",
         "|---|---|--:|--:|--:|--:|--:|",

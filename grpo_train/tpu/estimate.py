@@ -252,9 +252,10 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
     """
     parts = estimate.parts
     shown = [
-        f"Estimate in seconds, from the schedule that libtpu {estimate.libtpu} made; measured on no TPU. The first "
-        "number has completions of a third of the longest length, the second of all of it. Either can be off by "
-        f"{UPDATE_BAR:.0%} (update) or {DECODING_BAR:.0%} (decoding): docs/estimates.md.",
+        f"Estimate in seconds, from the schedule that libtpu {estimate.libtpu} made; measured on no TPU. First number: "
+        "the longest completion of a batch ends at a third of the limit; second: at the limit. Beyond these, expect "
+        f"{UPDATE_BAR:.0%} (update) and {DECODING_BAR:.0%} (decoding) more or less; no end is a bound: "
+        "docs/estimates.md.",
         *map(_line, parts),
     ]
     at_least = "at least " if any(part.is_bound for part in parts) else ""
@@ -271,7 +272,9 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
     cost = ""
     if price is not None:
         cost = f"; at {price:g} a chip-hour {at_least}{estimate.chip_hours.times(price)}"
-    shown.append(f"  The run, {run} on {chips}: {hours}{cost}. Left out: {estimate.left_out}.")
+    shown.append(
+        f"  The run, {run} on {chips}: {hours}{cost}. What is billed is longer; not counted: {estimate.left_out}."
+    )
     return shown
 
 

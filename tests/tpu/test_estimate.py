@@ -252,7 +252,7 @@ def test_what_a_user_reads_names_bounds_and_what_is_left_out_and_no_money_withou
     vllm = result_of(recipe(grpo={"beta": 0.0}))
     text = "\n".join(preflight.estimate_lines(vllm))
     assert "at least" in text and "a bound, by the bytes of the weights" in text
-    assert "Left out: host work, rewards" in text and "vLLM's prefill and scheduling" in text
+    assert "not counted: host work, rewards" in text and "vLLM's prefill and scheduling" in text
     assert " a chip-hour" not in text
     assert "at 2.5 a chip-hour" in "\n".join(preflight.estimate_lines(vllm, 2.5))
     assert "80% products, 20% traffic between chips" in text
