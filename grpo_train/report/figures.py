@@ -317,8 +317,8 @@ def _draw_answers(axes: Axes, base: dict[str, Any], repaired: dict[str, Any], ha
     axes.text(0, 1, textwrap.fill(base["question"], 62), va="top", size=9.5, color=INK)
     rows = (
         ("before training", base, f"wrong: it is {base['gold']}", GREY),
-        ("after training: paid for right answers", repaired, "right", GREEN),
-        ("after training: paid by a reward with a hole", hacked, "no answer, and well paid", VERMILLION),
+        ("trained with a reward for right answers", repaired, "right", GREEN),
+        ("trained with a reward that has a hole", hacked, "no answer at all", VERMILLION),
     )
     for y, (when, record, verdict, colour) in zip((0.75, 0.46, 0.17), rows, strict=True):
         axes.text(0, y, when, va="bottom", size=9, color=INK, weight="bold")
@@ -332,7 +332,8 @@ def _draw_course(axes: Axes, run: Path) -> None:
     rows = by_step(read_metrics(run / "metrics.jsonl"))
     summary = read_json(run / "summary.json", "it comes with the course")
     last, ends = rows[-1]["step"], [summary[phase]["accuracy"] for phase in comparison.PHASES]
-    axes.plot(*_points(rows, "validation_accuracy"), "-", color=BLUE, linewidth=1.8, label="validation problems")
+    on_the_way = _points(rows, "validation_accuracy")
+    axes.plot(*on_the_way, "-", color=BLUE, linewidth=1.8, label="validation problems, on the way")
     axes.plot([0, last], ends, "o", color=VERMILLION, label=f"{summary['before']['n']:,} test problems", clip_on=False)
     first_said, last_said = (f"{100 * end:.0f}{NBSP}%" for end in ends)
     axes.text(0.08 * last, ends[0], first_said, ha="left", va="top", color=INK)
