@@ -58,7 +58,7 @@ def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
-    [2, pytest.param(40, marks=pytest.mark.long(minutes=20))],
+    [pytest.param(3, marks=pytest.mark.long(minutes=3)), pytest.param(40, marks=pytest.mark.nightly(minutes=25))],
 )
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_no_mistake_and_no_guess_earns_by_the_luck_of_a_seed(exercise, seeds) -> None:
