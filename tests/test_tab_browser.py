@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 
 ENDED = "the run has ended"
 
@@ -74,7 +75,7 @@ def _processor_seconds() -> float:
     return sum(time.user + time.system for time in times)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@SEEDS
 def test_fifty_steps_teach_the_model(open_page, seed):
     page = open_page(f"seed={seed}")
     page.get_by_label("9 in 10 or more").check()
@@ -90,7 +91,7 @@ def test_fifty_steps_teach_the_model(open_page, seed):
     assert page.locator("#answer-before").inner_text() != page.locator("#answer-now").inner_text()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@SEEDS
 def test_the_hole_is_found_and_said_beforehand(open_page, seed):
     page = open_page(f"seed={seed}")
     page.get_by_label("A question mark in perfect tags").check()
