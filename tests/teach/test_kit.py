@@ -106,15 +106,15 @@ def problems_of_cells(text: str) -> list[str]:
 
 
 def problems_of_minutes(text: str) -> list[str]:
-    """The rows of a plan follow each other, from 0 to the minutes of its heading."""
-    heading = text.partition("\n")[0]
-    minutes = re.search(r"(\d+) (?:minutes|分鐘)", heading)
-    total = int(minutes[1]) if minutes else 1000
-    rows = [("0", "0"), *MINUTES.findall(text), ("0", "0")]
-    problems = []
-    for (_, last), (first, _) in pairwise(rows):
-        if int(first) != int(last) % total:
-            problems.append(f"{first} after {last}, of {total} minutes")
+    """The rows of a plan follow each other, from 0 to the minutes of its heading, or of a section with its own."""
+    problems, total = [], 1000
+    for section in re.split(r"\n#+ ", text):
+        minutes = re.search(r"(\d+) *(?:minutes|分鐘)", section.partition("\n")[0])
+        total = int(minutes[1]) if minutes else total
+        rows = [("0", "0"), *MINUTES.findall(section), ("0", "0")]
+        for (_, last), (first, _) in pairwise(rows):
+            if int(first) != int(last) % total:
+                problems.append(f"{first} after {last}, of {total} minutes")
     return problems
 
 

@@ -35,8 +35,8 @@ SAID = {
     ),
     "a package that grading lacks": (
         "import scipy",
-        ["only NumPy and Python's own library are read, not scipy/__init__.py"],
-        ["只能用 NumPy 和 Python 標準函式庫，不能讀 scipy/__init__.py"],
+        ["No module named 'scipy'", "(line 5: import scipy)"],
+        ["No module named 'scipy'", "（第 5 行：import scipy）"],
     ),
     "unwritten": ("raise NotImplementedError()", ["is still to be written in"], ["還沒寫"]),
 }

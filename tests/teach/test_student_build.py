@@ -36,7 +36,7 @@ def course(root: Path, tmp_path: Path) -> Path:
     for name in ("grpo_lib/common", "teaching/grpo_teach"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     texts = ("recipes/a.yaml", "notebooks/00.ipynb", "notebooks/01.ipynb", "teaching/solutions.md")
-    for name in (*texts, *student.STUDENTS_README.values()):
+    for name in (*texts, *student.STUDENTS_README.values(), *student.AUTOMATIC.values()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name}\n")
     git(folder, "init", "--quiet")
