@@ -270,7 +270,9 @@ def _remove_group(group: Path) -> None:
 @contextlib.contextmanager
 def _place(boundary: Found, readable: Sequence[Path]) -> Iterator[_Place]:
     if boundary.kind == BUBBLEWRAP:
-        yield _Place(_in_bubblewrap(readable), "/")
+        # Root drops to a user that no other program has: processes are counted, and killed, by user.
+        with _free_user() if os.geteuid() == 0 else contextlib.nullcontext() as user:
+            yield _Place(_in_bubblewrap(readable, user), "/")
         return
     folder = tempfile.mkdtemp(prefix="grpo-")
     try:
@@ -284,13 +286,13 @@ def _place(boundary: Found, readable: Sequence[Path]) -> Iterator[_Place]:
         _remove([folder])
 
 
-def _in_bubblewrap(readable: Sequence[Path]) -> list[str]:
-    """bubblewrap and its options, up to the program."""
+def _in_bubblewrap(readable: Sequence[Path], user: int | None) -> list[str]:
+    """bubblewrap and its options, up to the program, which runs as `user` where there is one."""
     prefix = PYTHON.parents[1]
     seen = [*map(Path, SYSTEM), prefix / "bin", prefix / "lib", *readable]
     command = [BWRAP, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--die-with-parent", "--cap-drop", "ALL"]
-    if os.geteuid() == 0:  # root drops to another user inside; what opens mounts has begun as root
+    if user is not None:  # root drops to another user inside; what opens mounts has begun as root
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
@@ -303,7 +305,7 @@ def _in_bubblewrap(readable: Sequence[Path]) -> list[str]:
     for path in DEVICES:
         command += ["--dev-bind", str(path), str(path)]
     command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
-    return command + (_as_user(USERS[0]) if os.geteuid() == 0 else [])
+    return command + (_as_user(user) if user is not None else [])
 
 
 BWRAP = "bwrap"
@@ -318,17 +320,24 @@ def _as_user(user: int) -> list[str]:
 @contextlib.contextmanager
 def _user() -> Iterator[int]:
     """A user that nothing else runs as; afterwards its processes are killed, and its files removed."""
+    with _free_user() as user:
+        try:
+            yield user
+        finally:
+            _clear(user)
+            _remove(_files_of(user))
+
+
+@contextlib.contextmanager
+def _free_user() -> Iterator[int]:
+    """A user that no other boundary on this machine has now."""
     for user in USERS:
         with socket.socket(socket.AF_UNIX) as lock:
             try:
                 lock.bind(f"\0grpo-user-{user}")  # a name of the whole machine; it is free when this process ends
             except OSError:
                 continue
-            try:
-                yield user
-            finally:
-                _clear(user)
-                _remove(_files_of(user))
+            yield user
             return
     raise CourseError(f"isolation: all users from {USERS[0]} to {USERS[-1]} are in use; grade less at a time")
 

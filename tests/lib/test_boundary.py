@@ -302,3 +302,15 @@ def test_what_comes_back_is_no_more_than_json(isolation) -> None:
     ended = boundary.run("print('[' * 100_000)", b"", LIMITS, Found(isolation))
     with pytest.raises((RecursionError, ValueError)):
         json.loads(ended.output)
+
+
+def test_boundaries_side_by_side_leave_each_other_alone(isolation) -> None:
+    """Others of both kinds end while some still work: processes are killed by user, so no two share one."""
+    kinds = [isolation] * 4
+    if os.geteuid() == 0 and not boundary._missing(BUBBLEWRAP):
+        kinds += [BUBBLEWRAP] * 4
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        slow = [pool.submit(said, kind, "import time; time.sleep(1); print('ended')") for kind in kinds]
+        for _ in range(4):
+            assert said(isolation, "print('ended')") == "ended\n"
+        assert [one.result() for one in slow] == ["ended\n"] * len(kinds)
