@@ -2,6 +2,7 @@
 
 import { drawChart, roundRange } from "./chart.mjs";
 import { EXPERIMENTS } from "./experiments.mjs";
+import { advantageReading, lossReading, moveReading, normReading, pushReading, VISIBLE } from "./readings.mjs";
 import { CHOICES, collapses, courseSettings, differences, fromLink, toLink, validSeed } from "./settings.mjs";
 import { draw, splitOf } from "./words.mjs";
 
@@ -222,13 +223,13 @@ function showLegend() {
 }
 
 function showLoop() {
-  const row = run?.rows.at(-1);
+  const row = run?.rows.at(-1), advantage = run?.settings.advantage;
   const figures = row && [
     text("loop0Figure", { n: row.completions }),
     text("loop1Figure", { reward: row.reward.toFixed(2), right: percent(row.right) }),
-    text("loop2Figure", { share: percent(row.equalGroups) }),
-    text("loop3Figure", { loss: Math.abs(row.loss) < 5e-4 ? "0.000" : row.loss.toFixed(3) }),
-    text("loop4Figure", { norm: row.norm.toFixed(2) }),
+    text(advantageReading(advantage), { share: percent(row.equalGroups) }),
+    text(lossReading(row, advantage), { loss: Math.abs(row.loss) < 5e-4 ? "0.000" : row.loss.toFixed(3).replace("-", "−") }),
+    text(normReading(row), { norm: row.norm.toFixed(2) }),
   ];
   const items = [0, 1, 2, 3, 4].map((i) => make("li", {}, make("b", {}, text(`loop${i}`)), figures?.[i] ?? text(`loop${i}Help`)));
   $("loop").replaceChildren(...items);
@@ -240,7 +241,7 @@ function showGroup() {
   if (!group) return;
   $("group-question").textContent = text("groupQuestion", { question: group.question, answer: group.answer });
   $("rows").replaceChildren(...group.completions.map(rowOf));
-  $("why").textContent = chosen === null ? "" : explanation(chosen);
+  showChosen();
 }
 
 function rowOf(completion, i) {
@@ -252,11 +253,12 @@ function rowOf(completion, i) {
     span.style.background = `rgb(var(${change > 0 ? "--up" : "--down"}) / ${strength})`;
     return span;
   });
-  const verdict = make("span", { className: "verdict" }, text(completion.right ? "right" : "wrong"));
+  const verdict = make("span", { className: "verdict" }, text(completion.grade));
   const why = make("button", { type: "button", onclick: () => explain(i) }, signed(completion.advantage));
   why.setAttribute("aria-label", text("whyLabel", { advantage: signed(completion.advantage) }));
-  const change = completion.tokens.reduce((sum, token) => sum + token.after - token.before, 0);
-  const cells = [[...tokens, verdict], [completion.reward.toFixed(2)], [why], [`× ${Math.exp(change).toFixed(2)}`]];
+  const pale = completion.tokens.every((token) => Math.abs(token.after - token.before) < VISIBLE);
+  const likelier = [timesOf(completion), ...(pale ? [make("small", {}, text("pale"))] : [])];
+  const cells = [[...tokens, verdict], [completion.reward.toFixed(2)], [why], likelier];
   const labels = ["completion", "rewardColumn", "advantageColumn", "likelierColumn"];
   return make("tr", {}, ...cells.map((content, column) => {
     const cell = make("td", {}, ...content);
@@ -265,10 +267,24 @@ function rowOf(completion, i) {
   }));
 }
 
+function changeOf({ tokens }) { // of the log-probability of the whole answer
+  return tokens.reduce((sum, token) => sum + token.after - token.before, 0);
+}
+
+function timesOf(completion) {
+  const times = Math.exp(changeOf(completion));
+  return `× ${times < 0.01 ? times.toExponential(0) : times.toFixed(2)}`;
+}
+
 function explain(i) {
   chosen = i;
   $("hold").checked = true;
-  $("why").textContent = explanation(i);
+  showChosen();
+}
+
+function showChosen() {
+  [...$("rows").children].forEach((row, i) => row.classList.toggle("chosen", i === chosen));
+  $("why").textContent = chosen === null ? "" : explanation(chosen);
 }
 
 function explanation(i) {
@@ -277,7 +293,15 @@ function explanation(i) {
   const std = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length - 1));
   const [reward, advantage] = [rewards[i].toFixed(2), signed(group.completions[i].advantage)];
   const kind = std < 1e-9 && run.settings.advantage !== "none" ? "equal" : run.settings.advantage;
-  return text(`why_${kind}`, { reward, advantage, mean: mean.toFixed(2), std: std.toFixed(2) });
+  const how = text(`why_${kind}`, { reward, advantage, mean: mean.toFixed(2), std: std.toFixed(2) });
+  return `${how} ${movement(group.completions[i])}`;
+}
+
+function movement(completion) { // where its advantage pushes it, and where it went
+  const times = timesOf(completion).slice(2);
+  const n = run.settings.promptsPerStep * run.settings.groupSize;
+  const moved = text(moveReading(completion.advantage, changeOf(completion)), { times, n });
+  return `${text(pushReading(completion.advantage))} ${moved}`;
 }
 
 function showAnswers() {

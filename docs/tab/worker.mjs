@@ -6,7 +6,7 @@ import { loadEngine } from "./engine.mjs";
 import { trainStep } from "./loop.mjs";
 import { ownReward } from "./own_reward.mjs";
 import { randomNumbers, seedOf } from "./random.mjs";
-import { correctAnswer, isEmptyAnswer, REWARDS } from "./rewards.mjs";
+import { correctAnswer, gradeOf, isEmptyAnswer, REWARDS } from "./rewards.mjs";
 import { makeTokenizer } from "./tokenizer.mjs";
 import { problems, take } from "./words.mjs";
 
@@ -117,7 +117,7 @@ function shown({ problem, prompt, completions, texts, rewards, advantages }) {
       tokens: tokens.map((id, t) => ({ text: tokenizer.piece(id), before: logps[t], after: after[i][t] })),
       reward: rewards[i],
       advantage: advantages[i],
-      right: correctAnswer(texts[i], problem.answer) === 1,
+      grade: gradeOf(texts[i], problem.answer),
     })),
   };
 }
