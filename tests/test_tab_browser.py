@@ -131,6 +131,28 @@ def test_a_run_can_be_stopped_gone_on_with_and_begun_again(open_page):
     assert "groupSize=4" in page.url and "seed=5" in page.url
 
 
+def test_steps_one_by_one_and_a_group_that_is_held(open_page):
+    page = open_page()
+    status, title = page.locator("#status"), page.locator("#group-title")
+    one = page.get_by_role("button", name="One step")
+    for step in (1, 2):
+        one.click()
+        expect(status).to_contain_text(f"Step {step} ", timeout=60_000)
+        expect(page.get_by_role("button", name="Go on")).to_be_enabled(timeout=60_000)
+    expect(title).to_have_text("One group of step 2")
+    page.get_by_role("button", name="Go on").click()
+    expect(title).to_have_text("One group of step 3", timeout=60_000)
+    page.locator("#hold").check()
+    held = title.inner_text()
+    expect(page.locator("#held")).to_contain_text("Held: this is step", timeout=60_000)
+    expect(title).to_have_text(held)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Go on").click(timeout=60_000)
+    expect(page.locator("#hold")).not_to_be_checked()
+    expect(page.locator("#held")).to_be_hidden()
+    expect(title).not_to_have_text(held, timeout=60_000)
+
+
 def test_a_link_holds_the_settings(open_page):
     page = open_page("reward=form&problems=hard&groupSize=16&learningRate=0.001&advantage=mean&temperature=0.8&seed=7")
     shown = {name: page.locator(f"#{name}").input_value() for name in ("reward", "problems", "groupSize", "advantage")}

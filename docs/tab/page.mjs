@@ -17,7 +17,8 @@ let state = "loading";
 let worker = null;
 let settings = courseSettings(); // of the run that is shown
 let run = null, earlier = null; // {settings, rows, validations}
-let group = null, chosen = null; // the group that is shown, and the completion that is explained
+let group = null, newest = null; // the group that is shown, with its step; that of the last step, where another is held
+let chosen = null, drawn = {}; // the completion that is explained; of which group, in which language, the table is
 let experiment = null, notice = null, reply = null;
 let megabytes = 0; // of the engine
 let begun = 0, started = 0; // runs; what still comes from an earlier one is not shown in the next
@@ -108,17 +109,17 @@ function controlsChanged() {
 
 // --- The run ---
 
-function begin(asked, ofExperiment = null) {
+function begin(asked, ofExperiment = null, single = false) {
   begun++;
   if (run?.validations.length > 1) earlier = run; // it has a curve
   experiment = ofExperiment;
   settings = asked;
   run = { settings: asked, rows: [], validations: [] };
-  group = chosen = notice = null;
+  group = newest = chosen = notice = null;
   state = RUNNING;
   $("hold").checked = false;
   controlsChanged();
-  worker.postMessage({ type: "start", settings: asked, question: $("question").value });
+  worker.postMessage({ type: "start", settings: asked, question: $("question").value, single });
   show();
 }
 
@@ -127,12 +128,28 @@ function pressTrain() {
     state = STOPPING;
     worker.postMessage({ type: "stop" });
   } else if (state === STOPPED) {
-    state = RUNNING;
-    worker.postMessage({ type: "goOn" });
+    resume();
   } else {
     begin(readControls());
   }
   show();
+}
+
+function pressOne() {
+  if (state === STOPPED) resume(true);
+  else begin(readControls(), null, true);
+  show();
+}
+
+function resume(single = false) {
+  state = RUNNING;
+  release();
+  worker.postMessage({ type: "goOn", single });
+}
+
+function release() { // the group that is held
+  $("hold").checked = false;
+  if (group !== newest) [group, chosen] = [newest, null];
 }
 
 const RECEIVED = {
@@ -143,7 +160,8 @@ const RECEIVED = {
   started() {},
   step({ row, group: shown }) {
     run.rows.push(row);
-    if (!$("hold").checked) [group, chosen] = [shown, null];
+    newest = { ...shown, step: row.step };
+    if (!$("hold").checked) [group, chosen] = [newest, null];
   },
   validation: ({ step, accuracy }) => run.validations.push([step, accuracy]),
   answers: (message) => (reply = message),
@@ -177,6 +195,7 @@ function showState() {
   const labels = { [RUNNING]: "stop", [STOPPING]: "stop", [STOPPED]: "goOn", [FINISHED]: "train" };
   $("train").textContent = text(labels[state] ?? "train");
   $("train").disabled = ["loading", "broken", STOPPING].includes(state);
+  $("one").disabled = ["loading", "broken", RUNNING, STOPPING].includes(state);
   $("again").disabled = !run || state === "broken";
   const row = run?.rows.at(-1);
   const values = row && { step: row.step, steps: run.settings.steps, seconds: (row.milliseconds / 1000).toFixed(1) };
@@ -238,7 +257,14 @@ function showLoop() {
 function showGroup() {
   $("group").hidden = !group;
   $("group-none").hidden = Boolean(group);
+  const held = group !== newest;
+  $("held").hidden = !held;
+  $("group-section").classList.toggle("held", held);
+  $("group-title").textContent = group ? text("groupTitle", { step: group.step }) : text("groupTitleNone");
   if (!group) return;
+  if (held) $("held").textContent = text("held", { held: group.step, step: newest.step });
+  if (drawn.group === group && drawn.language === language) return showChosen(); // whoever is in the table stays there
+  drawn = { group, language };
   $("group-question").textContent = text("groupQuestion", { question: group.question, answer: group.answer });
   $("rows").replaceChildren(...group.completions.map(rowOf));
   showChosen();
@@ -278,7 +304,7 @@ function timesOf(completion) {
 
 function explain(i) {
   chosen = i;
-  $("hold").checked = true;
+  if (state === RUNNING) $("hold").checked = true; // or the next step would take it away
   showChosen();
 }
 
@@ -399,6 +425,11 @@ function listen() {
     translate();
   });
   $("train").addEventListener("click", pressTrain);
+  $("one").addEventListener("click", pressOne);
+  $("hold").addEventListener("change", () => {
+    if (!$("hold").checked) release();
+    show();
+  });
   $("again").addEventListener("click", () => begin(readControls()));
   $("controls").addEventListener("input", controlsChanged);
   addEventListener("hashchange", () => writeControls(fromLink(location.hash.slice(1))));

@@ -38,7 +38,7 @@ const HANDLERS = {
     postMessage({ type: "ready", memory: engine.memoryBytes() });
   },
 
-  start({ settings, question }) {
+  start({ settings, question, single }) {
     engine.setWeights(baseWeights);
     engine.clearMoments();
     const points = settings.reward === "own" ? null : REWARDS[settings.reward];
@@ -55,7 +55,7 @@ const HANDLERS = {
     postMessage({ type: "started" });
     asked = question;
     validate();
-    goOn();
+    goOn({ single });
   },
 
   goOn,
@@ -65,7 +65,8 @@ const HANDLERS = {
   },
 };
 
-function goOn() {
+function goOn({ single }) { // single: one step, then stop
+  run.single = single;
   going = true;
   enqueue(nextStep);
 }
@@ -82,6 +83,7 @@ async function nextStep() {
     going = false;
     return postMessage({ type: "finished" });
   }
+  if (run.single) going = false;
   await new Promise((resolve) => setTimeout(resolve)); // lets messages in
   enqueue(nextStep);
 }
