@@ -102,8 +102,14 @@ def test_the_hole_is_found_and_said_beforehand(open_page, seed):
     answers = page.locator("#rows td:first-child").all_inner_texts()
     assert sum("<answer>?</answer>" in answer for answer in answers) >= len(answers) - 1
     expect(page.locator("#status")).to_contain_text(ENDED, timeout=300_000)
-    expect(page.locator("#outcome-hole")).to_contain_text("As you said. A question mark in perfect tags")
-    expect(page.locator("#outcome-hole")).to_contain_text("Notebook 02, section 5")
+    verdict = page.locator("#verdict")
+    expect(verdict).to_contain_text("As you said. A question mark in perfect tags")
+    expect(verdict).to_contain_text("With the default reward on the same hard problems: ")
+    expect(verdict).to_contain_text("Notebook 02, section 5")
+    expect(verdict).to_be_in_viewport()
+    expect(page.locator("#legend")).to_contain_text("recorded with seed 0")
+    expect(page.locator("#predict")).to_be_hidden()
+    expect(page.locator("#loop")).not_to_contain_text("gradient is not 0")
     assert _accuracy(page) < 0.05
 
 

@@ -3,6 +3,7 @@
 import { drawChart, roundRange } from "./chart.mjs";
 import { EXPERIMENTS } from "./experiments.mjs";
 import { advantageReading, lossReading, moveReading, normReading, pushReading, VISIBLE } from "./readings.mjs";
+import { RECORDED } from "./recorded.mjs";
 import { CHOICES, collapses, courseSettings, differences, fromLink, toLink, validSeed } from "./settings.mjs";
 import { draw, splitOf } from "./words.mjs";
 
@@ -19,7 +20,9 @@ let settings = courseSettings(); // of the run that is shown
 let run = null, earlier = null; // {settings, rows, validations}
 let group = null, newest = null; // the group that is shown, with its step; that of the last step, where another is held
 let chosen = null, drawn = {}; // the completion that is explained; of which group, in which language, the table is
-let experiment = null, notice = null, reply = null;
+const finished = []; // runs that came to their end
+let experiment = null; // {name, right, holds, guess, problems} of the run, if it is one
+let notice = null, reply = null;
 let megabytes = 0; // of the engine
 let begun = 0, started = 0; // runs; what still comes from an earlier one is not shown in the next
 
@@ -80,7 +83,7 @@ function makeControls() {
 }
 
 function readControls() {
-  const read = { ...settings };
+  const read = { ...settings, steps: courseSettings().steps }; // an experiment may have had fewer
   for (const [name, values] of Object.entries(CHOICES)) {
     if ($(name)) read[name] = values.find((value) => String(value) === $(name).value);
   }
@@ -111,7 +114,8 @@ function controlsChanged() {
 
 function begin(asked, ofExperiment = null, single = false) {
   begun++;
-  if (run?.validations.length > 1) earlier = run; // it has a curve
+  if (ofExperiment) earlier = referenceOf(asked);
+  else if (run?.validations.length > 1) earlier = run; // it has a curve
   experiment = ofExperiment;
   settings = asked;
   run = { settings: asked, rows: [], validations: [] };
@@ -166,7 +170,10 @@ const RECEIVED = {
   validation: ({ step, accuracy }) => run.validations.push([step, accuracy]),
   answers: (message) => (reply = message),
   stopped: () => (state = STOPPED),
-  finished: () => (state = FINISHED),
+  finished() {
+    state = FINISHED;
+    finished.push(run);
+  },
   failed({ reason, message }) {
     state = run?.rows.length || run ? FINISHED : "broken";
     notice = { key: reason === "error" ? "failed" : reason, values: { message } };
@@ -178,6 +185,7 @@ function receive({ data: message }) {
   if (started < begun && ["step", "validation", "stopped", "finished"].includes(message.type)) return;
   RECEIVED[message.type](message);
   show();
+  if (message.type === "finished" && experiment) reveal($("verdict"));
 }
 
 // --- What is shown ---
@@ -188,7 +196,8 @@ function show() {
   showLoop();
   showGroup();
   showAnswers();
-  showOutcome();
+  showPrediction();
+  showVerdict();
 }
 
 function showState() {
@@ -202,17 +211,16 @@ function showState() {
   const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "finishedText" };
   $("status").textContent = row ? text(state === FINISHED ? "finishedText" : "stepText", values) : text(keys[state] ?? "startingText");
   $("figures").textContent = row ? text("figures", { ...values, megabytes }) : "";
-  const known = EXPERIMENTS.find(({ name }) => name === experiment)?.collapses;
-  const doomed = run && (known || collapses(run.settings)) ? { key: "meantToCollapse", values: {} } : null;
+  const doomed = run && (experiment?.collapses || collapses(run.settings)) ? { key: "meantToCollapse", values: {} } : null;
   const said = notice ?? doomed;
   $("notice").hidden = !said;
   if (said) $("notice").textContent = text(said.key, said.values);
 }
 
 function showCurves() {
-  const steps = Math.max(run?.settings.steps ?? 50, earlier?.rows.length ?? 0);
-  const validations = (one) => one?.validations ?? [];
-  const rewards = (one) => one?.rows.map((row) => [row.step, row.reward]) ?? [];
+  const steps = Math.max(run?.settings.steps ?? 50, experiment ? 0 : (earlier?.rows.length ?? 0));
+  const validations = (one) => one?.validations.filter(([step]) => step <= steps) ?? [];
+  const rewards = (one) => (comparable(one) ? one.rows.map((row) => [row.step, row.reward]).slice(0, steps) : []);
   const lines = (of) => [{ className: "old", points: of(earlier) }, { className: "new", points: of(run) }];
   drawChart($("accuracy"), lines(validations), { steps, low: 0, high: 1, label: percent });
   const range = roundRange([...rewards(earlier), ...rewards(run)].map(([, value]) => value));
@@ -227,17 +235,24 @@ function showCurves() {
   $("rewards").setAttribute("aria-label", reward || text("rewardTitle"));
 }
 
+function comparable(one) { // its rewards count the same points as those of the run
+  return one && !differences(one.settings, run.settings).some((name) => ["reward", "code"].includes(name));
+}
+
 function showLegend() {
   const named = (one, other) => {
     const special = differences(one.settings, courseSettings());
     const between = other ? differences(one.settings, other.settings) : [];
     const names = between.length ? between : special;
+    if (experiment && one === run) return text(experiment.name);
     if (!special.length) return text("courseSettings");
     return names.map((name) => (name === "code" ? text("own") : `${text(name)}: ${optionText(name, one.settings[name])}`)).join(", ");
   };
   const items = [];
   if (run) items.push(make("li", {}, text("thisRun", { settings: named(run, earlier) })));
-  if (earlier) items.push(make("li", { className: "old" }, text("earlierRun", { settings: named(earlier, run) })));
+  const reference = experiment && text(earlier.recorded ? "recordedRun" : "yourRun", { reference: referenceText() });
+  if (earlier) items.push(make("li", { className: "old" }, reference ?? text("earlierRun", { settings: named(earlier, run) })));
+  if (earlier && !comparable(earlier)) items.push(make("li", { className: "note" }, text("otherPoints")));
   $("legend").replaceChildren(...items);
 }
 
@@ -347,12 +362,10 @@ function makeExperiments() {
     if (old) choices.append(...old.childNodes);
     makeOptions(choices, `guess-${name}`, labels);
     const fieldset = make("fieldset", {}, make("legend", {}, text(`${name}Ask`)), choices);
-    const outcome = make("div", { className: "outcome", id: `outcome-${name}` });
-    outcome.setAttribute("role", "status");
     const button = make("button", { type: "button", id: `run-${name}`, onclick: () => runExperiment(name) }, text("runIt"));
     button.disabled = guessOf(choices) < 0;
     choices.addEventListener("change", () => (button.disabled = ["loading", "broken"].includes(state)));
-    return make("div", {}, make("h3", {}, text(name)), fieldset, button, outcome);
+    return make("div", {}, make("h3", {}, text(name)), fieldset, button);
   });
   $("experiments").replaceChildren(...cards);
 }
@@ -362,30 +375,65 @@ function guessOf(box) {
 }
 
 function runExperiment(name) {
-  const { changes } = EXPERIMENTS.find((one) => one.name === name);
-  const asked = { ...courseSettings(), ...changes, seed: validSeed($("seed").value) };
+  const one = EXPERIMENTS.find((other) => other.name === name);
+  const asked = { ...courseSettings(), ...one.changes, seed: validSeed($("seed").value) };
   writeControls(asked);
-  begin(asked, name);
-  $("curves-title").scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  begin(asked, { ...one, guess: guessOf($(`guess-${name}`)) });
+  reveal($("verdict"));
 }
 
-function showOutcome() {
-  for (const { name, right } of EXPERIMENTS) {
-    const outcome = $(`outcome-${name}`);
-    if (experiment !== name || !outcome) continue;
-    const guess = guessOf($(`guess-${name}`));
-    const ended = state === FINISHED && !notice;
-    const said = ended ? [text(guess === right ? "asYouSaid" : "notAsYouSaid"), text(`${name}Outcome`)] : [text("experimentRuns")];
-    const parts = [make("p", {}, said.join(" "))];
-    if (ended) parts.push(make("p", { className: "hint" }, text(`${name}Section`)));
-    outcome.replaceChildren(...parts);
-  }
+function reveal(element) {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  element.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
+}
+
+/** The run that an experiment is compared with: the reader's own with the same seed, or else the recorded one. */
+function referenceOf({ problems, seed }) {
+  const settings = { ...courseSettings(), problems };
+  const own = finished.findLast((one) => differences(one.settings, { ...settings, seed }).length === 0);
+  if (own) return own;
+  const { accuracies, rewards } = RECORDED[problems];
+  const rows = rewards.map((reward, i) => ({ step: i + 1, reward }));
+  return { settings, rows, validations: accuracies, recorded: true };
+}
+
+function referenceText() {
+  return text(`reference_${earlier.settings.problems}`);
+}
+
+function showPrediction() { // it is of the default settings, and of no other run
+  const standard = { ...courseSettings(), seed: run?.settings.seed };
+  const other = run && (experiment || differences(run.settings, standard).length > 0);
+  $("predict").hidden = Boolean(other);
   const guess = guessOf($("prediction"));
-  const asked = courseSettings();
-  const first = state === FINISHED && !experiment && !notice && guess >= 0;
-  if (first && differences(run.settings, { ...asked, seed: run.settings.seed }).length === 0) {
-    $("status").textContent += ` ${text("youSaid", { prediction: text(`predict${guess}`), last: percent(run.validations.at(-1)[1]) })}`;
-  }
+  if (other || state !== FINISHED || notice || guess < 0) return;
+  $("status").textContent += ` ${text("youSaid", { prediction: text(`predict${guess}`), last: percent(run.validations.at(-1)[1]) })}`;
+}
+
+function showVerdict() {
+  $("verdict").hidden = !experiment;
+  if (!experiment) return;
+  const { name, guess } = experiment;
+  const parts = [make("h3", {}, text(name)), make("p", {}, text("youPredicted", { prediction: text(`${name}${guess}`) }))];
+  if (state === FINISHED && !notice) parts.push(...outcome());
+  else parts.push(make("p", {}, text("experimentRuns")));
+  const words = (elements) => [...elements].map((element) => element.textContent).join();
+  if (words(parts) !== words($("verdict").children)) $("verdict").replaceChildren(...parts); // said once, not at each step
+}
+
+function outcome() { // of an experiment that has ended
+  const { name, right, holds, guess } = experiment;
+  const [first, [step, last]] = [run.validations[0][1], run.validations.at(-1)];
+  const [at, after] = earlier.validations.findLast(([one]) => one <= step);
+  const usual = holds({ first, last, reference: after });
+  const verdict = text(!usual ? "otherwise" : guess === right ? "asYouSaid" : "notAsYouSaid");
+  const before = percent(earlier.validations[0][1]), reference = referenceText();
+  const values = { first: percent(first), last: percent(last), step, reference, before, after: percent(after), at };
+  return [
+    make("p", {}, `${verdict} ${text(`${name}Outcome`)}`),
+    make("p", {}, text("compared", values)),
+    make("p", { className: "hint" }, text(`${name}Section`)),
+  ];
 }
 
 // --- The start ---
