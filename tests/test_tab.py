@@ -294,3 +294,23 @@ def test_what_the_page_says_fits_what_was_measured(tab, node, folder):
     said = node("readings")
     assert said == [expected for _, _, expected in READINGS]
     assert set(said) <= set(json.loads((tab.TAB / "texts.json").read_text()))
+
+
+def test_the_example_answers_earn_what_the_page_says(node):
+    for example in node("examples"):
+        expected = sum(reward(None, [example["answer"]], answer=["2"])[0] for reward in get_rewards(SETTINGS.rewards))
+        assert example["points"] == pytest.approx(example["earned"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([], [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ([0.3, 1.1], [0, 0.5, 1, 1.5]),
+        ([-2.5, 9.5], [-5, 0, 5, 10]),
+        ([4.0, 5.0], [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_axis_has_round_ticks(node, folder, values, ticks):
+    (folder / "ticks.json").write_text(json.dumps([values]))
+    assert node("ticks") == [ticks]

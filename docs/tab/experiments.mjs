@@ -3,6 +3,13 @@
 // last, and that of the reference run, which has the default reward on the same problems.  Its words are in texts.json:
 // NAME, NAMEAsk, NAME0 to NAME2, NAMEOutcome, NAMESection.
 
+/** Answers to one question (its right number: 2), and what the default reward gives for them; explained in texts.json. */
+export const EXAMPLES = [
+  { answer: "<reasoning>3+7=10 10-8=2</reasoning><answer>2</answer>", points: 1.1 },
+  { answer: "<reasoning>3+7=10 10-8=12</reasoning><answer>12</answer>", points: 0.1 },
+  { answer: "3+7=10 10-8=2\n#### 2", points: 0 },
+];
+
 const POINT_FOR_ALL = `// A point for every answer, and one more for a right one.
 const inTags = completion.match(/<answer>(.*)<\\/answer>/);
 const right = inTags !== null && inTags[1] === answer;

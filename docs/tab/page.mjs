@@ -1,7 +1,7 @@
 // The page: controls, curves, one group, a question, experiments.  It computes nothing; worker.mjs does.
 
-import { drawChart, roundRange } from "./chart.mjs";
-import { EXPERIMENTS } from "./experiments.mjs";
+import { drawChart, roundTicks } from "./chart.mjs";
+import { EXAMPLES, EXPERIMENTS } from "./experiments.mjs";
 import { advantageReading, lossReading, moveReading, normReading, pushReading, VISIBLE } from "./readings.mjs";
 import { RECORDED } from "./recorded.mjs";
 import { CHOICES, collapses, courseSettings, differences, fromLink, toLink, validSeed } from "./settings.mjs";
@@ -45,6 +45,9 @@ function translate() {
   document.documentElement.lang = language === "zh_TW" ? "zh-Hant-TW" : language;
   document.title = text("title");
   for (const element of document.querySelectorAll("[data-text]")) element.textContent = text(element.dataset.text);
+  for (const element of document.querySelectorAll("[data-tip]")) element.replaceChildren(...tip(element.dataset.tip));
+  makeExamples();
+  makeLoop();
   makeOptions($("prediction"), "prediction", [0, 1, 2].map((i) => text(`predict${i}`)));
   makeControls();
   makeExperiments();
@@ -69,15 +72,43 @@ function makeOptions(box, name, labels) {
   box.replaceChildren(...options);
 }
 
+/** A question mark that explains a word when the pointer or the keyboard is on it: a button, and what it says. */
+function tip(word) {
+  const said = make("span", { id: `tip-${word}`, className: "tip-text" }, text(`tip_${word}`));
+  said.setAttribute("role", "tooltip");
+  const button = make("button", { type: "button", className: "tip" }, "?");
+  button.setAttribute("aria-label", text("tip"));
+  button.setAttribute("aria-describedby", said.id);
+  button.addEventListener("keydown", (event) => event.key === "Escape" && button.blur());
+  return [button, said];
+}
+
+function makeExamples() {
+  const rows = EXAMPLES.map(({ answer, points }, i) => {
+    const end = make("span", { className: "mark" }, "<|im_end|>");
+    return make("tr", {}, make("td", {}, answer, end), make("td", {}, String(points)), make("td", {}, text(`example${i}`)));
+  });
+  $("examples").replaceChildren(...rows);
+}
+
+function makeLoop() {
+  const items = [0, 1, 2, 3, 4].map((i) => {
+    const title = make("b", {}, text(`loop${i}`), ...(i === 4 ? tip("norm") : []));
+    return make("li", { className: "tipped" }, title, make("span", { id: `loop-${i}` }));
+  });
+  $("loop").replaceChildren(...items);
+}
+
 function makeControls() {
   const shown = readControls();
   const labels = Object.entries(CHOICES).map(([name, values]) => {
     const options = [...values].sort((a, b) => (typeof a === "number" ? a - b : 0)).map((value) =>
       make("option", { value: String(value), selected: value === shown[name] }, optionText(name, value)),
     );
-    const label = make("label", {}, make("span", {}, text(name)), make("select", { id: name }, ...options));
-    if (name === "reward") label.append(make("small", { id: "reward-help" }));
-    return label;
+    const label = make("label", { htmlFor: name }, text(name));
+    const control = make("div", { className: "control tipped" }, label, ...tip(name), make("select", { id: name }, ...options));
+    if (name === "reward") control.append(make("small", { id: "reward-help" }));
+    return control;
   });
   $("choices").replaceChildren(...labels);
 }
@@ -122,6 +153,7 @@ function begin(asked, ofExperiment = null, single = false) {
   group = newest = chosen = notice = null;
   state = RUNNING;
   $("hold").checked = false;
+  $("example").open = false;
   controlsChanged();
   worker.postMessage({ type: "start", settings: asked, question: $("question").value, single });
   show();
@@ -222,14 +254,15 @@ function showCurves() {
   const validations = (one) => one?.validations.filter(([step]) => step <= steps) ?? [];
   const rewards = (one) => (comparable(one) ? one.rows.map((row) => [row.step, row.reward]).slice(0, steps) : []);
   const lines = (of) => [{ className: "old", points: of(earlier) }, { className: "new", points: of(run) }];
-  drawChart($("accuracy"), lines(validations), { steps, low: 0, high: 1, label: percent });
-  const range = roundRange([...rewards(earlier), ...rewards(run)].map(([, value]) => value));
-  drawChart($("rewards"), lines(rewards), { steps, ...range, label: (value) => String(Number(value.toFixed(2))) });
+  drawChart($("accuracy"), lines(validations), { steps, ticks: [0, 0.25, 0.5, 0.75, 1], label: percent });
+  const ticks = roundTicks([...rewards(earlier), ...rewards(run)].map(([, value]) => value));
+  drawChart($("rewards"), lines(rewards), { steps, ticks, label: (value) => String(Number(value.toFixed(2))) });
   showLegend();
   const [first, last] = [run?.validations[0], run?.validations.at(-1)];
   const values = last && { first: percent(first[1]), last: percent(last[1]), step: last[0] };
-  $("reading").textContent = last ? text("accuracyReading", values) : "";
-  $("accuracy").setAttribute("aria-label", last ? text("accuracyReading", values) : text("accuracyTitle"));
+  const reading = last && text(last[0] > 0 ? "accuracyReading" : "startedAt", values);
+  $("reading").textContent = reading ?? "";
+  $("accuracy").setAttribute("aria-label", reading ?? text("accuracyTitle"));
   const row = run?.rows.at(-1);
   const reward = row && text("rewardReading", { first: run.rows[0].reward.toFixed(2), last: row.reward.toFixed(2) });
   $("rewards").setAttribute("aria-label", reward || text("rewardTitle"));
@@ -243,7 +276,8 @@ function showLegend() {
   const named = (one, other) => {
     const special = differences(one.settings, courseSettings());
     const between = other ? differences(one.settings, other.settings) : [];
-    const names = between.length ? between : special;
+    const differing = between.length ? between : special;
+    const names = differing.filter((name) => name !== "code" || !differing.includes("reward")); // “your own” says it
     if (experiment && one === run) return text(experiment.name);
     if (!special.length) return text("courseSettings");
     return names.map((name) => (name === "code" ? text("own") : `${text(name)}: ${optionText(name, one.settings[name])}`)).join(", ");
@@ -265,8 +299,8 @@ function showLoop() {
     text(lossReading(row, advantage), { loss: Math.abs(row.loss) < 5e-4 ? "0.000" : row.loss.toFixed(3).replace("-", "−") }),
     text(normReading(row), { norm: row.norm.toFixed(2) }),
   ];
-  const items = [0, 1, 2, 3, 4].map((i) => make("li", {}, make("b", {}, text(`loop${i}`)), figures?.[i] ?? text(`loop${i}Help`)));
-  $("loop").replaceChildren(...items);
+  for (let i = 0; i < 5; i++) $(`loop-${i}`).textContent = figures?.[i] ?? text(`loop${i}Help`);
+  $("two-shares").textContent = row ? text("twoShares", { temperature: run.settings.temperature }) : "";
 }
 
 function showGroup() {
