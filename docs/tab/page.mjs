@@ -315,7 +315,9 @@ function showGroup() {
   if (drawn.group === group && drawn.language === language) return showChosen(); // whoever is in the table stays there
   drawn = { group, language };
   $("group-question").textContent = text("groupQuestion", { question: group.question, answer: group.answer });
+  const focused = [...$("rows").children].findIndex((row) => row.contains(document.activeElement));
   $("rows").replaceChildren(...group.completions.map(rowOf));
+  $("rows").children[focused]?.querySelector("button").focus({ preventScroll: true }); // the keyboard stays where it was
   showChosen();
 }
 
