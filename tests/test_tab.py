@@ -253,10 +253,64 @@ def test_the_page_is_one_file_that_loads_nothing(tab):
 
 def test_every_text_is_there_in_both_languages_and_used(tab):
     texts = json.loads((tab.TAB / "texts.json").read_text())
-    source = "".join((tab.TAB / name).read_text() for name in ("page.html", "page.mjs", "experiments.mjs"))
+    source = "".join((tab.TAB / name).read_text() for name in ("page.html", "page.mjs", "readings.mjs"))
     for key, said in texts.items():
         assert set(said) == {"en", "zh_TW"}
         fields = [sorted(re.findall(r"\{(\w+)\}", one)) for one in said.values()]
         assert fields[0] == fields[1], key
     used = set(re.findall(r"data-text=\"(\w+)\"", source)) | set(re.findall(r"text\(\"(\w+)\"", source))
     assert used <= set(texts)
+
+
+READINGS = [
+    ("advantageReading", ("std",), "loop2Figure"),
+    ("advantageReading", ("none",), "loop2None"),
+    ("lossReading", ({"norm": 0.4, "equalGroups": 0.2}, "std"), "loop3Figure"),
+    ("lossReading", ({"norm": 0.4, "equalGroups": 0.2}, "mean"), "loop3Figure"),
+    ("lossReading", ({"norm": 0.4, "equalGroups": 1}, "none"), "loop3None"),  # -1 is not about 0
+    ("lossReading", ({"norm": 0, "equalGroups": 1}, "std"), "loop3Equal"),  # the hole, when all write "?"
+    ("lossReading", ({"norm": 0.001, "equalGroups": 0.9}, "std"), "loop3Small"),
+    ("normReading", ({"norm": 0.4},), "loop4Figure"),
+    ("normReading", ({"norm": 0},), "loop4Small"),
+    ("pushReading", (1,), "pushUp"),
+    ("pushReading", (-0.3,), "pushDown"),
+    ("pushReading", (0,), "pushNone"),
+    ("moveReading", (1, 0.5), "movedSo"),
+    ("moveReading", (1, -0.5), "movedAgainst"),
+    ("moveReading", (-1, 0.5), "movedAgainst"),
+    ("moveReading", (0, 0.5), "movedAlong"),
+    ("moveReading", (1, 0.001), "movedNot"),
+    ("gradeOf", ("<reasoning>1+2=3</reasoning><answer>3</answer>", "3"), "right"),
+    ("gradeOf", ("1+2=3\n#### 3", "3"), "untagged"),
+    ("gradeOf", ("1+2=4\n#### 4", "3"), "wrong"),
+    ("gradeOf", ("<reasoning>1+2=3</reasoning><answer>4</answer>", "3"), "wrong"),
+    ("gradeOf", ("<reasoning>3</reasoning><answer>?</answer>", "3"), "wrong"),
+]
+
+
+def test_what_the_page_says_fits_what_was_measured(tab, node, folder):
+    given = [{"name": name, "given": given} for name, given, _ in READINGS]
+    (folder / "readings.json").write_text(json.dumps(given))
+    said = node("readings")
+    assert said == [expected for _, _, expected in READINGS]
+    assert set(said) <= set(json.loads((tab.TAB / "texts.json").read_text()))
+
+
+def test_the_example_answers_earn_what_the_page_says(node):
+    for example in node("examples"):
+        expected = sum(reward(None, [example["answer"]], answer=["2"])[0] for reward in get_rewards(SETTINGS.rewards))
+        assert example["points"] == pytest.approx(example["earned"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([], [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ([0.3, 1.1], [0, 0.5, 1, 1.5]),
+        ([-2.5, 9.5], [-5, 0, 5, 10]),
+        ([4.0, 5.0], [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_axis_has_round_ticks(node, folder, values, ticks):
+    (folder / "ticks.json").write_text(json.dumps([values]))
+    assert node("ticks") == [ticks]

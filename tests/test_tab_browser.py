@@ -102,8 +102,14 @@ def test_the_hole_is_found_and_said_beforehand(open_page, seed):
     answers = page.locator("#rows td:first-child").all_inner_texts()
     assert sum("<answer>?</answer>" in answer for answer in answers) >= len(answers) - 1
     expect(page.locator("#status")).to_contain_text(ENDED, timeout=300_000)
-    expect(page.locator("#outcome-hole")).to_contain_text("As you said. A question mark in perfect tags")
-    expect(page.locator("#outcome-hole")).to_contain_text("Notebook 02, section 5")
+    verdict = page.locator("#verdict")
+    expect(verdict).to_contain_text("As you said. A question mark in perfect tags")
+    expect(verdict).to_contain_text("With the default reward on the same hard problems: ")
+    expect(verdict).to_contain_text("Notebook 02, section 5")
+    expect(verdict).to_be_in_viewport()
+    expect(page.locator("#legend")).to_contain_text("recorded with seed 0")
+    expect(page.locator("#predict")).to_be_hidden()
+    expect(page.locator("#loop")).not_to_contain_text("gradient is not 0")
     assert _accuracy(page) < 0.05
 
 
@@ -129,6 +135,28 @@ def test_a_run_can_be_stopped_gone_on_with_and_begun_again(open_page):
     expect(page.locator("#legend li")).to_have_count(2)
     expect(page.locator("#legend li").first).to_contain_text("group size G: 4")
     assert "groupSize=4" in page.url and "seed=5" in page.url
+
+
+def test_steps_one_by_one_and_a_group_that_is_held(open_page):
+    page = open_page()
+    status, title = page.locator("#status"), page.locator("#group-title")
+    one = page.get_by_role("button", name="One step")
+    for step in (1, 2):
+        one.click()
+        expect(status).to_contain_text(f"Step {step} ", timeout=60_000)
+        expect(page.get_by_role("button", name="Go on")).to_be_enabled(timeout=60_000)
+    expect(title).to_have_text("One group of step 2")
+    page.get_by_role("button", name="Go on").click()
+    expect(title).not_to_have_text("One group of step 2", timeout=60_000)
+    page.locator("#hold").check()
+    held = title.inner_text()
+    expect(page.locator("#held")).to_contain_text("Held: this is step", timeout=60_000)
+    expect(title).to_have_text(held)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Go on").click(timeout=60_000)
+    expect(page.locator("#hold")).not_to_be_checked()
+    expect(page.locator("#held")).to_be_hidden()
+    expect(title).not_to_have_text(held, timeout=60_000)
 
 
 def test_a_link_holds_the_settings(open_page):

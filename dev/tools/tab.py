@@ -42,7 +42,7 @@ FLAGS = (
 # In the order in which they need each other.
 SHARED_MODULES = ("random", "words", "loop")
 WORKER_MODULES = (*SHARED_MODULES, "answers", "rewards", "tokenizer", "engine", "own_reward", "worker")
-PAGE_MODULES = (*SHARED_MODULES, "settings", "chart", "experiments", "page")
+PAGE_MODULES = (*SHARED_MODULES, "settings", "chart", "experiments", "recorded", "readings", "page")
 _IMPORT = re.compile(r"^import [^;]*;\n", re.M)
 _EXPORT = re.compile(r"^export ", re.M)
 

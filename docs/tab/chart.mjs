@@ -4,21 +4,20 @@ const WIDTH = 460, HEIGHT = 220, LEFT = 44, RIGHT = 12, TOP = 12, BOTTOM = 30;
 
 /**
  * @param lines [{className, points: [[x, y], ...]}]
- * @param range {steps, low, high, label: y => text}
+ * @param range {steps, ticks: [y, ...] from low to high, label: y => text}
  */
 export function drawChart(svg, lines, range) {
   const x = (step) => LEFT + (step / range.steps) * (WIDTH - LEFT - RIGHT);
-  const y = (value) => TOP + ((range.high - value) / (range.high - range.low)) * (HEIGHT - TOP - BOTTOM);
+  const low = range.ticks[0], high = range.ticks.at(-1);
+  const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
   svg.replaceChildren();
-  for (let i = 0; i <= 4; i++) {
-    const value = range.low + (i / 4) * (range.high - range.low);
+  for (const value of range.ticks) {
     add(svg, "line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) });
     label(svg, range.label(value), { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" });
   }
-  for (let i = 0; i <= 5; i++) {
-    const step = (i / 5) * range.steps;
-    label(svg, String(Math.round(step)), { x: x(step), y: HEIGHT - 10, "text-anchor": "middle" });
+  for (let step = 0; step <= range.steps; step += Math.max(1, roundStep(range.steps))) {
+    label(svg, String(step), { x: x(step), y: HEIGHT - 10, "text-anchor": "middle" });
   }
   for (const { className, points } of lines) {
     if (!points.length) continue;
@@ -40,9 +39,16 @@ function label(svg, text, attributes) {
   add(svg, "text", attributes).textContent = text;
 }
 
-/** The ends of an axis that holds all values, in round numbers. */
-export function roundRange(values) {
+/** The smallest of 1, 2 and 5, times a power of ten, that cuts a length into at most five parts. */
+function roundStep(length) {
+  const power = 10 ** Math.floor(Math.log10(length / 5));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= (length / 5) * (1 - 1e-9));
+}
+
+/** The ticks of an axis that holds all values, 0 and 1, in round numbers. */
+export function roundTicks(values) {
   const low = Math.min(0, ...values), high = Math.max(1, ...values);
-  const step = high - low > 4 ? 2 : 0.5;
-  return { low: Math.floor(low / step) * step, high: Math.ceil(high / step) * step };
+  const step = roundStep(high - low);
+  const first = Math.floor(low / step + 1e-9), last = Math.ceil(high / step - 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(6)));
 }

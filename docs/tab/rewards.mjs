@@ -1,6 +1,6 @@
 // The rewards of grpo_lib.rewards.  Each takes a completion's text and the gold number, and returns points.
 
-import { extractAnswer, formatIsExact, formatIsLoose, isNear, TAGS } from "./answers.mjs";
+import { answerBlock, extractAnswer, formatIsExact, formatIsLoose, isNear, TAGS } from "./answers.mjs";
 
 export function count(text, part) {
   return text.split(part).length - 1;
@@ -13,6 +13,13 @@ export function correctAnswer(completion, gold) {
   const inside = at >= 0 && completion.slice(0, at).includes("<reasoning>");
   if (inside && completion.slice(at).includes("</reasoning>")) return 0; // an answer within the reasoning
   return extractAnswer(completion) === gold ? 1 : 0;
+}
+
+/** How the page grades a completion: "right", "untagged" (the right number in no answer tags), or "wrong". */
+export function gradeOf(completion, gold) {
+  if (correctAnswer(completion, gold) === 1) return "right";
+  const last = completion.match(/\d+/g)?.at(-1);
+  return answerBlock(completion) === null && last === gold ? "untagged" : "wrong";
 }
 
 /** 0.1 for exactly the template with a number as its answer. */

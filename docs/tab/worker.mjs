@@ -6,7 +6,7 @@ import { loadEngine } from "./engine.mjs";
 import { trainStep } from "./loop.mjs";
 import { ownReward } from "./own_reward.mjs";
 import { randomNumbers, seedOf } from "./random.mjs";
-import { correctAnswer, isEmptyAnswer, REWARDS } from "./rewards.mjs";
+import { correctAnswer, gradeOf, isEmptyAnswer, REWARDS } from "./rewards.mjs";
 import { makeTokenizer } from "./tokenizer.mjs";
 import { problems, take } from "./words.mjs";
 
@@ -38,7 +38,7 @@ const HANDLERS = {
     postMessage({ type: "ready", memory: engine.memoryBytes() });
   },
 
-  start({ settings, question }) {
+  start({ settings, question, single }) {
     engine.setWeights(baseWeights);
     engine.clearMoments();
     const points = settings.reward === "own" ? null : REWARDS[settings.reward];
@@ -55,7 +55,7 @@ const HANDLERS = {
     postMessage({ type: "started" });
     asked = question;
     validate();
-    goOn();
+    goOn({ single });
   },
 
   goOn,
@@ -65,7 +65,8 @@ const HANDLERS = {
   },
 };
 
-function goOn() {
+function goOn({ single }) { // single: one step, then stop
+  run.single = single;
   going = true;
   enqueue(nextStep);
 }
@@ -82,6 +83,7 @@ async function nextStep() {
     going = false;
     return postMessage({ type: "finished" });
   }
+  if (run.single) going = false;
   await new Promise((resolve) => setTimeout(resolve)); // lets messages in
   enqueue(nextStep);
 }
@@ -117,7 +119,7 @@ function shown({ problem, prompt, completions, texts, rewards, advantages }) {
       tokens: tokens.map((id, t) => ({ text: tokenizer.piece(id), before: logps[t], after: after[i][t] })),
       reward: rewards[i],
       advantage: advantages[i],
-      right: correctAnswer(texts[i], problem.answer) === 1,
+      grade: gradeOf(texts[i], problem.answer),
     })),
   };
 }
