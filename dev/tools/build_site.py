@@ -310,6 +310,7 @@ def write_api(folder: Path, root: Path) -> list[str]:
     for name in listed:
         place = package / name
         files = [place.with_suffix(".py")] if place.with_suffix(".py").exists() else sorted(place.rglob("*.py"))
+        files = [file for file in files if not file.name.startswith(("__main__", "test_"))]
         modules = [file.relative_to(root).with_suffix("").as_posix().replace("/", ".") for file in files]
         modules = [module.removesuffix(".__init__") for module in modules]
         title = f"grpo_lib.{name}"

@@ -1,9 +1,11 @@
 """Sphinx's settings for `make site`.  dev/tools/build_site.py writes the pages' sources, and runs Sphinx once for each
 language; nothing is executed, and a reader's browser loads nothing from elsewhere."""
 
+import contextlib
 import json
 import posixpath
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +144,21 @@ function splitQuery(query) {
         return bool(stemmed_word)
 
 
+def start_katex(app: Sphinx) -> None:
+    """Start KaTeX's server, in one process as `make site` builds.
+
+    Its socket is there a moment before it listens, and sphinxcontrib-katex tries once: on a busy machine it is refused.
+    """
+    for _ in range(20):
+        with contextlib.suppress(ConnectionRefusedError):
+            katex.KaTeXServer.get()
+            return
+        time.sleep(0.1)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     search.languages["zh"] = Chinese
+    app.connect("builder-inited", start_katex)
     app.connect("autodoc-process-docstring", mark_blocks, priority=400)
     app.connect("autodoc-process-signature", shorten_types)
     app.connect("html-page-context", add_page_tools)

@@ -1,5 +1,7 @@
 """Which other variant, known fault and factor does a wrong answer equal?"""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
