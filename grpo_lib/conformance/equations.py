@@ -1,6 +1,6 @@
 """What is right: one plain NumPy function per variant, in float64, with its equation and where it was published.
 
-Symbols: G completions o_i of a prompt, |o_i| tokens each; r_i rewards; A_i advantages; π the policy, π_old the policy
+Symbols: G completions o_i of a prompt, `|o_i|` tokens each; r_i rewards; A_i advantages; π the policy, π_old the policy
 that sampled, π_ref the reference; ρ = π / π_old of a token.  A loss is the objective of a paper, negated.
 
 A gradient is taken by a complex step: f(x + ih) = f(x) + ih f'(x), so the imaginary part over h is the derivative to
@@ -195,7 +195,7 @@ def token_ratio(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
 
 
 def sequence_ratio(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
-    """s = (Π_t ρ_t)^(1/|o|), one for all tokens of a completion.  GSPO (arXiv:2507.18071), equation 7."""
+    """s = `(Π_t ρ_t)^(1/|o|)`, one for all tokens of a completion.  GSPO (arXiv:2507.18071), equation 7."""
     total = np.where(mask, logps - case.old_logps, 0.0).sum(1, keepdims=True)
     return np.exp(total / np.maximum(mask.sum(1, keepdims=True), 1)) * np.ones(mask.shape)
 
@@ -339,17 +339,17 @@ def _rows(mask: np.ndarray, variant: Variant) -> int:
 
 
 def completion_mean(terms: np.ndarray, mask: np.ndarray, case: Case, variant: Variant) -> Any:
-    """mean_i (1 / |o_i|) Σ_t.  DeepSeekMath (arXiv:2402.03300), equation 3."""
+    """`mean_i (1 / |o_i|) Σ_t`.  DeepSeekMath (arXiv:2402.03300), equation 3."""
     return (terms.sum(1) / np.maximum(mask.sum(1), 1)).sum() / _rows(mask, variant)
 
 
 def token_mean(terms: np.ndarray, mask: np.ndarray, case: Case, variant: Variant) -> Any:
-    """Σ_i Σ_t / Σ_i |o_i| over the batch.  DAPO (arXiv:2503.14476), equation 12, over all groups of a step."""
+    """`Σ_i Σ_t / Σ_i |o_i|` over the batch.  DAPO (arXiv:2503.14476), equation 12, over all groups of a step."""
     return terms.sum() / max(mask.sum(), 1)
 
 
 def group_token_mean(terms: np.ndarray, mask: np.ndarray, case: Case, variant: Variant) -> Any:
-    """The mean over prompts of Σ_i Σ_t / Σ_i |o_i| of a group.  DAPO (arXiv:2503.14476), equation 12, as it stands."""
+    """Mean over prompts of a group's `Σ_i Σ_t / Σ_i |o_i|`.  DAPO (arXiv:2503.14476), equation 12, as it stands."""
     groups = np.unique(case.groups)
     of_groups = [token_mean(terms[case.groups == g], mask[case.groups == g], case, variant) for g in groups]
     return sum(of_groups) / len(groups)
