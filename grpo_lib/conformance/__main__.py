@@ -9,7 +9,7 @@ from grpo_lib.conformance import loading, report, suite
 
 
 def main() -> int:
-    """The exit code: 0, 1 where something that is offered differs, 2 where there is no adapter."""
+    """The exit code: 0, 1 where something that is offered differs or fails, 2 where nothing can be compared."""
     parser = argparse.ArgumentParser(prog="python -m grpo_lib.conformance", description=__doc__)
     parser.add_argument("adapter", metavar="FILE.py:NAME")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -20,7 +20,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(report.as_json(findings)) if arguments.json else report.text(findings))
-    return int(report.counts(findings)[suite.DIFFERS] > 0)
+    return report.exit_code(findings)
 
 
 if __name__ == "__main__":
