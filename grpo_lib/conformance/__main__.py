@@ -1,8 +1,9 @@
-"""python -m grpo_lib.conformance FILE.py:NAME [--json]: as `grpo conformance`, where there is nothing but NumPy."""
+"""python -m grpo_lib.conformance FILE.py:NAME: as `grpo conformance`, where there is nothing but NumPy."""
 
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from grpo_lib.common.errors import CourseError
 from grpo_lib.conformance import loading, report, suite
@@ -13,12 +14,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_lib.conformance", description=__doc__)
     parser.add_argument("adapter", metavar="FILE.py:NAME")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table to this file, too")
     arguments = parser.parse_args()
     try:
         findings = suite.check(loading.load(arguments.adapter))
     except CourseError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if arguments.markdown:
+        arguments.markdown.write_text(report.markdown({arguments.adapter: findings}), encoding="utf-8")
     print(json.dumps(report.as_json(findings)) if arguments.json else report.text(findings))
     return report.exit_code(findings)
 

@@ -107,6 +107,14 @@ def test_what_fails_is_one_line_with_the_place_in_the_users_code(folder, name, m
     assert done.output.splitlines()[-1] == f"0 agrees, 0 differs, {len(ROWS)} error, 0 not offered"  # noqa: F405
 
 
+def test_without_the_command_there_is_a_table_as_markdown_too(folder):
+    command = [sys.executable, "-m", "grpo_lib.conformance", "my_loss.py:leaves", "--markdown", "table.md"]
+    assert subprocess.run(command, cwd=folder, capture_output=True).returncode == 1
+    lines = (folder / "table.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2 + len(ROWS)  # noqa: F405
+    assert lines[2].startswith("| advantage: std | **error**: SystemExit: 0 (my_loss.py:")
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
