@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,10 @@ def main() -> int:
         return 2
     if arguments.markdown:
         arguments.markdown.write_text(report.markdown({arguments.adapter: findings}), encoding="utf-8")
-    print(json.dumps(report.as_json(findings)) if arguments.json else report.text(findings))
+    try:
+        print(json.dumps(report.as_json(findings)) if arguments.json else report.text(findings), flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has left; nor can Python flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return report.exit_code(findings)
 
 

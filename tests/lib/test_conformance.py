@@ -1,6 +1,7 @@
 """The conformance suite, with the tests that it brings, and its command."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -113,6 +114,15 @@ def test_without_the_command_there_is_a_table_as_markdown_too(folder):
     lines = (folder / "table.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 + len(ROWS)  # noqa: F405
     assert lines[2].startswith("| advantage: std | **error**: SystemExit: 0 (my_loss.py:")
+
+
+def test_a_reader_that_has_left_is_no_traceback(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "grpo_lib.conformance", "my_loss.py:leaves", "--json"]
+    done = subprocess.run(command, cwd=folder, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
