@@ -32,7 +32,7 @@ def load(setting: str) -> Adapter:
         specification.loader.exec_module(module)
     except ModuleNotFoundError as error:
         raise CourseError(f"{file} needs {error.name}; run the command in an environment that has it") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CourseError(f"{file} cannot be run: {type(error).__name__}: {first_line(error)}; correct it") from error
     found: Any = vars(module).get(name)
     example = EXAMPLE.replace("NAME", name)

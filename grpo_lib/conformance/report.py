@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lib.conformance.suite import AGREES, DIFFERS, NOT_OFFERED, Finding
+from grpo_lib.conformance.suite import AGREES, DIFFERS, ERROR, NOT_OFFERED, Finding
 
-STATUSES = (AGREES, DIFFERS, NOT_OFFERED)
+STATUSES = (AGREES, DIFFERS, ERROR, NOT_OFFERED)
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
@@ -16,15 +16,31 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
     return {status: found[status] for status in STATUSES}
 
 
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 where something that is offered differs or fails, else 0."""
+    number = counts(findings)
+    return int(number[DIFFERS] + number[ERROR] > 0)
+
+
 def text(findings: Sequence[Finding]) -> str:
-    """For a terminal; under a row that differs is the equation that was asked for, where it is another than above."""
+    """For a terminal; under a row that differs is the equation that was asked for, where it is another than above.
+
+    An error of several rows is one line, at the first of them.
+    """
     offered = [finding for finding in findings if finding.status != NOT_OFFERED]
+    errors = Counter(finding.detail for finding in offered if finding.status == ERROR)
     left_out = [finding.row.name for finding in findings if finding.status == NOT_OFFERED]
     width = max((len(finding.row.name) for finding in offered), default=0)
     lines, shown = [], set()
     for finding in offered:
-        status = "DIFFERS" if finding.status == DIFFERS else finding.status
-        lines.append(f"{finding.row.name:<{width}}  {status:<7}  {finding.detail}".rstrip())
+        detail = finding.detail
+        if finding.status == ERROR:
+            if detail in shown:
+                continue
+            shown.add(detail)
+            detail += f", and in {errors[detail] - 1} other rows" if errors[detail] > 1 else ""
+        status = finding.status.upper() if finding.status in (DIFFERS, ERROR) else finding.status
+        lines.append(f"{finding.row.name:<{width}}  {status:<7}  {detail}".rstrip())
         if finding.status == DIFFERS and finding.row.source not in shown:
             shown.add(finding.row.source)
             lines += _wrapped(f"{'':<{width}}  asked:   ", finding.row.source)
@@ -52,7 +68,7 @@ def markdown(columns: dict[str, Sequence[Finding]]) -> str:
 def _cell(finding: Finding) -> str:
     if finding.status == NOT_OFFERED:
         return ""
-    status = f"**{finding.status}**" if finding.status == DIFFERS else finding.status
+    status = f"**{finding.status}**" if finding.status in (DIFFERS, ERROR) else finding.status
     return f"{status}: {finding.detail}" if finding.detail else status
 
 

@@ -1,8 +1,11 @@
 """An adapter against the rows of the table."""
 
 import dataclasses
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from grpo_lib.conformance.rows import ROWS, Row
 # What an adapter returns: the parts of an Answer by name, or None where the variant is not offered.
 Adapter = Callable[[Case, Variant], Mapping[str, Any] | None]
 
-AGREES, DIFFERS, NOT_OFFERED = "agrees", "differs", "not offered"
+AGREES, DIFFERS, ERROR, NOT_OFFERED = "agrees", "differs", "error", "not offered"
 TOLERANCES = {"float64": 1e-6, "float32": 1e-5}
 PARTS = tuple(field.name for field in dataclasses.fields(Answer))
 
@@ -26,8 +29,8 @@ class Finding:
     """A line of the table, filled."""
 
     row: Row
-    status: str  # AGREES, DIFFERS or NOT_OFFERED
-    detail: str = ""  # which convention; or what it equals instead
+    status: str  # AGREES, DIFFERS, ERROR or NOT_OFFERED
+    detail: str = ""  # which convention; what it equals instead; or the exception and its line
 
     @property
     def text(self) -> str:
@@ -35,14 +38,17 @@ class Finding:
 
 
 def check(adapter: Adapter, rows: Sequence[Row] = ROWS) -> list[Finding]:
-    """A finding for each row.  Raises CourseError where the adapter returns what is no answer."""
-    return [check_row(adapter, row) for row in rows]
+    """A finding for each row.  Raises CourseError where the adapter returns what is no answer, or offers no row."""
+    findings = [check_row(adapter, row) for row in rows]
+    if all(finding.status == NOT_OFFERED for finding in findings):
+        raise CourseError("the adapter returned None for every row, so nothing was compared; return a dict for one")
+    return findings
 
 
 def check_row(adapter: Adapter, row: Row) -> Finding:
     """What an adapter computes for the cases of a row.
 
-    An exception of the adapter's is a difference: what is offered and fails is not what was asked for.
+    An exception of the adapter's is an ERROR with the line of the user's code, also where it asks Python to leave.
     """
     answers = []
     for name in row.cases:
@@ -53,12 +59,30 @@ def check_row(adapter: Adapter, row: Row) -> Finding:
             raise
         except NotImplementedError:
             return Finding(row, NOT_OFFERED)
-        except Exception as error:
-            return Finding(row, DIFFERS, f"raises {type(error).__name__}: {first_line(error)}")
+        except (Exception, SystemExit) as error:
+            return Finding(row, ERROR, f"{type(error).__name__}: {first_line(error)} ({_place(error, adapter)})")
         if answer is None:
             return Finding(row, NOT_OFFERED)
         answers.append((case, answer))
     return _judge(row, answers)
+
+
+def _place(error: BaseException, adapter: Adapter) -> str:
+    """FILE.py:LINE, the innermost in the folder of the adapter; where it is defined, if its answer cannot be read."""
+    frames = traceback.extract_tb(error.__traceback__)
+    defined = getattr(inspect.unwrap(adapter), "__code__", None)
+    if defined is None:  # an object that can be called, such as a functools.partial
+        return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    folder = Path(defined.co_filename).parent
+    inside = [place for place, frame in enumerate(frames) if frame.filename == defined.co_filename]
+    if not inside:
+        return f"{Path(defined.co_filename).name}:{defined.co_firstlineno}"
+    own = [frame for frame in frames[inside[0] :] if _is_own(Path(frame.filename), folder)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _is_own(file: Path, folder: Path) -> bool:
+    return file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
 
 
 def _ask(adapter: Adapter, row: Row, case: Case) -> Answer | None:
@@ -80,6 +104,8 @@ def _answer(returned: Mapping[str, Any] | None, row: Row, case: Case) -> Answer 
     """What an adapter returned, checked; only its parts keep their dtype."""
     if returned is None:
         return None
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"the adapter returned a {type(returned).__name__}; return a dict, or None")
     needed = ("advantages",) if row.compares == "advantages" else ("loss", "gradient")
     missing = [name for name in needed if returned.get(name) is None]
     if missing:

@@ -143,8 +143,10 @@ def test_what_is_no_answer_is_refused_in_one_line(returned, message):
         suite.check(lambda case, variant: None if variant.asks else returned)
 
 
-def test_an_adapter_that_fails_differs():
+def test_an_adapter_that_fails_is_an_error_with_its_line():
     def fails(case, variant):
         raise ZeroDivisionError("by nothing")
 
-    assert set(differing(fails).values()) == {"raises ZeroDivisionError: by nothing"}
+    line = fails.__code__.co_firstlineno + 1
+    found = {(finding.status, finding.detail) for finding in suite.check(fails)}
+    assert found == {(suite.ERROR, f"ZeroDivisionError: by nothing (test_conformance.py:{line})")}

@@ -22,7 +22,7 @@ def conformance(
 ) -> None:
     """Compare an implementation of GRPO with exact answers: what agrees, what differs and what it equals instead.
 
-    Exit code 1: something that the adapter offers differs.
+    Exit code 1: something that the adapter offers differs or fails; 2: it offers nothing.
     """
     from grpo_lib.conformance import loading, report, suite
 
@@ -30,5 +30,4 @@ def conformance(
     if markdown:
         markdown.write_text(report.markdown({adapter: findings}), encoding="utf-8")
     finish(report.as_json(findings), as_json, report.text(findings))
-    if report.counts(findings)[suite.DIFFERS]:
-        raise typer.Exit(1)
+    raise typer.Exit(report.exit_code(findings))
