@@ -105,7 +105,7 @@ def test_the_hole_is_found_and_said_beforehand(open_page, seed):
     verdict = page.locator("#verdict")
     expect(verdict).to_contain_text("As you said. A question mark in perfect tags")
     expect(verdict).to_contain_text("With the default reward on the same hard problems: ")
-    expect(verdict).to_contain_text("Notebook 02, section 5")
+    expect(verdict).to_contain_text("notebook 02, section 5")
     expect(verdict).to_be_in_viewport()
     expect(page.locator("#legend")).to_contain_text("recorded with seed 0")
     expect(page.locator("#predict")).to_be_hidden()

@@ -73,7 +73,7 @@ function decimal(text) {
 }
 
 function resultOf(text) { // of a calculation: what follows its last "="
-  const parts = text.split("=");
+  const parts = text.replaceAll("==", "=").split("=");
   const last = parts.pop();
   if (!parts.length) return oneNumber(text);
   const previous = parts.at(-1);
