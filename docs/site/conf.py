@@ -1,11 +1,11 @@
 """Sphinx's settings for `make site`.  dev/tools/build_site.py writes the pages' sources, and runs Sphinx once for each
 language; nothing is executed, and a reader's browser loads nothing from elsewhere."""
 
-import contextlib
+import atexit
 import json
 import posixpath
 import re
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +145,15 @@ function splitQuery(query) {
 
 
 def start_katex(app: Sphinx) -> None:
-    """Start KaTeX's server, in one process as `make site` builds.
+    """Start KaTeX's server at a port, in one process as `make site` builds.
 
-    Its socket is there a moment before it listens, and sphinxcontrib-katex tries once: on a busy machine it is refused.
+    Its socket, which sphinxcontrib-katex takes on Linux, is there a moment before it listens; it is tried once, and the
+    server that was not reached stays for ever.  A port is tried until it answers.
     """
-    for _ in range(20):
-        with contextlib.suppress(ConnectionRefusedError):
-            katex.KaTeXServer.get()
-            return
-        time.sleep(0.1)
+    folder = Path(tempfile.mkdtemp(prefix="katex-"))
+    server = katex.KaTeXServer(folder, *katex.KaTeXServer.start_network_socket(folder, katex.STARTUP_TIMEOUT))
+    atexit.register(server.terminate)
+    katex.KaTeXServer.katex_server = server
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
