@@ -7,7 +7,7 @@ import urllib.request
 
 import psutil
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
@@ -24,14 +24,6 @@ def address(root, tmp_path_factory) -> str:
     file = tmp_path_factory.mktemp("tab") / "grpo-in-a-tab.html"
     file.write_text(tab.page())
     return file.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

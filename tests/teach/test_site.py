@@ -19,7 +19,7 @@ import build_site
 import pytest
 import site_markdown
 from helpers import without_make
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 BUILT = pytest.mark.long(minutes=3)
 SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
@@ -248,14 +248,6 @@ def address(site):
 class Silent(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import yaml
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from grpo_lib.common.files import append_jsonl
 from grpo_lib.evaluation import EvalRun, evaluate
@@ -65,14 +65,6 @@ def run_dir(tmp_path_factory):
         append_jsonl(folder / "metrics.jsonl", {"step": step, "reward": step / 30, "accuracy": step / 40})
     report.write_report(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
