@@ -214,7 +214,7 @@ def test_an_experiment_that_was_killed_goes_on_from_its_file(run, tiny, tmp_path
     assert asked[6:] == ["maxrl"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_killed_experiment_with_a_model_ends_as_a_whole_one(program, run, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(program("imitation"), "RATES", (1e-4, 3e-4))
     whole = run.all_runs("tiny", 1, None, tmp_path / "whole")

@@ -141,6 +141,10 @@ def lab(request) -> Lab:
 both_at_night = pytest.mark.parametrize(
     "lab", ["course", pytest.param("student", marks=pytest.mark.nightly)], indirect=True
 )
+# And exercises are solved in theirs.
+course_at_night = pytest.mark.parametrize(
+    "lab", [pytest.param("course", marks=pytest.mark.nightly), "student"], indirect=True
+)
 
 
 @pytest.fixture
@@ -291,6 +295,7 @@ def test_a_notebook_runs_to_its_end_from_the_menu(lab, page) -> None:
     assert {re.sub(r"\d+", "n", text) for text in prompts.all_text_contents()} == {"[n]:"}
 
 
+@course_at_night
 def test_an_exercise_is_solved_in_the_page(lab, page) -> None:
     folder = "exercises" if (lab.folder / "exercises").exists() else "teaching/exercises"
     panel = open_notebook(page, f"{folder}/03_policy_update.ipynb")

@@ -162,6 +162,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, undist
     assert [row["step"] for row in rows(directory) if "kl" in row] == [1, 3, 6]
 
 
+@pytest.mark.nightly
 def test_killed_with_adapters_and_spare_prompts(start, tmp_path):
     whole = tmp_path / "whole"
     directory = tmp_path / "killed"
