@@ -1,7 +1,6 @@
 """The page in which the model learns (docs/tab) does the same GRPO as grpo_lib."""
 
 import functools
-import importlib.util
 import json
 import re
 import shutil
@@ -27,15 +26,6 @@ SETTINGS = plain_grpo.Settings(
     learning_rate=3e-4,
     system="",
 )
-
-
-@pytest.fixture(scope="session")
-def tab(root: Path):
-    """dev/tools/tab.py."""
-    spec = importlib.util.spec_from_file_location("tab", root / "dev" / "tools" / "tab.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")
