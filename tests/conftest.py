@@ -2,7 +2,6 @@
 did not run."""
 
 import functools
-import importlib.util
 import os
 import shutil
 import sys
@@ -10,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import filelock
@@ -160,15 +159,6 @@ def _missing(kind: str) -> str:
 def root() -> Path:
     """The folder of the repo."""
     return environment.repo_root()
-
-
-@pytest.fixture(scope="session")
-def tab(root: Path) -> ModuleType:
-    """dev/tools/tab.py, which makes the page of docs/tab."""
-    spec = importlib.util.spec_from_file_location("tab", root / "dev" / "tools" / "tab.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

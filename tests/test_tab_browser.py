@@ -6,6 +6,7 @@ import urllib.request
 
 import psutil
 import pytest
+import tab
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -15,7 +16,7 @@ ENDED = "the run has ended"
 
 
 @pytest.fixture(scope="module")
-def address(tab, tmp_path_factory) -> str:
+def address(tmp_path_factory) -> str:
     """The page, as a file."""
     file = tmp_path_factory.mktemp("tab") / "grpo-in-a-tab.html"
     file.write_text(tab.page())

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tab
 import websocket
 
 pytestmark = pytest.mark.nightly
@@ -156,7 +157,7 @@ def other_browser(request, tmp_path) -> Iterator[Firefox | WebKit]:
 
 
 @pytest.fixture(params=["file", "http"])
-def address(request, tmp_path, tab) -> Iterator[str]:
+def address(request, tmp_path) -> Iterator[str]:
     """The page's address, from the disk and from a server."""
     file = tmp_path / "page" / "grpo-in-a-tab.html"
     file.parent.mkdir()
