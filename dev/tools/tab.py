@@ -143,9 +143,10 @@ def script_of(*modules: str) -> str:
     return _EXPORT.sub("", _IMPORT.sub("", "\n".join(scripts)))
 
 
-def page() -> str:
-    """The whole page as HTML."""
-    data = json.dumps({"data": data_of(), "texts": read_json(TAB / "texts.json", "take it from git again")})
+def page(course: dict[str, str] | None = None) -> str:
+    """The whole page as HTML; `course` is where it links to the course, for each of its languages."""
+    texts = read_json(TAB / "texts.json", "take it from git again")
+    data = json.dumps({"data": data_of(), "texts": texts, "course": course})
     parts = {
         "PAGE_CSS": (TAB / "page.css").read_text(),
         "LOOP_TEXT": html.escape((TAB / "loop.mjs").read_text()),

@@ -43,7 +43,7 @@ html_theme_options = {
 }
 html_copy_source = False  # a .md is beside each page
 html_show_sphinx = False
-html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "tab-link.html", "sbt-sidebar-nav.html"]}
 suppress_warnings = [
     "misc.highlighting_failure",  # Python with a line for the shell, as on Colab
     "ref.python",  # a class has a page in its own module and in the package that hands it on; either will do
@@ -97,7 +97,7 @@ def shorten_types(
 
 
 def add_page_tools(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """What templates/page-tools.html shows: the page in the other language, as Markdown, and in other places."""
+    """What the templates show: the page in the other language, as Markdown, and in other places; the model in a tab."""
     site = json.loads((Path(app.srcdir) / "site.json").read_text(encoding="utf-8"))
     here = posixpath.dirname(site["prefix"] + page)
     known = page in site["pages"]
@@ -107,6 +107,8 @@ def add_page_tools(app: Sphinx, page: str, template: str, context: dict[str, Any
         "code": site["other_code"],
         "address": posixpath.relpath(other, here or "."),
     }
+    tab = site["tab"]
+    context["tab"] = tab | {"address": f"{posixpath.relpath(tab['address'], here or '.')}#lang={tab['language']}"}
     context["markdown"] = posixpath.basename(page) + ".md" if known else ""
     path = site["student_build"].get(page)
     repository = site["repository"]

@@ -8,7 +8,7 @@ import { CHOICES, collapses, courseSettings, differences, fromLink, toLink, vali
 import { draw, splitOf } from "./words.mjs";
 
 const $ = (id) => document.getElementById(id);
-const { data, texts } = JSON.parse($("data").textContent);
+const { data, texts, course } = JSON.parse($("data").textContent);
 const FIRST_QUESTION = "Mia buys 9 eggs a day for 3 days. Later Tom brings 5 more. How many eggs does Mia have now?";
 const PREDICTIONS = 3;
 const READY = "ready", RUNNING = "running", STOPPING = "stopping", STOPPED = "stopped", FINISHED = "finished";
@@ -45,6 +45,8 @@ function translate() {
   document.documentElement.lang = language === "zh_TW" ? "zh-Hant-TW" : language;
   document.title = text("title");
   for (const element of document.querySelectorAll("[data-text]")) element.textContent = text(element.dataset.text);
+  $("course").hidden = !course; // where the page is by itself, it has none to lead to
+  if (course) $("course").href = course[language];
   for (const element of document.querySelectorAll("[data-tip]")) element.replaceChildren(...tip(element.dataset.tip));
   makeExamples();
   makeLoop();

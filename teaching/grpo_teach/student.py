@@ -2,9 +2,9 @@
 
     python -m grpo_teach.student [--check] [FOLDER]        --check: only say whether FOLDER may be written
 
-The student build is this repository's tracked files without the teacher's, and exercises/ with the notebooks as
-nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Those in exercises/zh_TW/ are cut from what
-`make zh` built; assignment-a/ has the handout.  Seeds are in no file at all.
+The student build is this repository's tracked files without the teacher's, the page in which the model learns, and
+exercises/ with the notebooks as nbgrader's own preprocessors cut them: no solutions, no hidden tests.  Those in
+exercises/zh_TW/ are cut from what `make zh` built; assignment-a/ has the handout.  Seeds are in no file at all.
 
 A build replaces nothing but an earlier build, and of that only the files that it has written and nobody has changed:
 STAMP, in the folder, lists them with their hashes.  Whatever else is there, such as submissions, stays.
@@ -40,6 +40,8 @@ STUDENTS_KEEP = [
 ]
 # In the student's folder these stand in for the teacher's.
 STUDENTS_README = {"README.md": "teaching/student/README.md", "README.zh.md": "teaching/zh_TW/student/README.md"}
+# Made by `make tab`, which `make student` runs first: the page in which the model learns.
+TAB = "grpo-in-a-tab.html"
 # The students' repository runs the public cases of what is pushed to it.
 AUTOMATIC = {".github/workflows/classroom.yml": "teaching/student/classroom.yml"}
 IMPORTS_CASES = re.compile(r"(?m)^from grpo_teach\.cases import .*\n\n?")
@@ -110,6 +112,7 @@ def write_build(root: Path, output: Path) -> list[Path]:
             shutil.copy2(root / name, target)
     for name, source in STUDENTS_README.items():
         shutil.copyfile(root / source, output / name)
+    shutil.copyfile(root / "build" / TAB, output / TAB)
     paths = [path for pattern in ("*/*.ipynb", "*/zh_TW/*.ipynb") for path in (root / "teaching").glob(pattern)]
     places = {True: output / "exercises" / "zh_TW", False: output / "exercises"}
     notebooks = [cut(path, places[path.parent.name == "zh_TW"]) for path in sorted(paths)]

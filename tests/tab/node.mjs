@@ -16,10 +16,6 @@ export function readFloats(name) {
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
 }
 
-export function writeFloats(name, values) {
-  fs.writeFileSync(path.join(folder, name), Buffer.from(values.buffer, values.byteOffset, values.byteLength));
-}
-
 export const data = readJson("data.json");
 export const tokenizer = makeTokenizer(data.tokenizer);
 

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import build_site
 import pytest
@@ -167,6 +167,10 @@ def test_no_warning_and_every_link_of_the_site_leads_somewhere(site) -> None:
             )
             if not (site.folder / target).is_file():
                 broken.append(f"{name}: {address}")
+            elif target == build_site.TAB:
+                settings = dict(parse_qsl(parts.fragment))  # its fragment is no place in it
+                if settings.keys() - {"lang"}:
+                    broken.append(f"{name}: {address} (no such setting)")
             elif parts.fragment and target in site.pages and unquote(parts.fragment) not in site.pages[target].ids:
                 broken.append(f"{name}: {address} (no such place)")
     assert broken == []
@@ -184,7 +188,7 @@ def test_nothing_is_loaded_from_elsewhere(site) -> None:
 def test_every_page_is_there_as_markdown_and_llms_txt_lists_them(site) -> None:
     listed = re.findall(r"\]\((.+?\.md)\)", (site.folder / "llms.txt").read_text(encoding="utf-8"))
     assert len(listed) > 60 and all((site.folder / name).is_file() for name in listed)
-    technical = {"search", "genindex", "py-modindex"}
+    technical = {"search", "genindex", "py-modindex", Path(build_site.TAB).stem}
     pages = {name.removesuffix(".html") for name in site.pages if Path(name).stem not in technical}
     assert [name for name in pages if not (site.folder / f"{name}.md").is_file()] == []
 
@@ -318,3 +322,23 @@ def test_a_page_leads_to_the_same_page_in_the_other_language(address, new_page) 
     expect(page.locator("h1").first).to_contain_text("從獎勵到更新")
     page.get_by_role("link", name="English").first.click()
     expect(page.locator("h1").first).to_contain_text("From rewards to the update")
+
+
+@BUILT
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("start", "name", "title"),
+    [
+        ("index", "GRPO in a tab", "GRPO in this tab"),
+        ("zh_TW/notebooks/00_setup", "在分頁裡看 GRPO", "在這個分頁裡看 GRPO"),
+    ],
+)
+def test_the_model_learns_in_a_page_of_the_site(address, new_page, start, name, title) -> None:
+    page = new_page()
+    page.goto(f"{address}/{start}.html")
+    page.get_by_role("link", name=name, exact=True).first.click()
+    expect(page.locator("h1")).to_have_text(title)
+    page.locator("#one:not([disabled])").click()
+    expect(page.locator("#rows tr")).to_have_count(8, timeout=60_000)
+    page.locator("#course").click()
+    expect(page).to_have_url(f"{address}/{'zh_TW/' if start.startswith('zh') else ''}index.html")

@@ -36,9 +36,10 @@ def course(root: Path, tmp_path: Path) -> Path:
     for name in ("grpo_lib/common", "teaching/grpo_teach"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     texts = ("recipes/a.yaml", "notebooks/00.ipynb", "notebooks/01.ipynb", "teaching/solutions.md")
-    for name in (*texts, *student.STUDENTS_README.values(), *student.AUTOMATIC.values()):
+    for name in (*texts, f"build/{student.TAB}", *student.STUDENTS_README.values(), *student.AUTOMATIC.values()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name}\n")
+    (folder / ".gitignore").write_text("build/\n")
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     return folder
@@ -104,7 +105,9 @@ def test_a_rebuild_replaces_its_own_files_and_keeps_all_others(course, tmp_path)
     out = tmp_path / "class"
     student.build(course, out)
     built = contents(out)
-    assert {"recipes/a.yaml", "notebooks/00.ipynb", student.STAMP} < {*built} and "solutions.md" not in built
+    assert {"recipes/a.yaml", "notebooks/00.ipynb", student.TAB, student.STAMP} < {
+        *built
+    } and "solutions.md" not in built
     for name in ("submissions/ada.ipynb", "notebooks/mine.ipynb"):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("work")
