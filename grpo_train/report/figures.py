@@ -314,11 +314,12 @@ def _draw_answers(axes: Axes, base: dict[str, Any], repaired: dict[str, Any], ha
     """The question, and under it three answers with their verdicts."""
     axes.axis("off")
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.text(0, 1, textwrap.fill(base["question"], 62), va="top", size=9.5, color=INK)
+    axes.set_title("one hard problem, three models", loc="left", color=INK, fontsize=10)
+    axes.text(0, 0.97, textwrap.fill(base["question"], 62), va="top", size=9.5, color=INK)
     rows = (
         ("before training", base, f"wrong: it is {base['gold']}", GREY),
         ("trained with a reward for right answers", repaired, "right", GREEN),
-        ("trained with a reward that has a hole", hacked, "no answer at all", VERMILLION),
+        ("trained with a reward that has a loophole", hacked, "no answer at all", VERMILLION),
     )
     for y, (when, record, verdict, colour) in zip((0.75, 0.46, 0.17), rows, strict=True):
         axes.text(0, y, when, va="bottom", size=9, color=INK, weight="bold")
@@ -334,13 +335,13 @@ def _draw_course(axes: Axes, run: Path) -> None:
     last, ends = rows[-1]["step"], [summary[phase]["accuracy"] for phase in comparison.PHASES]
     on_the_way = _points(rows, "validation_accuracy")
     axes.plot(*on_the_way, "-", color=BLUE, linewidth=1.8, label="validation problems, on the way")
-    axes.plot([0, last], ends, "o", color=VERMILLION, label=f"{summary['before']['n']:,} test problems", clip_on=False)
+    axes.plot([0, last], ends, "o", color=INK, label=f"{summary['before']['n']:,} test problems", clip_on=False)
     first_said, last_said = (f"{100 * end:.0f}{NBSP}%" for end in ends)
-    axes.text(0.08 * last, ends[0], first_said, ha="left", va="top", color=INK)
+    axes.text(0, ends[0] - 0.05, first_said, ha="left", va="top", color=INK)
     axes.text(last, ends[1] - 0.05, last_said, ha="right", va="top", color=INK)
     _in_percent(axes)
     seconds = sum(row["seconds"] for row in rows)
-    _tidy(axes, f"right answers, {last} steps, {seconds:.0f} seconds", x="training step")
+    _tidy(axes, f"another run, easier problems: {seconds:.0f} seconds", x="training step", y="right answers")
     axes.legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK)
 
 
