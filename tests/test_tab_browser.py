@@ -1,8 +1,11 @@
 """The page in which the model learns, in Chromium: it learns, collapses where it should, and withstands its readers."""
 
+import functools
 import http.server
 import threading
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,11 +19,30 @@ ENDED = "the run has ended"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory) -> str:
-    """The page, as a file."""
+def file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("tab") / "grpo-in-a-tab.html"
     file.write_text(tab.page())
-    return file.as_uri()
+    return file
+
+
+@pytest.fixture
+def address(request, file) -> Iterator[str]:
+    """The page as a file; with "http", from Python's own server, which must be asked for nothing else."""
+    if getattr(request, "param", "file") == "file":
+        yield file.as_uri()
+        return
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *said):
+            asked.append(self.path)
+
+    handler = functools.partial(Handler, directory=str(file.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{file.name}"
+        server.shutdown()
+    assert set(asked) == {f"/{file.name}"}
 
 
 @pytest.fixture
@@ -65,6 +87,7 @@ def _processor_seconds() -> float:
 
 
 @SEEDS
+@pytest.mark.parametrize("address", ["file", pytest.param("http", marks=pytest.mark.nightly)], indirect=True)
 def test_fifty_steps_teach_the_model(open_page, seed):
     page = open_page(f"seed={seed}")
     page.get_by_label("9 in 10 or more").check()
@@ -126,6 +149,7 @@ def test_a_run_can_be_stopped_gone_on_with_and_begun_again(open_page):
     assert "groupSize=4" in page.url and "seed=5" in page.url
 
 
+@pytest.mark.parametrize("address", ["file", "http"], indirect=True)
 def test_steps_one_by_one_and_a_group_that_is_held(open_page):
     page = open_page()
     status, title = page.locator("#status"), page.locator("#group-title")

@@ -1,6 +1,6 @@
 // A line chart as SVG.  Colours are those of page.css.
 
-const WIDTH = 460, HEIGHT = 220, LEFT = 44, RIGHT = 12, TOP = 12, BOTTOM = 30;
+const WIDTH = 460, HEIGHT = 220, LEFT = 50, RIGHT = 12, TOP = 12, BOTTOM = 30;
 
 /**
  * @param lines [{className, points: [[x, y], ...]}]

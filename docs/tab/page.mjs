@@ -69,7 +69,7 @@ function makeOptions(box, name, labels) {
   const before = [...box.querySelectorAll("input")].findIndex((input) => input.checked);
   const options = labels.map((label, i) => {
     const input = make("input", { type: "radio", name, value: String(i), checked: i === before });
-    return make("label", {}, input, ` ${label}`);
+    return make("label", {}, input, make("span", {}, label));
   });
   box.replaceChildren(...options);
 }
@@ -352,7 +352,7 @@ function changeOf({ tokens }) { // of the log-probability of the whole answer
 
 function timesOf(completion) {
   const times = Math.exp(changeOf(completion));
-  return `× ${times < 0.01 ? times.toExponential(0) : times.toFixed(2)}`;
+  return `×\u00a0${times < 0.01 ? times.toExponential(0) : times.toFixed(2)}`;
 }
 
 function explain(i) {

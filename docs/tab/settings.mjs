@@ -13,8 +13,8 @@ export const CHOICES = {
   problems: ["standard", "hard"],
   groupSize: [8, 2, 4, 16],
   learningRate: [3e-4, 3e-5, 1e-4, 1e-3, 3e-3],
-  advantage: ["std", "mean", "none"],
   temperature: [1, 0.6, 0.8, 1.2, 1.5],
+  advantage: ["std", "mean", "none"],
 };
 
 const LONGEST_CODE = 4000; // characters, in a link
