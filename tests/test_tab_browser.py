@@ -210,6 +210,9 @@ BROKEN_REWARDS = {
     "postMessage({ points: [1] }); return 1;": "returned 1",
     'document.title = "broken"; return 1;': "document is not defined",
     "parent.document.title = 'broken'; return 1;": "parent is not defined",
+    'throw "far too long to show".repeat(1e6);': "far too long",
+    "return new Promise(() => {});": "Promise",
+    "onmessage = null; for (;;) postMessage(1);": "returned",
     "throw new Error(\"<img src=x onerror=document.title='broken'>\");": "<img src=x",
 }
 
@@ -220,6 +223,7 @@ def test_a_broken_reward_is_named_and_the_page_goes_on(open_page):
         _own_reward(page, code)
         expect(page.locator("#notice")).to_contain_text(said, timeout=60_000)
         expect(page.locator("#train")).to_be_enabled()
+        assert len(page.locator("#notice").inner_text()) < 600
     assert page.locator("img").count() == 0
     page.locator("#reward").select_option("course")
     page.locator("#again").click()
@@ -227,6 +231,7 @@ def test_a_broken_reward_is_named_and_the_page_goes_on(open_page):
     expect(page.locator("#notice")).to_be_hidden()
 
 
+@pytest.mark.parametrize("address", ["file", pytest.param("http", marks=pytest.mark.nightly)], indirect=True)
 def test_a_reward_cannot_reach_the_network(open_page):
     asked = []
 
@@ -249,6 +254,8 @@ def test_a_reward_cannot_reach_the_network(open_page):
         f"""fetch("{url}/fetch").catch(() => {{}});
         try {{ const r = new XMLHttpRequest(); r.open("GET", "{url}/xhr", false); r.send(); }} catch {{}}
         try {{ importScripts("{url}/script"); }} catch {{}}
+        import("{url}/module").catch(() => {{}});
+        self.inner ??= new Worker(URL.createObjectURL(new Blob(['fetch("{url}/inner").catch(() => {{}})'])));
         try {{ new WebSocket("{url.replace("http", "ws")}/socket"); }} catch {{}}
         try {{ new EventSource("{url}/events"); }} catch {{}}
         try {{ new Worker("{url}/worker"); }} catch {{}}

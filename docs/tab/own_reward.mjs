@@ -2,9 +2,11 @@
 // security policy no network; a loop that never ends is ended from outside.
 
 export const TIME_LIMIT = 2000; // milliseconds, for one group
+const LONGEST_MESSAGE = 300; // characters, of what is shown of an error or a value
 
 function sandbox(code) {
   return `"use strict";
+postMessage("started");
 const score = (completion, answer, question) => {
 ${code}
 };
@@ -18,7 +20,7 @@ onmessage = ({ data: { texts, answer, question } }) => {
 }
 
 function failure(reason, message = "") {
-  return Object.assign(new Error(message), { reason });
+  return Object.assign(new Error(message.slice(0, LONGEST_MESSAGE)), { reason });
 }
 
 function checked(points, n) { // true and false are 1 and 0
@@ -35,30 +37,26 @@ export function ownReward(code) {
   const address = URL.createObjectURL(new Blob([sandbox(code)], { type: "text/javascript" }));
   const worker = new Worker(address);
 
-  function reward(problem, texts) {
+  function nextMessage(limit = Infinity) {
     return new Promise((resolve, reject) => {
-      const limit = setTimeout(() => {
-        worker.terminate();
-        reject(failure("ownTime"));
-      }, TIME_LIMIT);
-      const settle = (settled, value) => {
-        clearTimeout(limit);
-        settled(value);
-      };
+      worker.onmessage = ({ data }) => resolve(data);
       worker.onerror = (event) => {
         event.preventDefault(); // it is shown in the page
-        settle(reject, failure("ownError", event.message));
+        reject(failure("ownError", event.message));
       };
-      worker.onmessage = ({ data }) => {
-        if (data?.error !== undefined) return settle(reject, failure("ownError", String(data.error)));
-        try {
-          settle(resolve, checked(data?.points, texts.length));
-        } catch (error) {
-          settle(reject, error);
-        }
-      };
-      worker.postMessage({ texts, answer: problem.answer, question: problem.question });
+      if (limit < Infinity) setTimeout(() => reject(failure("ownTime")), limit); // too late where it is settled
     });
+  }
+
+  const started = nextMessage();
+  started.catch(() => {}); // said where it is awaited
+
+  async function reward(problem, texts) {
+    await started; // a busy machine may take seconds to start a worker: these do not count
+    worker.postMessage({ texts, answer: problem.answer, question: problem.question });
+    const data = await nextMessage(TIME_LIMIT);
+    if (data?.error !== undefined) throw failure("ownError", String(data.error));
+    return checked(data?.points, texts.length);
   }
 
   reward.end = () => worker.terminate();

@@ -20,6 +20,7 @@ let queue = Promise.resolve();
 function enqueue(task) {
   queue = queue.then(task).catch((error) => {
     going = false;
+    run?.reward.end?.();
     postMessage({ type: "failed", reason: error.reason ?? "error", message: String(error.message ?? error) });
   });
 }
@@ -81,6 +82,7 @@ async function nextStep() {
   if (run.step <= 10 ? run.step % 2 === 0 : run.step % 5 === 0) validate();
   if (run.step >= run.settings.steps) {
     going = false;
+    run.reward.end?.();
     return postMessage({ type: "finished" });
   }
   if (run.single) going = false;
