@@ -223,7 +223,7 @@ def _draw_column(axes: Axes, left: float, width: float, was: str, counts: Mappin
         said = f"{was}, then {now}\n{count:,}"
         small = height < 0.14 or width < 0.2
         place, side = (outside, "right" if outside < 0 else "left") if small else (left + width / 2, "center")
-        ink = "white" if changed and not small else INK
+        ink = INK if small else "white" if changed else "black"  # INK follows a dark page, and these grounds do not
         axes.text(place, max(0.05, bottom + height / 2), said, ha=side, va="center", size=9, color=ink)
         bottom += height
 
