@@ -55,6 +55,8 @@ class Language:
     files_of_students: str  # where a student's folder has these exercises
     note: str  # the title above exercises at the end of a section
     tab: str  # the title of the page in which the model learns
+    title: str  # of the site
+    elsewhere: str  # what a badge says of a notebook that is in another language
 
 
 ENGLISH = Language(
@@ -68,6 +70,8 @@ ENGLISH = Language(
     "exercises",
     "Exercises to this section",
     "GRPO in a tab",
+    "GRPO, hands on",
+    "",
 )
 CHINESE = Language(
     "zh_TW",
@@ -80,6 +84,8 @@ CHINESE = Language(
     "exercises/zh_TW",
     "這一節的練習",
     "在分頁裡看 GRPO",
+    "動手做 GRPO",
+    "（英文版）",
 )
 LANGUAGES = (ENGLISH, CHINESE)
 
@@ -346,6 +352,7 @@ def write_settings(language: Language, all_pages: dict[str, tuple[Language, str]
         "pages": counterparts,  # page → the same one in the other language, where there is one
         "repository": STUDENT_REPOSITORY,
         "student_build": student_build,
+        "elsewhere": language.elsewhere,
     }
     write(folder / "site.json", json.dumps(settings, ensure_ascii=False, indent=1))
 
@@ -380,7 +387,14 @@ def write(path: Path, text: str) -> None:
 def run_sphinx(language: Language, sources: Path, output: Path, root: Path) -> subprocess.Popen:
     """Start Sphinx for one language; a warning is an error."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", root / "docs" / "site"]
-    command += ["-D", f"language={language.code}", "-d", sources.with_name(f"{sources.name}-doctrees")]
+    command += [
+        "-D",
+        f"language={language.code}",
+        "-D",
+        f"html_title={language.title}",
+        "-d",
+        sources.with_name(f"{sources.name}-doctrees"),
+    ]
     environment = os.environ | {"PYTHONPATH": str(root), "JUPYTER_PLATFORM_DIRS": "1"}
     return subprocess.Popen([*map(str, command), str(sources), str(output)], env=environment, cwd=root)
 
@@ -417,6 +431,7 @@ def build(root: Path, output: Path) -> None:
             write_api(sources, root)
         write_sources(language, all_pages, root, sources)
         write_settings(language, all_pages, sources)
+        shutil.copytree(root / "docs" / "site" / "locales", sources / "locales")  # Sphinx compiles them there
         running.append(run_sphinx(language, sources, made / language.prefix, root))
     codes = [process.wait() for process in running]
     if any(codes):

@@ -21,6 +21,8 @@ WORDS, CHARACTERS = 200, 300  # a minute; a word of these notebooks takes 1.5 ch
 LINES = 12  # a minute, of code and displayed formulas: five seconds a line (plans/90-minutes.md, explained aloud: four)
 QUESTION, OUTPUT = 1, 1 / 3  # minutes: to answer what is asked in bold, and to look at what a cell shows
 FORMULA, UNREAD = r"(?s)\$\$.+?\$\$", r"!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)|</?[a-z][^>]*>|(?s:\$\$.+?\$\$)"
+# What few readers need at once; an answer is of a question.
+FOLDED = r"(?s)<details><summary>(?!Answer|Solution|答案|解答).*?</details>"
 ASKED = r"\*\*(Predict|Guess|Think|Decide|Find|Write|Before|Ask|Answer|Try|Read|Work|Say|Recall|Quest|Stop|Your|Wh|How)"
 PAGES = {  # where, and what stands there around the rows of the sections
     "notes": "## Minutes by section\n\nThey are computed ([how](../README.md#minutes)). No class has been timed.\n\n"
@@ -31,7 +33,8 @@ PAGES = {  # where, and what stands there around the rows of the sections
 
 
 def reading(text: str) -> float:
-    """Return the minutes to read a Markdown text; a code span, or a formula in a line, is one word."""
+    """Return the minutes to read a Markdown text, without what is folded; a code span, or a formula, is one word."""
+    text = re.sub(FOLDED, "", text)
     lines = "".join(f"{formula}\\\\" for formula in re.findall(FORMULA, text)).count("\\\\")
     text = re.sub(r"\$[^$\n]+\$|`[^`\n]+`", " x ", re.sub(UNREAD, " ", text))
     words = len(re.findall(r"(?a)\w[\w.,'-]*", text))
@@ -70,6 +73,13 @@ def cells(name: str) -> dict[str, tuple[list[str], list[float]]]:
     quick = notebook["metadata"]["grpo"]["seconds"] - sum(took.values())
     by_id[""] = ["", ""], [0, 0, 0, quick]  # in no section
     return by_id
+
+
+def total(name: str) -> tuple[float, float]:
+    """Return the minutes of a notebook, in English and in Chinese."""
+    numbers = [each for _, each in cells(name).values()]
+    seconds = sum(each[3] for each in numbers)
+    return sum(each[0] for each in numbers) + seconds / 60, sum(each[1] for each in numbers) + seconds / 60
 
 
 def page(name: str, folder: str) -> str:

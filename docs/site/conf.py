@@ -114,7 +114,10 @@ def add_page_tools(app: Sphinx, page: str, template: str, context: dict[str, Any
     repository = site["repository"]
     context["places"] = []
     if path and repository:
-        context["places"] = [(name, form.format(repository=repository, path=path)) for name, form in SERVICES.items()]
+        for name, form in SERVICES.items():
+            other = "{path}" in form and path.startswith("notebooks/")  # the student build has lessons in English
+            said = name + site["elsewhere"] * other
+            context["places"].append((said, form.format(repository=repository, path=path)))
 
 
 class Chinese(search.SearchLanguage):

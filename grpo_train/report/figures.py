@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lib import analysis, statistics
+from grpo_lib import analysis, rewards, statistics
 from grpo_lib.common import environment
 from grpo_lib.common.files import read_json
 from grpo_lib.records import EvalRun
@@ -223,7 +223,7 @@ def _draw_column(axes: Axes, left: float, width: float, was: str, counts: Mappin
         said = f"{was}, then {now}\n{count:,}"
         small = height < 0.14 or width < 0.2
         place, side = (outside, "right" if outside < 0 else "left") if small else (left + width / 2, "center")
-        ink = "white" if changed and not small else INK
+        ink = INK if small else "white" if changed else "black"  # INK follows a dark page, and these grounds do not
         axes.text(place, max(0.05, bottom + height / 2), said, ha=side, va="center", size=9, color=ink)
         bottom += height
 
@@ -457,6 +457,24 @@ def groups(members: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
+def one_group(reference: Path) -> Figure:
+    """Eight completions of one question before training, what the repaired reward pays for each, and their advantages.
+
+    Args:
+      reference: the folder of the shipped records, assets/reference.
+    """
+    eight = EvalRun.load(reference / "course" / "evals" / "sampled.jsonl").records[:8]
+    texts, golds = ([record[field] for record in eight] for field in ("completion", "gold"))
+    functions = rewards.get_rewards(["correct_answer", "tidy_format"])
+    paid = np.sum([function(None, texts, golds) for function in functions], axis=0)
+    found = (paid - paid.mean()) / (paid.std(ddof=1) + 1e-6)
+    numbers = zip(texts, paid, found, strict=True)
+    group = [{"completion": text, "reward": reward, "advantage": advantage} for text, reward, advantage in numbers]
+    figure = groups({"": group})
+    figure.suptitle(f"{eight[0]['question']} (It is {golds[0]}.)", x=0.01, ha="left", size=10, color=INK)
+    return figure
+
+
 def _draw_group(axes: Axes, group: Sequence[Mapping[str, Any]]) -> None:
     advantages = [one["advantage"] for one in group]
     above = f"{sum(a > 0.005 for a in advantages)} of {len(group)} above the mean of the group"  # for the description
@@ -529,6 +547,31 @@ def kl(estimators: Mapping[str, Callable[[np.ndarray], np.ndarray]]) -> Figure:
     estimates = {name: estimate(x) for name, estimate in estimators.items()}
     figure = _lines(x, estimates, x=f"x: log-probability of the token, policy {MINUS} reference", y="estimate, nats")
     figure.axes[0].axhline(0, color=INK, linewidth=0.8)
+    return figure
+
+
+def two_pulls(p: np.ndarray, reward: np.ndarray, back: Mapping[str, np.ndarray], reference: float) -> Figure:
+    """How hard the reward pulls a policy away from its reference and a KL penalty back, and where they are equal.
+
+    Args:
+      p: probabilities of the right answer.
+      reward: the pull of the reward at each of them.
+      back: name of a line -> the pull back to the reference at each of them.
+      reference: the probability of the right answer in the reference.
+    """
+    figure = _lines(p, {"the reward, up": reward, **back}, x="probability of the right answer", y="pull on its logit")
+    axes = figure.axes[0]
+    axes.axvline(reference, color=GREY, linewidth=0.8)
+    axes.text(
+        reference, 1.02 * reward.max(), f" reference: {100 * reference:.0f}{NBSP}%", va="bottom", size=8, color=INK
+    )
+    for pull in back.values():
+        for equal in np.flatnonzero(reward < pull)[:1]:  # from there on the penalty is stronger
+            axes.plot(p[equal], reward[equal], "o", color=INK, label="_nolegend_")
+            said, side = f"equal at {100 * p[equal]:.0f}{NBSP}%", "right" if p[equal] < 0.7 else "left"
+            axes.text(p[equal], reward[equal] + 0.01, said, ha=side, va="bottom", size=9, color=INK)
+    axes.set(xlim=(0, 1), ylim=(0, 1.2 * reward.max()))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=f"{NBSP}%"))
     return figure
 
 

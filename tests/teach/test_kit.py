@@ -157,6 +157,28 @@ def test_minutes_by_section() -> None:
     assert [row for row, most in rows if sum(minutes[cell] for cell in CELL.findall(row)) > most] == []
 
 
+def test_titles_and_plans_say_the_minutes_that_are_computed() -> None:
+    """To five minutes, and one for the seconds of the machine that made the outputs."""
+    root, spelt = KIT.parent, (r"about (\d+) min", r"約 (\d+) 分")
+    said = {}
+    for path in reading_minutes.run_notebooks.NOTEBOOKS:
+        name = path.rpartition("/")[2]
+        (title, _), *_ = reading_minutes.cells(name).values()
+        minutes = [re.search(pattern, text)[1] for pattern, text in zip(spelt, title, strict=True)]
+        rows = [
+            re.search(rf"(?m)^\| \[.*{name}\.ipynb.*\| (\d+) \| [^|]+\|$", (root / readme).read_text("utf-8"))[1]
+            for readme in ("README.md", "README.zh.md")
+        ]
+        assert len({*minutes, *rows}) == 1, name
+        said[number_of(name)] = int(minutes[0])
+        assert abs(reading_minutes.total(name)[0] - said[number_of(name)]) <= 3.5, name
+    for folder in ("plans", "zh_TW/plans"):
+        plan = (KIT / folder / "6-weeks.md").read_text("utf-8")
+        read = re.findall(r"(?m)^\| \d \| (\d+) ?[(（]([\da-c, 、]+)[)）]", plan)
+        assert read
+        assert [row for row in read if sum(said[one] for one in re.findall(r"\w+", row[1])) != int(row[0])] == []
+
+
 @pytest.mark.parametrize("folder", ["slides", "zh_TW/slides"])
 def test_each_deck_gets_the_figures_that_it_says_to_show(folder: str) -> None:
     known = slides.figures(KIT.parent)
