@@ -4,7 +4,7 @@
         rollout.engine=vllm rollout.max_prompt_length=64 model.dtype=bfloat16 training.micro_batch_size=8 \\
         training.layout=padded
 
-Before is 80fae555, the last commit without estimates, after is HEAD.  CPU time counts, over all threads of the compiler:
+Before is 80fae555, the last commit without estimates, after is HEAD.  CPU time counts, of all threads of the compiler:
 what else a machine does changes it little.  The command runs in a copy of each commit, in turn, `--rounds` times.
 """
 
@@ -44,9 +44,9 @@ def measured(tree: Path, arguments: list[str]) -> dict[str, float]:
             "cli.main()\n"
         )
         command = [sys.executable, "-c", code, cache, "preflight", *arguments, "--json"]
-        environment = os.environ | {"PYTHONPATH": str(tree)}
+        environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'teaching'}"}
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
+    if done.returncode or not json.loads(done.stdout.splitlines()[-1])["fits"]:
         sys.exit(f"{tree.name}: {done.stderr.strip()[-500:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
