@@ -57,6 +57,11 @@ RATES_OF = f"""\
 Peaks and bandwidths are the vendor's. A link: v6e has 3,200 Gbit/s over 4 ports ([Cloud TPU]({SLICE_PAGE})), which is
 the one-way rate of the [scaling book]({BOOK}), as are the others. The clock is what peak and matrix units imply.
 """
+NO_ESTIMATE = """\
+These have no estimate yet. Their preflights were stored before there were estimates, and their programs were not
+compiled again. The command makes one by compiling at full effort ({took}).
+`dev/tools/estimate_stored.py NAME` adds it to the stored preflight.
+"""
 
 
 def predict(cases: dict[str, Any], programs: dict[str, Any]) -> dict[str, Range]:
@@ -157,28 +162,31 @@ def _recipes() -> list[str]:
     lines = [
         "From `assets/preflight`. First number: the longest completion of a batch ends at a third of the limit;",
         "second: at the limit. ≥: decoding is vLLM's, of which the bytes of the weights are a bound; such a row is not",
-        "comparable with the others. Run: all steps, and two evaluations where they are estimated.",
+        "comparable with the others, and no budget. Run: all steps, and two evaluations where they are estimated; the",
+        "start of a machine, downloads, compilation, host work, rewards and checkpoints come on top.",
         "",
         "| recipe | slice | update, s | decoding, s | step, s | run, hours | chip-hours |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    missing: dict[str, list[str]] = {}
-    for result in preflight.saved_results():
+    results = preflight.saved_results()
+    missing = []
+    for result in results:
         if not (found := result.estimate):
-            missing.setdefault(_why(result), []).append(result.name)
+            missing.append(result)
             continue
         decoding = next(part for part in found.parts if part.name == preflight.roofline.DECODING)
-        sign = "≥ " if decoding.is_bound else ""
-        cells = [str(found.update), *(f"{sign}{each}" for each in (decoding.seconds, found.step, found.run_hours))]
-        lines.append(f"| {result.name} | {result.accelerator} | {' | '.join(cells)} | {sign}{found.chip_hours} |")
-    reasons = [f"- {', '.join(names)}: {reason}." for reason, names in missing.items()]
-    return [*lines, "", "Not estimated:", "", *reasons] if reasons else lines
+        others = (decoding.seconds, found.step, found.run_hours, found.chip_hours)
+        cells = [str(found.update), *(each.shown(decoding.is_bound) for each in others)]
+        lines.append(f"| {result.name} | {result.accelerator} | {' | '.join(cells)} |")
+    return [*lines, "", *_without(missing, preflight.compiling_took(results))] if missing else lines
 
 
-def _why(result: preflight.Result) -> str:
-    return result.not_estimated or (
-        "the stored preflight is older than the estimates; `grpo preflight` makes one, by a compilation at full effort"
-    )
+def _without(results: list[preflight.Result], took: str) -> list[str]:
+    """The stored preflights that have no estimate: why not, and what makes one."""
+    lines = [NO_ESTIMATE.format(took=took), "| recipe | slice | why not, or what makes one |", "|---|---|---|"]
+    for result in results:
+        lines.append(f"| {result.name} | {result.accelerator} | {result.not_estimated or f'`{result.command}`'} |")
+    return lines
 
 
 def main() -> None:

@@ -84,7 +84,10 @@ def _estimate(recipe: Recipe) -> list[str]:
     from grpo_train.tpu import preflight
 
     if not (result := preflight.stored_result(recipe)):
-        return ["estimate: none is stored for these values; grpo preflight makes it"]
+        return [
+            "Not estimated: no preflight is stored of these values; grpo preflight makes one, with the estimate, by "
+            f"compiling at full effort ({preflight.compiling_took(preflight.saved_results())})"
+        ]
     return preflight.estimate_lines(result)
 
 

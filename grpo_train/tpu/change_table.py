@@ -42,15 +42,13 @@ def row(name: str, result: Result | CourseError) -> list[str]:
     if not (estimate := result.estimate):
         return [*cells, left, f"not estimated: {result.not_estimated}"]
     decoding = estimate.part(DECODING)
-    at_least = "≥ " if any(part.is_bound for part in estimate.parts) else ""
+    whole = [each.shown(estimate.is_bound) for each in (estimate.step, estimate.run_hours, estimate.chip_hours)]
     return [
         *cells,
         left,
         str(estimate.update),
-        f"{at_least}{decoding.seconds}" if decoding else "",
-        f"{at_least}{estimate.step}",
-        f"{at_least}{estimate.run_hours}",
-        f"{at_least}{estimate.chip_hours}",
+        decoding.seconds.shown(decoding.is_bound) if decoding else "",
+        *whole,
     ]
 
 

@@ -162,6 +162,7 @@ class Compilation(SavedModel):
     width: int = 0  # of the widest layer: the MLP's, or the embedding's
     time: ProgramTime | None = None  # of one compiled with full effort
     not_estimated: str | None = None  # why there is no time
+    cpu_seconds: float | None = None  # that the compiler took, over all of its threads
 
 
 def few_layers(program: Program) -> list[Program]:

@@ -144,6 +144,7 @@ ARGUMENTS = ("parameter_shard", "optimizer_shard", "sampler_shard", "cache_shard
 def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilation:
     """The compiler's report, with these facts."""
     written = len(_scheduler_log())
+    started = time.process_time()
     try:
         compiled = lowered.compile(QUICK if program.layers or program.quick else None)
     except jax.errors.JaxRuntimeError as error:
@@ -154,12 +155,14 @@ def _compile(program: Program, lowered: Any, facts: dict[str, int]) -> Compilati
         arguments = sum(facts.get(name, 0) for name in ARGUMENTS)
         needed = bytes_needed(str(error), arguments)
         return Compilation(oom_message=message, bytes_needed=needed, **facts)
+    cpu_seconds = time.process_time() - started
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
-    time, not_estimated = _estimated(program, compiled, _scheduler_log()[written:])
+    estimated, not_estimated = _estimated(program, compiled, _scheduler_log()[written:])
     return Compilation(
-        time=time,
+        time=estimated,
         not_estimated=not_estimated,
+        cpu_seconds=cpu_seconds,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         aliased=memory.alias_size_in_bytes,

@@ -33,7 +33,7 @@ KINDS = {
     "waiting": "waiting for copies and other chips",
 }
 UPDATE = "policy update"
-LEFT_OUT = "host work, rewards, compilation, checkpoints"
+LEFT_OUT = "the machine's start, downloads, compilation, host work, rewards, checkpoints"
 
 
 class Range(SavedModel):
@@ -49,7 +49,12 @@ class Range(SavedModel):
         return Range(low=self.low * factor, high=self.high * factor)
 
     def __str__(self) -> str:
-        low, high = short(self.low), short(self.high)
+        return self.shown()
+
+    def shown(self, is_bound: bool = False) -> str:
+        """Of a bound both ends are one: without a sign at the second, a reader takes that for the most."""
+        sign = "≥ " if is_bound else ""
+        low, high = (f"{sign}{short(end)}" for end in (self.low, self.high))
         return low if low == high else f"{low} to {high}"
 
 
@@ -74,6 +79,11 @@ class Estimate(SavedModel):
     limits: dict[str, float]  # of the update: which share of its time is what
     left_out: str
     libtpu: str
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a part of the step is known by a bound alone, so that the step and the run are at least as long."""
+        return any(part.is_bound for part in self.parts)
 
     def part(self, name: str) -> EstimatedPart | None:
         return next((part for part in self.parts if part.name == name), None)
@@ -216,7 +226,7 @@ def _evaluation(recipe: Recipe, decoding: EstimatedPart) -> EstimatedPart | None
     return EstimatedPart(
         name="evaluation",
         seconds=Range(low=one.low, high=one.high * larger),
-        how=f"{count:,} problems, {batches} x {batch}",
+        how=f"{count:,} problems in {batches} batches of {batch}",
         is_bound=decoding.is_bound,
     )
 
@@ -250,42 +260,44 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
       steps: of the run.
       price: of a chip-hour, in the user's currency; without one no money is named.
     """
-    parts = estimate.parts
+    is_bound = estimate.is_bound
     shown = [
         f"Estimate in seconds, from the schedule that libtpu {estimate.libtpu} made; measured on no TPU. First number: "
-        "the longest completion of a batch ends at a third of the limit; second: at the limit. Beyond these, expect "
-        f"{UPDATE_BAR:.0%} (update) and {DECODING_BAR:.0%} (decoding) more or less; no end is a bound: "
-        "docs/estimates.md.",
-        *map(_line, parts),
+        "the longest completion of a batch ends at a third of the limit; second: at the limit. Neither is the least or "
+        f"the most: allow {UPDATE_BAR:.0%} (update) and {DECODING_BAR:.0%} (decoding) beyond them, which is a rule of "
+        "ours and no guarantee (docs/estimates.md).",
+        *map(_line, estimate.parts),
+        f"    {'step':<20}{estimate.step.shown(is_bound)}",
     ]
-    at_least = "at least " if any(part.is_bound for part in parts) else ""
-    shown.append(f"    {'step':<20}{at_least}{estimate.step}")
     if estimate.evaluation:
         shown.append(_line(estimate.evaluation))
+    if is_bound:
+        shown.append("  ≥: a bound. No budget: the real time is longer, and nobody knows how much vLLM adds.")
     shares = [f"{share:.0%} {KINDS[kind]}" for kind, share in estimate.limits.items() if share >= 0.05]
     shown.append(f"  The update is {', '.join(shares)}.")
-    run = f"{steps:,} steps"
-    chips = "1 chip" if estimate.chips == 1 else f"{estimate.chips} chips"
-    if estimate.evaluation:
-        run += f" and {EVALUATIONS} evaluations"
-    hours = f"{at_least}{_duration(estimate.run_hours)}, {at_least}{estimate.chip_hours} chip-hours"
-    cost = ""
-    if price is not None:
-        cost = f"; at {price:g} a chip-hour {at_least}{estimate.chip_hours.times(price)}"
-    shown.append(
-        f"  The run, {run} on {chips}: {hours}{cost}. What is billed is longer; not counted: {estimate.left_out}."
-    )
+    shown.append(_run(estimate, steps, price))
     return shown
 
 
+def _run(estimate: Estimate, steps: int, price: float | None) -> str:
+    """The whole run, and what it does not count, in front of a price that somebody may take for the bill."""
+    run = f"{steps:,} steps"
+    if estimate.evaluation:
+        run += f" and {EVALUATIONS} evaluations"
+    chips = "1 chip" if estimate.chips == 1 else f"{estimate.chips} chips"
+    hours, chip_hours = estimate.run_hours, estimate.chip_hours
+    took = f"{hours.shown(estimate.is_bound)} hours"
+    if hours.high < 1:
+        took = f"{hours.times(60).shown(estimate.is_bound)} minutes"
+    parts = [f"  The run's {run} alone, on {chips}: {took}, {chip_hours.shown(estimate.is_bound)} chip-hours"]
+    if price is not None:
+        parts.append(f", at {price:g} a chip-hour {chip_hours.times(price).shown(estimate.is_bound)}")
+    parts.append(f". The bill is longer by what is not counted: {estimate.left_out}.")
+    return "".join(parts)
+
+
 def _line(part: EstimatedPart) -> str:
-    at_least = "at least " if part.is_bound else ""
-    seconds = f"{at_least}{part.seconds}"
-    return f"    {part.name:<20}{seconds:<24}{part.how}"
-
-
-def _duration(hours: Range) -> str:
-    return f"{hours} hours" if hours.high >= 1 else f"{hours.times(60)} minutes"
+    return f"    {part.name:<20}{part.seconds.shown(part.is_bound):<24}{part.how}"
 
 
 def short(number: float) -> str:

@@ -513,8 +513,30 @@ def estimate_lines(result: Result, price: float | None = None) -> list[str]:
     """The estimate, or in one line why there is none."""
     if result.estimate:
         return estimates.lines(result.estimate, result.steps, price)
-    reason = result.not_estimated or "this result is older than the estimates; run grpo preflight again"
-    return [f"Not estimated: {reason}."]
+    return [f"Not estimated: {why_not_estimated(result)}."]
+
+
+def why_not_estimated(result: Result) -> str:
+    """Why a result has no estimate, and where it can have one, by which command and how long that takes."""
+    if result.not_estimated:
+        return result.not_estimated
+    return (
+        "this preflight was stored before there were estimates, and its programs were not compiled again; "
+        f"`{result.command}` makes one, by compiling at full effort ({compiling_took(saved_results())})"
+    )
+
+
+def compiling_took(results: list[Result]) -> str:
+    """What compiling for an estimate took where it was measured: of the fastest and of the slowest recipe."""
+    took = []
+    for result in results:
+        seconds = [program.compilation.cpu_seconds for program in result.programs if program.compilation.cpu_seconds]
+        if result.estimate and seconds:
+            took.append((sum(seconds) / 60, result.name))
+    if not took:
+        return "how long that takes was not measured"
+    (least, fast), (most, slow) = min(took), max(took)
+    return f"{least:.0f} CPU minutes for {fast}, {most:.0f} for {slow}; on two cores at least half as many minutes"
 
 
 def digest(recipe: Recipe) -> str:

@@ -63,8 +63,8 @@ def hardware_table(results: Sequence[Result]) -> str:
     """Results as a Markdown table, sorted by slice: of a generation the small ones first."""
     rows = [
         "| slice | recipe | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "decoding at full length, s, at least | update, s, at least | update, s, estimate | at a third of the length, "
-        "s, estimate | run, chip-hours, estimate | step, s, from the compiled program |",
+        "decoding at full length, s, at least | update, s, at least | update, s, roofline | at a third of the length, "
+        "s, roofline | run, chip-hours, roofline | step, s, estimate from the compiled program |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in sorted(results, key=_size):
@@ -91,7 +91,7 @@ def _named(result: Result) -> str:
 
 
 def _times(result: Result) -> list[str]:
-    """Of decoding, of the update (by its FLOPs, and estimated, also at a third of the length), and of the run."""
+    """Of decoding, of the update (by its FLOPs, and the roofline, also at a third of the length), and of the run."""
     bound = result.lower_bound
     if not bound:
         return ["-"] * 5
@@ -108,8 +108,7 @@ def _step(result: Result) -> str:
     """Of a step, from completions of a third of the length to full ones; where vLLM decodes, its part is a bound."""
     if not result.estimate:
         return "-"
-    bound = any(part.is_bound for part in result.estimate.parts)
-    return f"{'≥ ' if bound else ''}{result.estimate.step}"
+    return result.estimate.step.shown(result.estimate.is_bound)
 
 
 def _stacked(bars: Mapping[str, Mapping[str, int]], usable: int, x: str) -> Figure:

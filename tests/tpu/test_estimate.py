@@ -13,6 +13,7 @@ from grpo_train.recipes import load_recipe
 from grpo_train.recipes.slices import CHIPS
 from grpo_train.tpu import change_table, preflight
 from grpo_train.tpu.compile_jobs import GIB, ProgramTime
+from grpo_train.tpu.estimate import short
 from grpo_train.tpu.op_costs import RATES
 from grpo_train.tpu.program_time import kernel_bundles, program_time, simulated_seconds
 
@@ -251,12 +252,34 @@ def test_libtpu_s_simulation_makes_the_update_a_range() -> None:
 def test_what_a_user_reads_names_bounds_and_what_is_left_out_and_no_money_without_a_price() -> None:
     vllm = result_of(recipe(grpo={"beta": 0.0}))
     text = "\n".join(preflight.estimate_lines(vllm))
-    assert "at least" in text and "a bound, by the bytes of the weights" in text
-    assert "not counted: host work, rewards" in text and "vLLM's prefill and scheduling" in text
+    assert "a bound, by the bytes of the weights" in text
+    assert vllm.estimate
+    step, hours = vllm.estimate.step, vllm.estimate.run_hours
+    # Both ends are bounds, and both say so: "≥ 2 to 4" was read as "at most 4".
+    assert f"≥ {short(step.low)} to ≥ {short(step.high)}" in text
+    assert f"≥ {short(hours.low * 60)} to ≥ {short(hours.high * 60)} minutes" in text or hours.high >= 1
+    assert "No budget" in text and "No budget" not in "\n".join(preflight.estimate_lines(result_of()))
+    assert "not counted: the machine's start" in text and "vLLM's prefill and scheduling" in text
     assert " a chip-hour" not in text
     assert "at 2.5 a chip-hour" in "\n".join(preflight.estimate_lines(vllm, 2.5))
     assert "80% products, 20% traffic between chips" in text
     assert text in preflight.table(vllm)
+
+
+def test_a_stored_result_without_an_estimate_names_the_command_and_what_compiling_took() -> None:
+    def stored(name: str, cpu_seconds: float | None) -> preflight.Result:
+        made = result_of()
+        first, *others = made.programs
+        compiled = first.compilation.model_copy(update={"cpu_seconds": cpu_seconds})
+        programs = (first.model_copy(update={"compilation": compiled}), *others)
+        return made.model_copy(update={"name": name, "programs": programs})
+
+    took = preflight.compiling_took([stored("fast", 120.0), stored("slow", 900.0), stored("unknown", None)])
+    assert took.startswith("2 CPU minutes for fast, 15 for slow")
+    assert "not measured" in preflight.compiling_took([stored("unknown", None)])
+    old = stored("old", None).model_copy(update={"estimate": None, "command": "grpo preflight recipes/old.yaml"})
+    (line,) = preflight.estimate_lines(old)
+    assert line.startswith("Not estimated: ") and "`grpo preflight recipes/old.yaml`" in line
 
 
 @pytest.mark.parametrize(

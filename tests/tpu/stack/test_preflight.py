@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
+from grpo_train.tpu.change_table import AS_IT_IS
 from grpo_train.tpu.preflight import Result
 
 TINY = [
@@ -32,17 +34,20 @@ COMMANDS = {
 }
 
 
+# A process of its own that keeps what it compiles in the folder of its first argument.
+CODE = """
+import functools, pathlib, sys
+from grpo_train import cli
+from grpo_train.tpu import compiler
+compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))
+cli.main()
+"""
+
+
 @pytest.fixture(scope="module")
 def done(root, tmp_path_factory):
     """`grpo preflight` in a process of its own for every command, in order; they share a cache that begins empty."""
-    code = (
-        "import functools, pathlib, sys\n"
-        "from grpo_train import cli\n"
-        "from grpo_train.tpu import compiler\n"
-        "compiler.Compiler = functools.partial(compiler.Compiler, cache=pathlib.Path(sys.argv.pop(1)))\n"
-        "cli.main()\n"
-    )
-    start = [sys.executable, "-c", code, str(tmp_path_factory.mktemp("cache"))]
+    start = [sys.executable, "-c", CODE, str(tmp_path_factory.mktemp("cache"))]
     start += ["preflight", "recipes/tiny-cpu.yaml", "--json"]
     return {
         name: subprocess.run([*start, *arguments], cwd=root, capture_output=True, text=True)
@@ -167,3 +172,36 @@ def test_an_absurd_micro_batch_does_not_fit_and_hints_are_given(done, results):
     assert found.oom_message
     assert found.bytes_needed > 31.24 * 2**30 / 4
     assert absurd.hints[0].startswith("training.micro_batch_size=49152")
+
+
+# Each is a change of the recipe as it is: one that is compiled, one that only makes a step longer, one that is refused.
+FEWER_ROWS = "rollout.micro_batch_size=8"
+MORE_PROMPTS = "training.prompts_per_step=32+rollout.micro_batch_size=16"
+REFUSED = "training.micro_batch_size=9"
+
+
+@pytest.mark.nightly(minutes=10)
+def test_changes_are_compared_at_full_effort(root, tmp_path):
+    """The real compiler makes an estimate for each change that is possible, in the order of what it should cost."""
+    settings = yaml.safe_load((root / "recipes" / "tiny-cpu.yaml").read_text(encoding="utf-8"))
+    settings["hardware"] = {"accelerator": "v6e-1"}
+    settings["rollout"]["max_prompt_length"] = 64
+    settings["model"]["dtype"] = "bfloat16"
+    settings["training"]["micro_batch_size"] = 8
+    recipe = tmp_path / "tiny-v6e.yaml"
+    recipe.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    command = [sys.executable, "-c", CODE, str(tmp_path), "preflight", str(recipe), "--compare", "--json"]
+    done = subprocess.run([*command, FEWER_ROWS, MORE_PROMPTS, REFUSED], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {row["change"]: row for row in json.loads(done.stdout.splitlines()[-1])["changes"]}
+    assert list(rows) == [AS_IT_IS, FEWER_ROWS, MORE_PROMPTS, REFUSED]
+    assert "not possible" in rows.pop(REFUSED)["slice"]
+    assert all(" to " in row["update, s"] and "≥" not in row["step, s"] for row in rows.values())
+    decoding, hours = (
+        {name: float(row[column].split(" to ")[-1]) for name, row in rows.items()}
+        for column in ("decoding, s", "run, hours")
+    )
+    # Half of the rows at once are two batches, and each takes as many turns of the loop as the whole did.
+    assert decoding[FEWER_ROWS] > decoding[AS_IT_IS]
+    assert decoding[MORE_PROMPTS] == pytest.approx(2 * decoding[AS_IT_IS], rel=0.1)
+    assert hours[MORE_PROMPTS] > hours[AS_IT_IS]
