@@ -16,9 +16,10 @@ Read it in this order:
 cases        the cases as data: tokens, masks, groups, log-probabilities, rewards
 equations    what is right: one NumPy function per variant, in float64, with its equation and paper
 rows         the rows of the table: a variant and the cases that it is tried on
-naming       which other variant, fault and factor a wrong answer equals
+slips        what a wrong answer may equal: other variants, known slips, spoiled batches, factors
+naming       which of them it equals
 suite        an adapter against the rows
 report       the table: for a terminal, Markdown, JSON
 loading      an adapter from FILE.py:NAME
-planted      ten bugs that were public once, planted again
+planted      bugs that were public once, and slips of a first loss, planted again
 """

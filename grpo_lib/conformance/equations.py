@@ -82,8 +82,7 @@ def by_group(values: np.ndarray, groups: np.ndarray, of_group: Callable[[np.ndar
 
 def _standard(centred: np.ndarray, spread: np.ndarray, variant: Variant) -> np.ndarray:
     divisor = np.sqrt(spread**2 + variant.std_epsilon) if variant.inside else spread + variant.std_epsilon
-    with np.errstate(invalid="ignore"):  # without ε a group without variance is 0 / 0
-        return centred / divisor
+    return centred / divisor
 
 
 def std(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarray:
@@ -126,6 +125,17 @@ def whole_batch(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np
     return std(rewards, np.zeros_like(groups), variant)
 
 
+def over_variance(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarray:
+    """A_i = (r_i - mean r) / var r of the group: the root is forgotten.  Nobody's GRPO; a known slip."""
+    variance = by_group(rewards, groups, functools.partial(np.var, ddof=1))
+    return mean(rewards, groups, variant) / (variance + variant.std_epsilon)
+
+
+def rewards_themselves(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarray:
+    """A_i = r_i: nothing is taken off.  Nobody's GRPO; a known slip."""
+    return rewards
+
+
 ADVANTAGES: dict[str, Callable[[np.ndarray, np.ndarray, Variant], np.ndarray]] = {
     "std": std,
     "std-n": std_n,
@@ -134,6 +144,8 @@ ADVANTAGES: dict[str, Callable[[np.ndarray, np.ndarray, Variant], np.ndarray]] =
     "leave-one-out": leave_one_out,
     "maxrl": maxrl,
     "whole-batch": whole_batch,
+    "the variance in place of std": over_variance,
+    "the rewards themselves": rewards_themselves,
 }
 
 
@@ -220,6 +232,11 @@ def ratio_to_itself(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarr
     return np.exp(np.where(mask, logps - case.logps, 0.0))
 
 
+def log_ratio(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
+    """log ρ: the exp is forgotten.  Nobody's ratio; a known slip."""
+    return np.where(mask, logps - case.old_logps, 0.0)
+
+
 def ratio_to_sampler(logps: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
     """π / π_sampler: the sampler is taken for the old policy."""
     return np.exp(np.where(mask, logps - case.sampler_logps, 0.0))
@@ -233,6 +250,7 @@ RATIOS = {
     "against the new policy": ratio_to_itself,
     "against the sampler": ratio_to_sampler,
     "inverse": inverse_ratio,
+    "without exp": log_ratio,
 }
 
 
@@ -267,7 +285,31 @@ def unclipped(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Vari
     return ratio * A
 
 
-OBJECTIVES = {"clip": clipped, "dual": dual_clipped, "cispo": cispo, "cispo-both": cispo_both, "none": unclipped}
+def with_max(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
+    """max(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A): the better of the two.  Nobody's objective; a known slip."""
+    return np.maximum(ratio * A, np.clip(ratio, 1 - variant.epsilon_low, 1 + variant.epsilon_high) * A)
+
+
+def without_min(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
+    """clip(ρ, 1 - ε_low, 1 + ε_high) A, without the min: a bad step is not taken back.  A known slip."""
+    return np.clip(ratio, 1 - variant.epsilon_low, 1 + variant.epsilon_high) * A
+
+
+def without_ratio(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
+    """A log π: the policy gradient of a step on policy, without a ratio.  A known slip."""
+    return A * logps
+
+
+OBJECTIVES = {
+    "clip": clipped,
+    "dual": dual_clipped,
+    "cispo": cispo,
+    "cispo-both": cispo_both,
+    "none": unclipped,
+    "max in place of min": with_max,
+    "without the min": without_min,
+    "log π in place of the ratio": without_ratio,
+}
 
 
 # ----- Correction for a sampler that is not the old policy: a weight for each token, [B, T] -----
@@ -377,7 +419,8 @@ AGGREGATIONS = {
 # ----- The whole -----
 
 
-def _mask(case: Case, variant: Variant) -> np.ndarray:
+def tokens_in_loss(case: Case, variant: Variant) -> np.ndarray:
+    """The tokens that are part of the loss, [B, T]."""
     return case.mask & ~case.truncated[:, None] if variant.truncated == "out" else case.mask
 
 
@@ -389,17 +432,23 @@ def loss(case: Case, variant: Variant, logps: np.ndarray) -> Any:
         return sum(loss(part, one, logps[rows]) for part, rows in zip(parts, case.micro_batches, strict=True)) / len(
             parts
         )
-    mask = _mask(case, variant)
+    kept = tokens_in_loss(case, variant)
+    everywhere = np.ones_like(kept)
     if variant.fault == "each completion is its length times a mean that counts padding":
-        terms, _ = _terms(case, variant, logps, np.ones_like(mask))
-        return (terms * mask.sum(1, keepdims=True)).mean()
-    terms, ratio = _terms(case, variant, logps, mask)
-    counted = case.mask if variant.fault == "the denominator counts what is left out" else mask
+        terms, _ = _terms(case, variant, logps, everywhere)
+        return (terms * kept.sum(1, keepdims=True)).mean()
+    summed = everywhere if variant.fault == "the sum counts padding" else kept
+    counted = {"the denominator counts padding": everywhere, "the denominator counts what is left out": case.mask}
+    divided = counted.get(variant.fault, kept)
+    terms, ratio = _terms(case, variant, logps, summed)
     aggregate = AGGREGATIONS[variant.aggregation]
-    found = aggregate(np.where(mask, terms, 0), counted, case, variant)
-    if variant.kl in KL_ESTIMATORS:
-        found = found + variant.beta * _kl(case, variant, logps, ratio, mask)
-    return found
+    found = aggregate(np.where(summed, terms, 0), divided, case, variant)
+    if variant.kl in ("none", "reward"):
+        return found
+    estimates = KL_ESTIMATORS[variant.kl](logps - case.ref_logps, ratio)  # [B, T]
+    if variant.fault == "the KL counts padding":
+        return found + variant.beta * estimates.mean()
+    return found + variant.beta * aggregate(np.where(summed, estimates, 0), divided, case, variant)
 
 
 def _terms(case: Case, variant: Variant, logps: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -412,11 +461,10 @@ def _terms(case: Case, variant: Variant, logps: np.ndarray, mask: np.ndarray) ->
     return terms, ratio
 
 
-def _kl(case: Case, variant: Variant, logps: np.ndarray, ratio: np.ndarray, mask: np.ndarray) -> Any:
-    estimates = KL_ESTIMATORS[variant.kl](logps - case.ref_logps, ratio)  # [B, T]
-    if variant.fault == "the KL counts padding":
-        return estimates.mean()
-    return AGGREGATIONS[variant.aggregation](np.where(mask, estimates, 0), mask, case, variant)
+def value_and_slope(case: Case, variant: Variant, direction: np.ndarray) -> tuple[float, float]:
+    """The loss, and its derivative along a direction [B, T] of the log-probabilities; exact, by one complex step."""
+    found = complex(loss(case, variant, case.logps + 1j * STEP * direction))
+    return found.real, found.imag / STEP
 
 
 def gradient(case: Case, variant: Variant) -> np.ndarray:
@@ -434,13 +482,15 @@ def step(case: Case, gradient: np.ndarray) -> np.ndarray:
     return np.array(WEIGHTS["logps"]) - LEARNING_RATE * (gradient[..., None] * case.slopes()).sum((0, 1))
 
 
-@functools.cache
-def expected_loss(case: Case, variant: Variant) -> float:
-    return float(loss(case, variant, case.logps))
+def weights_after_step(case: Case, variant: Variant) -> np.ndarray:
+    """As step, from the derivatives of the loss along the slopes of the two weights, [2]."""
+    slopes = np.moveaxis(case.slopes(), -1, 0)  # [2, B, T]
+    along = [value_and_slope(case, variant, slope)[1] for slope in slopes]
+    return np.array(WEIGHTS["logps"]) - LEARNING_RATE * np.array(along)
 
 
 @functools.cache
 def expected(case: Case, variant: Variant) -> Answer:
     """All that is right for a case."""
     slope = gradient(case, variant)
-    return Answer(advantages(case, variant), expected_loss(case, variant), slope, step(case, slope))
+    return Answer(advantages(case, variant), float(loss(case, variant, case.logps)), slope, step(case, slope))

@@ -1,98 +1,31 @@
-"""Which other variant, known fault and factor does a wrong answer equal?"""
+"""Which slip does a wrong answer equal, and with which factor?"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from grpo_lib.conformance import equations
-from grpo_lib.conformance.cases import Case
-from grpo_lib.conformance.equations import Answer, Variant, expected, expected_loss
+from grpo_lib.conformance.cases import WEIGHTS, Case
+from grpo_lib.conformance.equations import Answer, Variant, expected
 from grpo_lib.conformance.rows import Row
+from grpo_lib.conformance.slips import FAULTS, Slip, changes, factors, faulty
 
-# A field of a variant, and its other values.
-OTHER_VALUES = {
-    "advantage": tuple(equations.ADVANTAGES),
-    "rewards": tuple(equations.REWARDS),
-    "aggregation": tuple(equations.AGGREGATIONS),
-    "ratio": tuple(equations.RATIOS),
-    "clip": tuple(equations.OBJECTIVES),
-    "epsilon_high": (0.2, 0.28),
-    "kl": ("none", *equations.KL_ESTIMATORS),
-    "correction": ("none", *equations.CORRECTIONS),
-    "truncated": ("in", "out"),
-    "micro_batches": ("one", "mean of means"),
-    "rows": ("with tokens",),
-    "fault": (
-        "the denominator counts what is left out",
-        "the KL counts padding",
-        "each completion is its length times a mean that counts padding",
-    ),
-}
-# Of what each comparison can show.
-FIELDS = {
-    "advantages": ("advantage", "rewards", "kl"),
-    "loss": tuple(name for name in OTHER_VALUES if name not in ("advantage", "rewards")),
-    "weights": tuple(OTHER_VALUES),
-}
-
-
-def _one_token_late(case: Case) -> Case:
-    return dataclasses.replace(case, mask=np.pad(case.mask, ((0, 0), (1, 0)))[:, :-1])
-
-
-def _without_first_token(case: Case) -> Case:
-    return dataclasses.replace(case, mask=case.mask & _one_token_late(case).mask)
-
-
-def _without_last_token(case: Case) -> Case:
-    return dataclasses.replace(case, mask=case.mask & np.pad(case.mask, ((0, 0), (0, 1)))[:, 1:])
-
-
-# What goes wrong with a batch before the loss, by the words of the table.
-FAULTS: dict[str, Callable[[Case], Case]] = {
-    "": lambda case: case,
-    "the mask is one token late": _one_token_late,
-    "the first token is left out": _without_first_token,
-    "the last token is left out": _without_last_token,
-    "padding is counted": lambda case: dataclasses.replace(case, mask=np.ones_like(case.mask)),
-    "the width is the maximal length": lambda case: dataclasses.replace(case, max_length=case.mask.shape[1]),
-}
-
-
-@functools.cache
-def _faulty(case: Case, fault: str) -> Case:
-    return FAULTS[fault](case)
-
-
-def factors(case: Case) -> dict[str, float]:
-    """Simple factors of a case by name."""
-    sizes = {
-        "2": 2,
-        "the group size": case.group_size,
-        "the number of groups": len(np.unique(case.groups)),
-        "the number of rows": len(case.mask),
-        "the number of tokens": int(case.mask.sum()),
-        "the width": case.mask.shape[1],
-        "the maximal length": case.max_length,
-        "the number of micro-batches": len(case.micro_batches),
-    }
-    found = {"": 1.0, "-1": -1.0, "0.5": 0.5}
-    for name, size in sizes.items():
-        found |= {name: float(size), (f"1 / {name}" if name != "2" else "0.5"): 1.0 / size}
-    return found
+NOTHING = "equals nothing that is known here"
+WITHOUT_VARIANCE = "is not finite where a group has no variance; add ε to the standard deviation"
+WITHOUT_TOKENS = "is not finite where a completion has no token; divide by at least 1"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Difference:
+    """What is said about a row that differs; the slip, where it has a name, is tried first in the next rows."""
+
     words: str
-    variant: Variant
-    fault: str = ""
+    slip: Slip | None = None
 
 
 def close(got: np.ndarray | float, wanted: np.ndarray | float, tolerance: float, scale: float | None = None) -> bool:
@@ -105,29 +38,173 @@ def close(got: np.ndarray | float, wanted: np.ndarray | float, tolerance: float,
 
 
 def same(got: Answer, wanted: Answer, compares: str, tolerance: float, factor: float = 1.0) -> bool:
-    """Whether an answer is what is wanted times a factor."""
-    if compares != "loss":
-        return close(getattr(got, compares), factor * getattr(wanted, compares), tolerance)
+    """Whether an answer is what is wanted times a factor; of the weights, whether their step is."""
+    if compares == "advantages":
+        return close(got.advantages, factor * wanted.advantages, tolerance)
+    if compares == "weights":
+        before = np.array(WEIGHTS["logps"])
+        scale = np.abs(wanted.weights).max()
+        return close(got.weights - before, factor * (wanted.weights - before), tolerance, scale)
     slope = factor * wanted.gradient
     # A loss is a sum of terms that may cancel: it is compared with their size.
     scale = max(abs(factor * wanted.loss), np.abs(slope).sum())
     return close(got.loss, factor * wanted.loss, tolerance, scale) and close(got.gradient, slope, tolerance)
 
 
-def name_difference(row: Row, answers: list[tuple[Case, Answer]], tolerance: float) -> str:
-    """What the answers of a row's cases equal, in words."""
+def name_difference(
+    row: Row, answers: list[tuple[Case, Answer]], tolerance: float, seen: Sequence[Slip] = ()
+) -> Difference:
+    """What the answers of a row's cases equal.  `seen`: slips of rows above, which explain this one best."""
     if not all(_finite(answer) for _, answer in answers):
-        return "is not finite"
-    for candidate in _candidates(row):
-        factor = _factor(candidate, row, answers, tolerance)
-        if factor is not None:
-            return "equals " + candidate.words + (f" times {factor}" if factor else "")
-    return _one_of_both(row, answers, tolerance) or "equals nothing that is known here"
+        return Difference(_not_finite(row, answers))
+    for alike in itertools.chain([_seen(row, seen)], _slips(row)):
+        fitting = ((slip, _factor(slip, row, answers, tolerance)) for slip in alike)
+        found = _simplest((slip, factor) for slip, factor in fitting if factor is not None)
+        if found:
+            slip, factor = found
+            return Difference(f"equals {slip.words(row)}{factor}", slip)
+    return Difference(_one_of_both(row, answers, tolerance) or NOTHING)
+
+
+# ----- Answers with nan -----
+
+
+def _parts(answer: Answer) -> list[np.ndarray]:
+    parts = [answer.advantages, answer.loss, answer.gradient, answer.weights]
+    return [part for part in parts if part is not None]
 
 
 def _finite(answer: Answer) -> bool:
-    parts = [answer.advantages, answer.loss, answer.gradient, answer.weights]
-    return all(np.isfinite(part).all() for part in parts if part is not None)
+    return all(np.isfinite(part).all() for part in _parts(answer))
+
+
+def _not_finite(row: Row, answers: list[tuple[Case, Answer]]) -> str:
+    """What the completions whose values are not finite have in common."""
+    for case, answer in answers:
+        bad = _bad_rows(answer, len(case.mask))
+        for of_kind, words in ((_without_variance, WITHOUT_VARIANCE), (_without_tokens, WITHOUT_TOKENS)):
+            kind = of_kind(case, row.variant)
+            spread_to_all = bad.all()  # as a loss is one number
+            if kind.any() and bad.any() and (spread_to_all or not (bad & ~kind).any()):
+                return words
+    return "is not finite"
+
+
+def _bad_rows(answer: Answer, rows: int) -> np.ndarray:
+    """Which completions have a value that is not finite, [B]."""
+    bad = np.zeros(rows, bool)
+    for part in (answer.advantages, answer.gradient):
+        if part is not None:
+            bad |= ~np.isfinite(np.asarray(part, float)).reshape(rows, -1).all(1)
+    return bad
+
+
+def _without_variance(case: Case, variant: Variant) -> np.ndarray:
+    spread = equations.by_group(case.rewards.sum(1), case.groups, np.ptp)
+    return spread < 1e-9
+
+
+def _without_tokens(case: Case, variant: Variant) -> np.ndarray:
+    return ~equations.tokens_in_loss(case, variant).any(1)
+
+
+# ----- Answers that equal a slip -----
+
+
+def _simplest(found: Iterator[tuple[Slip, str]]) -> tuple[Slip, str] | None:
+    """The first without a factor, else the first."""
+    first = None
+    for slip, factor in found:
+        if not factor:
+            return slip, factor
+        first = first or (slip, factor)
+    return first
+
+
+def _seen(row: Row, seen: Sequence[Slip]) -> Iterator[Slip]:
+    """Those that change something in this row; for a whole step also one of its advantages with one of its loss."""
+    changing = [slip for slip in seen if slip.fault or slip.of(row.variant) != row.variant]
+    yield from changing
+    if row.compares == "weights":
+        for one, other in itertools.combinations(changing, 2):
+            yield Slip(one.changes + other.changes, one.fault or other.fault)
+
+
+def _slips(row: Row) -> Iterator[Iterator[Slip]]:
+    """The simplest first: the variant itself, with one fault, with one change, with both, with two changes.
+
+    Two numbers, the weights after a step, say too little to choose between two thousand slips.
+    """
+    single = changes(row)
+    faults = [fault for fault in FAULTS if fault and row.compares != "advantages"]
+    yield iter([Slip()])
+    yield (Slip(fault=fault) for fault in faults)
+    yield (Slip((change,)) for change in single)
+    if row.compares == "weights":
+        return
+    yield (Slip((change,), fault) for change in single for fault in faults)
+    pairs = itertools.combinations(single, 2)
+    yield (Slip(pair) for pair in pairs if not pair[0].touches(pair[1]) and not all(one.constant for one in pair))
+
+
+def _factor(slip: Slip, row: Row, answers: list[tuple[Case, Answer]], tolerance: float) -> str | None:
+    """The words for the factor by which all answers are the slip's; None if there is none."""
+    variant = slip.of(row.variant)
+    fitting: set[str] | None = None
+    for case, got in answers:
+        changed = faulty(case, slip.fault)
+        names = _factors_that_may_be(got, changed, variant, row.compares)
+        if fitting is not None:
+            names = [name for name in names if name in fitting]
+        if not names:
+            return None
+        wanted = _answer(changed, variant, row.compares)
+        fitting = {name for name in names if same(got, wanted, row.compares, tolerance, factors(case)[name])}
+        if not fitting:
+            return None
+    return next(name for name in factors(answers[0][0]) if name in (fitting or ()))
+
+
+def _factors_that_may_be(got: Answer, case: Case, variant: Variant, compares: str) -> list[str]:
+    """Those that the loss and one derivative, which are quickly computed, do not speak against."""
+    names, values = _factor_arrays(case)
+    if compares != "loss":
+        return names
+    size = np.abs(got.gradient).sum()
+    direction = _direction(case.logps.shape)
+    value, slope = _value_and_slope(case, variant)
+    near = 1e-3 * max(abs(float(got.loss)), size, 1e-12)
+    fits = np.abs(got.loss - values * value) <= near
+    fits &= np.abs((got.gradient * direction).sum() - values * slope) <= near
+    return [names[place] for place in np.flatnonzero(fits)]
+
+
+@functools.cache
+def _factor_arrays(case: Case) -> tuple[list[str], np.ndarray]:
+    found = factors(case)
+    return list(found), np.array(list(found.values()))
+
+
+@functools.cache
+def _direction(shape: tuple[int, int]) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, shape)
+
+
+@functools.cache
+def _value_and_slope(case: Case, variant: Variant) -> tuple[float, float]:
+    return equations.value_and_slope(case, variant, _direction(case.logps.shape))
+
+
+@functools.cache
+def _answer(case: Case, variant: Variant, compares: str) -> Answer:
+    if compares == "advantages":
+        return Answer(advantages=equations.advantages(case, variant))
+    if compares == "weights":
+        return Answer(weights=equations.weights_after_step(case, variant))
+    return expected(case, variant)
+
+
+# ----- Answers that equal none -----
 
 
 def _one_of_both(row: Row, answers: list[tuple[Case, Answer]], tolerance: float) -> str | None:
@@ -143,67 +220,3 @@ def _one_of_both(row: Row, answers: list[tuple[Case, Answer]], tolerance: float)
     if all(close(got.loss, right.loss, tolerance, np.abs(right.gradient).sum()) for got, right in pairs):
         return "the loss agrees, its gradient does not"
     return None
-
-
-def _candidates(row: Row) -> Iterator[Candidate]:
-    """The simplest first: the variant itself, with one fault, with one other value, with two of them."""
-    itself = f"`{row.name}`"
-    changes = list(_changes(row))
-    yield Candidate(itself, row.variant)
-    if row.compares != "advantages":
-        for fault in filter(None, FAULTS):
-            yield Candidate(f"{itself}, but {fault}", row.variant, fault)
-    for words, variant in changes:
-        yield Candidate(words, variant)
-    if row.compares != "advantages":
-        for (words, variant), fault in itertools.product(changes, filter(None, FAULTS)):
-            yield Candidate(f"{words}, and {fault}", variant, fault)
-    for words, variant in changes:
-        yield from (Candidate(f"{words} and {more}", both) for more, both in _changes(row, variant, words))
-
-
-def _changes(row: Row, start: Variant | None = None, not_again: str = "") -> Iterator[tuple[str, Variant]]:
-    """(words, variant) for each single other value; the sign of the KL penalty is one, too."""
-    start = start or row.variant
-    for field in FIELDS[row.compares]:
-        for value in OTHER_VALUES[field]:
-            if value != getattr(start, field) and f"`{_spelled(field)}: " not in not_again:
-                name = value if field == "fault" else f"{_spelled(field)}: {value}"
-                yield f"`{name}`", dataclasses.replace(start, **{field: value})
-    if start.kl != "none" and start.beta > 0:
-        yield f"`{row.name}` with the KL of the other sign", dataclasses.replace(start, beta=-start.beta)
-
-
-def _spelled(field: str) -> str:
-    return field.replace("_", "-")
-
-
-def _factor(candidate: Candidate, row: Row, answers: list[tuple[Case, Answer]], tolerance: float) -> str | None:
-    """The name of the factor by which all answers are the candidate's; None if there is none."""
-    names: list[str] | None = None
-    for case, got in answers:
-        changed = _faulty(case, candidate.fault)
-        fitting = [name for name, factor in factors(case).items() if _may_be(got, changed, candidate, row, factor)]
-        if names is not None:
-            fitting = [name for name in fitting if name in names]
-        if not fitting:
-            return None
-        wanted = _answer(changed, candidate.variant, row.compares)
-        names = [name for name in fitting if same(got, wanted, row.compares, tolerance, factors(case)[name])]
-        if not names:
-            return None
-    return names[0] if names else None
-
-
-def _may_be(got: Answer, case: Case, candidate: Candidate, row: Row, factor: float) -> bool:
-    """Whether the loss, which is quickly computed, does not speak against it."""
-    if row.compares != "loss":
-        return True
-    wanted = factor * expected_loss(case, candidate.variant)
-    return bool(np.isclose(got.loss, wanted, rtol=1e-3, atol=1e-4))
-
-
-def _answer(case: Case, variant: Variant, compares: str) -> Answer:
-    if compares == "advantages":
-        return Answer(advantages=equations.advantages(case, variant))
-    return expected(case, variant)

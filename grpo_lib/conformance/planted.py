@@ -1,7 +1,7 @@
-"""Bugs that were public once, planted again in a small implementation; the suite has to name each.
+"""Bugs that were public once, and slips of a first loss, planted again; the suite has to name each.
 
 `by_hand` is GRPO as one writes it without automatic differentiation, with the gradient derived on paper; it shares no
-line with `equations`.  `planted(name)` is the same with one bug.
+line with `equations`.  `planted(name)` is the same with one bug.  `ten_lines` is a first loss, with one slip.
 """
 
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_lib.conformance.cases import Case
 from grpo_lib.conformance.equations import Variant
-from grpo_lib.conformance.suite import Adapter
+from grpo_lib.conformance.suite import Adapter, numerical_gradient
 
 OFFERED = {"advantage", "aggregation", "truncated", "micro_batches", "kl", "correction"}
 
@@ -194,3 +194,84 @@ def _weights(case: Case, mask: np.ndarray, variant: Variant, bug: str) -> np.nda
     if variant.aggregation == "constant":
         return mask / case.max_length / (1 if bug == "the sum over rows is not divided" else rows)
     raise NotImplementedError(variant.aggregation)
+
+
+# ----- Slips of a first loss -----
+
+SLIPS = (  # what one writes; the row that differs, and its words
+    ("max for min", "plain GRPO", "equals `clip: max in place of min`"),
+    ("no min", "plain GRPO", "equals `clip: without the min`"),
+    ("only the upper bound", "plain GRPO", "equals `plain GRPO` without the lower bound of the clip"),
+    ("only the lower bound", "plain GRPO", "equals `plain GRPO` without the upper bound of the clip"),
+    ("no clip", "plain GRPO", "equals `clip: none`"),
+    ("another ε", "plain GRPO", "equals `epsilon: 0.1`"),
+    ("another ε above", "plain GRPO", "equals `epsilon-high: 0.3`"),
+    ("ε without the 1", "plain GRPO", "equals `plain GRPO` with a clip to [-ε, ε]"),
+    ("no exp", "plain GRPO", "equals `ratio: without exp`"),
+    ("no ratio", "plain GRPO", "equals `clip: log π in place of the ratio`"),
+    ("no minus", "plain GRPO", "equals `plain GRPO` with the other sign"),
+    ("no mask", "plain GRPO", "equals `plain GRPO`, but padding is counted"),
+    ("no mask in the sum", "plain GRPO", "equals `the sum counts padding`"),
+    ("no mask in the denominator", "plain GRPO", "equals `the denominator counts padding`"),
+    ("0 / 0", "completions of no token", "is not finite where a completion has no token; divide by at least 1"),
+    ("n for n - 1", "advantage: std", "equals `advantage: std-n`"),
+    ("no root", "advantage: std", "equals `advantage: the variance in place of std`"),
+    ("ε 1e-2", "advantage: std", "equals `advantage: std` with ε 1e-2"),
+    ("ε 1e-3 under the root", "advantage: std", "equals `advantage: std` with ε 1e-3 under the root"),
+    ("no ε", "groups without variance",
+     "is not finite where a group has no variance; add ε to the standard deviation"),
+)  # fmt: skip
+
+
+def ten_lines(case: Case, variant: Variant, slip: str = "") -> dict[str, Any] | None:
+    """Plain GRPO as in a first notebook, with one of SLIPS."""
+    if set(variant.asks) - {"advantage"} or variant.advantage not in ("given", "std"):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if variant.advantage == "std":
+            return {"advantages": _first_advantages(case.rewards.sum(1).reshape(-1, case.group_size), slip).ravel()}
+        loss = functools.partial(_first_loss, case, slip=slip)
+        return {"loss": loss(case.logps), "gradient": numerical_gradient(loss, case.logps)}
+
+
+def _first_advantages(rewards: np.ndarray, slip: str) -> np.ndarray:
+    centred = rewards - rewards.mean(1, keepdims=True)
+    spread = rewards.std(1, ddof=0 if slip == "n for n - 1" else 1, keepdims=True)
+    divisors = {
+        "no root": spread**2 + 1e-6,
+        "ε 1e-2": spread + 1e-2,
+        "ε 1e-3 under the root": np.sqrt(spread**2 + 1e-3),
+        "no ε": spread,
+    }
+    return centred / divisors.get(slip, spread + 1e-6)
+
+
+def _first_loss(case: Case, logps: np.ndarray, slip: str) -> Any:
+    mask, A = case.mask, case.advantages[:, None]
+    ratio = logps - case.old_logps if slip == "no exp" else np.exp(logps - case.old_logps)
+    bounds = {
+        "only the upper bound": (-np.inf, 1.2),
+        "only the lower bound": (0.8, np.inf),
+        "another ε": (0.9, 1.1),
+        "another ε above": (0.8, 1.3),
+        "ε without the 1": (-0.2, 0.2),
+    }
+    unclipped, clipped = ratio * A, np.clip(ratio, *bounds.get(slip, (0.8, 1.2))) * A
+    chosen = {
+        "max for min": np.maximum(unclipped, clipped),
+        "no min": clipped,
+        "no clip": unclipped,
+        "no ratio": logps * A,
+    }
+    terms = chosen.get(slip, np.minimum(unclipped, clipped))
+    lengths = np.maximum(mask.sum(1), 1)
+    if slip == "no mask":
+        return -terms.mean()
+    if slip == "no mask in the sum":
+        return -(terms.sum(1) / lengths).mean()
+    if slip == "no mask in the denominator":
+        return -(terms * mask).mean()
+    if slip == "0 / 0":
+        lengths = mask.sum(1)
+    mean = ((terms * mask).sum(1) / lengths).mean()
+    return mean if slip == "no minus" else -mean

@@ -15,6 +15,7 @@ from grpo_lib.conformance import equations, naming
 from grpo_lib.conformance.cases import Case, cases
 from grpo_lib.conformance.equations import Answer, Variant
 from grpo_lib.conformance.rows import ROWS, Row
+from grpo_lib.conformance.slips import Slip
 
 # What an adapter returns: the parts of an Answer by name, or None where the variant is not offered.
 Adapter = Callable[[Case, Variant], Mapping[str, Any] | None]
@@ -31,6 +32,7 @@ class Finding:
     row: Row
     status: str  # AGREES, DIFFERS, ERROR or NOT_OFFERED
     detail: str = ""  # which convention; what it equals instead; or the exception and its line
+    slip: Slip | None = None  # of what it equals instead
 
     @property
     def text(self) -> str:
@@ -39,14 +41,17 @@ class Finding:
 
 def check(adapter: Adapter, rows: Sequence[Row] = ROWS) -> list[Finding]:
     """A finding for each row.  Raises CourseError where the adapter returns what is no answer, or offers no row."""
-    findings = [check_row(adapter, row) for row in rows]
+    findings: list[Finding] = []
+    for row in rows:
+        seen = dict.fromkeys(finding.slip for finding in findings if finding.slip)
+        findings.append(check_row(adapter, row, list(seen)))
     if all(finding.status == NOT_OFFERED for finding in findings):
         raise CourseError("the adapter returned None for every row, so nothing was compared; return a dict for one")
     return findings
 
 
-def check_row(adapter: Adapter, row: Row) -> Finding:
-    """What an adapter computes for the cases of a row.
+def check_row(adapter: Adapter, row: Row, seen: Sequence[Slip] = ()) -> Finding:
+    """What an adapter computes for the cases of a row.  `seen`: slips of rows above, tried first.
 
     An exception of the adapter's is an ERROR with the line of the user's code, also where it asks Python to leave.
     """
@@ -64,7 +69,7 @@ def check_row(adapter: Adapter, row: Row) -> Finding:
         if answer is None:
             return Finding(row, NOT_OFFERED)
         answers.append((case, answer))
-    return _judge(row, answers)
+    return _judge(row, answers, seen)
 
 
 def _place(error: BaseException, adapter: Adapter) -> str:
@@ -125,14 +130,15 @@ def _answer(returned: Mapping[str, Any] | None, row: Row, case: Case) -> Answer 
     return Answer(**parts)
 
 
-def _judge(row: Row, answers: list[tuple[Case, Answer]]) -> Finding:
+def _judge(row: Row, answers: list[tuple[Case, Answer]], seen: Sequence[Slip]) -> Finding:
     tolerance = _tolerance(answers, row.compares)
     conventions = {"": {}, **(row.conventions or {})}
     for words, changed in conventions.items():
         variant = dataclasses.replace(row.variant, **changed)
         if all(naming.same(got, _wanted(case, variant, row), row.compares, tolerance) for case, got in answers):
             return Finding(row, AGREES, words)
-    return Finding(row, DIFFERS, naming.name_difference(row, answers, tolerance))
+    difference = naming.name_difference(row, answers, tolerance, seen)
+    return Finding(row, DIFFERS, difference.words, difference.slip)
 
 
 def _wanted(case: Case, variant: Variant, row: Row) -> Answer:

@@ -4,13 +4,14 @@ GRPO_CONFORMANCE=my_loss.py:adapter pytest --pyargs grpo_lib.conformance
 """
 
 import dataclasses
+import functools
 import os
 
 import numpy as np
 import pytest
 
 from grpo_lib.common.errors import CourseError
-from grpo_lib.conformance import equations, loading, planted, suite
+from grpo_lib.conformance import equations, loading, planted, slips, suite
 from grpo_lib.conformance.cases import cases
 from grpo_lib.conformance.equations import Variant
 from grpo_lib.conformance.rows import ROWS
@@ -41,6 +42,54 @@ def test_an_implementation_by_hand_agrees_in_all_that_it_offers():
 @pytest.mark.parametrize("bug", planted.BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_named(bug):
     assert differing(planted.planted(bug.name)).get(bug.row) == bug.words
+
+
+@pytest.mark.parametrize(("slip", "row", "words"), planted.SLIPS, ids=[slip for slip, _, _ in planted.SLIPS])
+def test_a_slip_of_a_first_loss_is_named(slip, row, words):
+    assert differing(functools.partial(planted.ten_lines, slip=slip)).get(row) == words
+
+
+def test_a_first_loss_without_a_slip_agrees():
+    found = [finding.status for finding in suite.check(planted.ten_lines)]
+    assert suite.DIFFERS not in found
+    assert found.count(suite.AGREES) == 9
+
+
+def test_a_slip_explains_all_rows_that_it_changes():
+    """Also those whose few completions cannot tell it from another by themselves, and in single precision."""
+
+    def in_float32(case, variant):
+        answer = planted.ten_lines(case, variant, slip="only the lower bound")
+        return answer and {name: np.float32(part) for name, part in answer.items()}
+
+    found = differing(in_float32)
+    assert len(found) > 5
+    assert all(words.endswith("without the upper bound of the clip") for words in found.values())
+
+
+@pytest.mark.parametrize("name", ["plain GRPO", "clip: dual", "kl: k3-ratio", "correction: tis", "advantage: std"])
+def test_no_two_slips_are_the_same_answer(name):
+    """What is named is the slip, and not another that comes before it; bounds of e¹⁰ and 10 have cases of their own."""
+    row = next(row for row in ROWS if row.name == name)
+    answers = {}
+    for change in slips.changes(row):
+        if "bounded" in change.words or "up to" in change.words:
+            continue
+        answers.setdefault(_bits(row, change.of(row.variant)), []).append(change.words)
+    answers.pop(_bits(row, row.variant), None)  # what changes nothing here, such as micro-batches
+    assert [words for words in answers.values() if len(words) > 1] == []
+    assert len(answers) > 10
+
+
+def _bits(row, variant) -> bytes:
+    """The answer to a row's two usual cases, rounded."""
+    parts = []
+    for case in (cases()[name] for name in ("mixed", "other")):
+        if row.compares == "advantages":
+            parts.append(equations.advantages(case, variant))
+        else:
+            parts += [equations.gradient(case, variant), equations.loss(case, variant, case.logps)]
+    return b"".join((part.round(9) + 0.0).tobytes() for part in parts)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -19,8 +19,10 @@ from tunix.rl.common import TrainExample
 from tunix.rl.grpo.grpo_learner import GRPOConfig
 
 from grpo_lib.common.errors import CourseError
+from grpo_lib.conformance import suite
+from grpo_lib.conformance.cases import cases
 from grpo_train import losses
-from grpo_train.engines import maxtext_model
+from grpo_train.engines import learner, maxtext_model
 from grpo_train.losses import (
     hidden_states,
     model_logps,
@@ -256,14 +258,62 @@ def test_on_several_devices_the_numbers_are_the_same(tmp_path):
     assert program.lines()[-1] == "the same"
 
 
-# --- the loss: its values are compared with Tunix's below, and with plain_grpo's in test_plain_grpo.py ----------
+# --- the loss: against the equations here, against Tunix's below, and plain_grpo's in test_plain_grpo.py ------
 
 
-def batch(seed=0, rows=4, length=6):
-    """log π, log π_old, log π_ref, advantages and a mask with an empty row."""
-    rng = np.random.default_rng(seed)
-    logps, old, ref = (-np.abs(rng.normal(1, 0.5, (rows, length))) for _ in range(3))
-    return logps, old, ref, rng.normal(size=rows), np.arange(length) < np.array([length, 3, 0, 1])[:rows, None]
+AGGREGATIONS = {
+    "completion": "sequence-mean-token-mean",
+    "tokens": "token-mean",
+    "constant": "sequence-mean-token-scale",
+}
+OFFERED = {"aggregation", "ratio", "epsilon_high", "kl", "correction", "advantage"}
+
+
+def of_policy_loss(case, variant):
+    """An adapter: the loss by itself, compiled once for each shape.  Through Tunix it is dev/conformance's `course`."""
+    known = variant.aggregation in AGGREGATIONS and variant.kl in ("none", *losses.KL_ESTIMATORS)
+    if set(variant.asks) - OFFERED or not known or variant.correction == "mask":
+        return None
+    if variant.advantage != "given":
+        name = learner.ADVANTAGES.get(variant.advantage)
+        estimate = name and function_registry.get_advantage_estimator(name)
+        more = {"rewards": case.rewards.sum(1), "num_generations": case.group_size}
+        return estimate and {"advantages": np.asarray(estimate(**more))}
+    width = case.max_length - case.mask.shape[1]  # the learner's arrays are as wide as a completion can be
+    names = ("logps", "old_logps", "ref_logps", "sampler_logps", "mask")
+    logps, old, ref, sampler, mask = (np.pad(getattr(case, name), ((0, 0), (0, width))) for name in names)
+    compared = losses.PolicyBatch(
+        *in_float32(old),
+        ref_per_token_logps=None if variant.kl == "none" else in_float32(ref)[0],
+        advantages=in_float32(case.advantages)[0],
+        completion_mask=mask,
+        sampler_per_token_logps=in_float32(sampler)[0] if variant.correction == "tis" else None,
+    )
+    settings = losses.PolicyLossSettings(
+        epsilon_high=variant.epsilon_high,
+        beta=variant.beta,
+        aggregation=AGGREGATIONS[variant.aggregation],
+        kl="k3" if variant.kl == "none" else variant.kl,
+        ratio=variant.ratio,
+    )
+    run = jax.jit(
+        jax.value_and_grad(lambda x: policy_loss(x, compared, settings)[0]), compiler_options=COMPILED_QUICKLY
+    )
+    loss, gradient = run(*in_float32(logps))
+    return {"loss": loss, "gradient": np.asarray(gradient)[:, : case.mask.shape[1]]}
+
+
+def test_the_loss_agrees_with_the_conformance_suite():
+    """Values and gradients of each variant on its hard cases too: one token, none, ratios of 10⁶, padding left."""
+    found = {finding.row.name: finding for finding in suite.check(of_policy_loss)}
+    assert {name: one.text for name, one in found.items() if one.status in (suite.DIFFERS, suite.ERROR)} == {}
+    assert sum(one.status == suite.AGREES for one in found.values()) == 23
+
+
+def batch():
+    """log π, log π_old, log π_ref, advantages and a mask with empty rows and one of one token."""
+    case = cases()["completions of no token"]
+    return case.logps, case.old_logps, case.ref_logps, case.advantages, case.mask
 
 
 def in_float32(*arrays_):
@@ -333,7 +383,8 @@ def example(rows=4, prompt=3, length=6, vocabulary=20, old=True, ref=True):
     rng = np.random.default_rng(3)
     ids = rng.integers(2, vocabulary, (rows, prompt + length))
     ids[1, prompt + 3 :] = PAD
-    _, old_logps, ref_logps, advantages, _ = batch(rows=rows, length=length)
+    old_logps, ref_logps = -np.abs(rng.normal(1, 0.5, (2, rows, length)))
+    advantages = rng.normal(size=rows)
     return TrainExample(
         prompt_ids=jnp.asarray(ids[:, :prompt]),
         prompt_mask=jnp.ones((rows, prompt), bool),
