@@ -295,6 +295,9 @@ def test_pages_fit_and_their_formulas_are_drawn(root, address, new_page, size, s
         formulas += drawn.count()
         assert page.locator("main .math .katex-html").count() == drawn.count(), name
         assert page.locator(".katex-error").count() == 0
+        # 01 has its numbers in its first sentence; the others begin with a picture, or with what a cell computes.
+        if "/notebooks/" in f"/{name}" and "/01_" not in name:
+            assert page.locator("article .cell_output").first.bounding_box()["y"] < height - 100, name
     assert formulas > 100
     fonts = "document.fonts.ready.then(all => [...all].filter(f => f.status == 'loaded').map(f => f.family))"
     page.goto(f"{address}/notebooks/03_policy_update.html")
@@ -310,6 +313,13 @@ def test_search_finds_a_lesson_in_its_language(address, new_page, folder, words,
     page = new_page()
     page.goto(f"{address}/{folder}search.html?q={words}")
     expect(page.locator("#search-results li").filter(has_text=title).first).to_be_visible()
+
+
+@BUILT
+def test_around_a_chinese_page_are_the_words_of_taiwan(site) -> None:
+    text = (site.folder / "zh_TW/notebooks/03_policy_update.html").read_text(encoding="utf-8")
+    assert 'title="上一頁"' in text and 'title="亮色或暗色"' in text
+    assert not re.findall("上一页|下一页|Color mode|System Settings", text)
 
 
 @BUILT

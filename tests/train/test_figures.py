@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from test_report import ROWS, run_with
 
-from grpo_lib import analysis, rewards, statistics
+from grpo_lib import analysis, plain_grpo, rewards, statistics
 from grpo_lib.evaluation import EvalRun, summarize
 from grpo_train import report
 from grpo_train.report import display, figures
@@ -341,6 +341,33 @@ def test_a_lesson_gives_what_it_teaches_and_the_figure_draws_it():
     assert shaded.get_width() == pytest.approx(1 / 5.5)
 
 
+def test_two_pulls_are_equal_where_the_algebra_says():
+    """p (1 − p) = β (p − 0.1) is a quadratic equation; with β = 0 the pulls meet at 1 only."""
+    p = np.linspace(0, 1, 2001)
+    betas = (0.1, 0.5, 1.0)
+    axes = figures.two_pulls(p, p * (1 - p), {f"{beta}": beta * (p - 0.1) for beta in (0.0, *betas)}, 0.1).axes[0]
+    equal = [line.get_xdata()[0] for line in lines(axes) if line.get_marker() == "o"]
+    assert equal == pytest.approx([max(np.roots([1, beta - 1, -0.1 * beta])) for beta in betas], abs=5e-4)
+
+
+def test_one_group_has_the_advantages_of_the_loop(root):
+    figure = figures.one_group(root / "assets" / "reference")
+    advantages = [bar.get_width() for bar in figure.axes[0].patches]
+    paid = [float(label.get_text().split()[-1]) for label in figure.axes[0].get_yticklabels()]
+    assert advantages == pytest.approx(plain_grpo.group_advantages(np.array(paid), 8), abs=1e-3)
+    assert overlapping(figure) == []
+
+
+def test_labels_on_their_own_ground_do_not_follow_a_dark_page():
+    axes = figures.flips(BEFORE, AFTER).axes[0]
+    inside = [text for text in axes.texts if any(part.contains_point(on_screen(axes, text)) for part in axes.patches)]
+    assert inside and figures.INK not in {text.get_color() for text in inside}
+
+
+def on_screen(axes, text):
+    return axes.transData.transform(text.get_position())
+
+
 P = np.linspace(0, 1, 11)
 CHANGE = statistics.PairedDifference(-0.04, -0.09, 0.01)
 
@@ -358,6 +385,7 @@ CHANGE = statistics.PairedDifference(-0.04, -0.09, 0.01)
         lambda: figures.trying({"reference": P[::-1], "repaired": P}),
         lambda: figures.groups({"a group": [{"completion": "9*2=18", "reward": 1.1, "advantage": 1.5}]}),
         lambda: figures.advantages({"G = 2": (P, np.sign(P)), "G = 8": (P, P)}),
+        lambda: figures.two_pulls(P, P * (1 - P), {"β = 0.5": 0.5 * (P - 0.1)}, 0.1),
         lambda: figures.zero_variance(P, {"G = 2": P**2 + (1 - P) ** 2, "G = 4": P**4 + (1 - P) ** 4}),
         lambda: figures.ways({"format": P, "accuracy": P**2}),
         lambda: figures.bootstrap(P, CHANGE),
