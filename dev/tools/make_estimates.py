@@ -139,7 +139,9 @@ def _line(row: dict[str, Any]) -> str:
     same = low == high
     predicted = f"{low:.3g}" if same else f"{low:.3g} to {high:.3g}"
     ratio = f"{measured / high:.2f}" if same else f"{measured / high:.2f} to {measured / low:.2f}"
-    verdict = "within" if row["held"] else "**missed**"
+    verdict = "within the bar" if row["held"] else "**missed**"
+    if not same:
+        verdict = "in the range" if low <= measured <= high else f"outside the range, {verdict}"
     return f"| {row['title']} | {row['kind']} | {predicted} | {measured:.4g} | {ratio} | {row['bar']:.0%} | {verdict} |"
 
 
