@@ -4,6 +4,8 @@
     python dev/conformance/make_table.py trl verl          # these; the other columns stay as they are committed
 
 Results are kept in dev/conformance/results.json, with the versions that they were made with.
+
+    python dev/conformance/make_table.py --compare verl    # change nothing; say which rows are not as committed
 """
 
 from __future__ import annotations
@@ -52,17 +54,35 @@ IMPLEMENTATIONS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(IMPLEMENTATIONS)}; default: all")
+    parser.add_argument("--compare", action="store_true", help="write nothing; exit 1 where a row is not as committed")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(IMPLEMENTATIONS)
     if unknown:
         sys.exit(f"error: no adapter of {min(unknown)}; there are {', '.join(IMPLEMENTATIONS)}")
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    changed: list[str] = []
     for name in arguments.names or IMPLEMENTATIONS:
         print(f"{name} …", file=sys.stderr, flush=True)
-        results[name] = measured(name)
+        found = measured(name)
+        if arguments.compare:
+            changed += differences(name, results[name], found)
+            continue
+        results[name] = found
         ordered = {each: results[each] for each in IMPLEMENTATIONS if each in results}
         RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if arguments.compare:
+        sys.exit("\n".join(changed) or 0)
     write_page(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def differences(name: str, committed: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """A line for each row, and for the versions, that are not as committed."""
+    lines = [] if committed["versions"] == found["versions"] else [f"{name}: made with {committed['versions']}"]
+    before = {row["row"]: row for row in committed["rows"]}
+    for row in found["rows"]:
+        if row != before.get(row["row"]):
+            lines.append(f"{name}: {before.get(row['row'])} is now {row}")
+    return lines
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -73,7 +93,10 @@ def measured(name: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"error: the adapter of {name} failed; what it said is above")
-    return json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    for row in found["rows"]:
+        del row["equation"]  # the same in every column, and in grpo_lib/conformance/equations.py
+    return found
 
 
 def python_of(peer: str) -> str:
@@ -104,7 +127,8 @@ def table(results: dict[str, Any]) -> str:
     for place, row in enumerate(columns[0]["rows"]):
         cells = [cell(column["rows"][place], title, notes) for column, title in zip(columns, titles, strict=True)]
         lines.append(f"| {row['row']} | " + " | ".join(cells) + " |")
-    lines.append("| *differs* | " + " | ".join(str(column["differs"]) for column in columns) + " |")
+    for status in ("differs", "error"):
+        lines.append(f"| *{status}* | " + " | ".join(str(column[status]) for column in columns) + " |")
     versions = [
         f"{title}: " + ", ".join(f"{package} {version}" for package, version in column["versions"].items())
         for column, title in zip(columns, titles, strict=True)
@@ -118,7 +142,7 @@ def cell(found: dict[str, str], title: str, notes: list[str]) -> str:
     if found["status"] == "agrees":
         return f"agrees ({found['detail']})" if found["detail"] else "agrees"
     notes.append(f"{len(notes) + 1}. {title}, {found['row']}: {found['detail']}")
-    return f"**differs** {len(notes)}"
+    return f"**{found['status']}** {len(notes)}"
 
 
 if __name__ == "__main__":

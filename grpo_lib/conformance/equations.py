@@ -100,12 +100,14 @@ def std_n(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarr
 
 
 def std_of_batch(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarray:
-    """A_i = (r_i - mean r of the group) / std of all rewards of the batch.  Lite PPO (arXiv:2508.08221)."""
+    """A_i = (r_i - mean r of the group) / std of all rewards of the batch.  Lite PPO (arXiv:2508.08221), as the
+    documentation of AReaL and ROLL describes it, with n - 1 as in TRL 1.16; paper not seen."""
     return _standard(mean(rewards, groups, variant), np.full(len(rewards), rewards.std(ddof=1)), variant)
 
 
 def mean(rewards: np.ndarray, groups: np.ndarray, variant: Variant) -> np.ndarray:
-    """A_i = r_i - mean r of the group.  Dr. GRPO (arXiv:2503.20783), section 3.2."""
+    """A_i = r_i - mean r of the group.  Dr. GRPO (arXiv:2503.20783), as in its authors' train_zero_math.py
+    (sail-sg/understand-r1-zero); section 3.2 of the paper not seen."""
     return rewards - by_group(rewards, groups, np.mean)
 
 
@@ -264,19 +266,21 @@ def clipped(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Varian
 
 
 def dual_clipped(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
-    """max(clipped, c A) where A < 0, else clipped.  D. Ye et al. (arXiv:1912.09729), dual-clip PPO."""
+    """max(clipped, c A) where A < 0, else clipped.  Dual-clip PPO, D. Ye et al. (arXiv:1912.09729), as in verl 0.9.1's
+    core_algos; paper not seen."""
     single = clipped(ratio, A, logps, variant)
     return np.where(A < 0, np.maximum(single, variant.dual_clip * A), single)
 
 
 def cispo(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
-    """sg(min(ρ, 1 + ε_high)) A log π: the weight is bounded, and each token keeps its gradient.  MiniMax-M1
-    (arXiv:2506.13585), CISPO, where the lower bound is left away."""
+    """sg(min(ρ, 1 + ε_high)) A log π: the weight is bounded, and each token keeps its gradient.  CISPO, MiniMax-M1
+    (arXiv:2506.13585), without a lower bound, as in TRL 1.16; paper not seen."""
     return np.minimum(ratio.real, 1 + variant.epsilon_high) * A * logps
 
 
 def cispo_both(ratio: np.ndarray, A: np.ndarray, logps: np.ndarray, variant: Variant) -> np.ndarray:
-    """sg(clip(ρ, 1 - ε_low, 1 + ε_high)) A log π.  MiniMax-M1 (arXiv:2506.13585), CISPO, with both bounds."""
+    """sg(clip(ρ, 1 - ε_low, 1 + ε_high)) A log π.  CISPO, MiniMax-M1 (arXiv:2506.13585), with both bounds, as in verl
+    0.9.1's core_algos; paper not seen."""
     return np.clip(ratio.real, 1 - variant.epsilon_low, 1 + variant.epsilon_high) * A * logps
 
 
@@ -398,7 +402,8 @@ def group_token_mean(terms: np.ndarray, mask: np.ndarray, case: Case, variant: V
 
 
 def constant(terms: np.ndarray, mask: np.ndarray, case: Case, variant: Variant) -> Any:
-    """mean_i (1 / maximal length) Σ_t.  Dr. GRPO (arXiv:2503.20783), section 3.2."""
+    """mean_i (1 / maximal length) Σ_t.  Dr. GRPO (arXiv:2503.20783), as in its authors' train_zero_math.py
+    (sail-sg/understand-r1-zero); section 3.2 of the paper not seen."""
     return terms.sum() / _rows(mask, variant) / case.max_length
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import of_plain_grpo
 import optax
 import pytest
 from flax import nnx
@@ -17,6 +18,8 @@ from tunix.rl import rl_cluster
 
 from grpo_lib import plain_grpo
 from grpo_lib.common.errors import CourseError
+from grpo_lib.conformance import suite
+from grpo_lib.conformance.cases import cases
 from grpo_lib.evaluation import evaluate
 from grpo_lib.plain_grpo import Settings, group_advantages, policy_loss
 from grpo_lib.problems import load_problems, training_batches
@@ -85,11 +88,18 @@ def test_loss_of_one_token_by_hand(advantage, loss):
     assert float(computed) == pytest.approx(loss)
 
 
+@pytest.mark.slow
+def test_loss_and_advantages_agree_with_the_conformance_suite():
+    """With gradients, and on its hard cases: one token, none, ratios of 10⁶, groups without variance, padding left."""
+    found = {finding.row.name: finding for finding in suite.check(of_plain_grpo.adapter)}
+    assert {name: one.text for name, one in found.items() if one.status in (suite.DIFFERS, suite.ERROR)} == {}
+    assert sum(one.status == suite.AGREES for one in found.values()) == 17
+
+
 def test_off_policy_the_loss_is_the_librarys():
-    rng = np.random.default_rng(0)
-    logps, old = rng.normal(-2, 0.5, (2, 6, 10)).astype(np.float32)
-    advantages = rng.normal(size=6).astype(np.float32)
-    mask = np.arange(10) < rng.integers(1, 11, (6, 1))
+    case = cases()["mixed"]
+    logps, old, advantages = (np.float32(one) for one in (case.logps, case.old_logps, case.advantages))
+    mask = case.mask
     wanted, aux = losses.policy_loss(logps, losses.PolicyBatch(old, None, advantages, mask))
     assert float(aux["pg_clipfrac"]) > 0.1
     assert float(policy_loss(logps, old, advantages, mask, Settings())) == pytest.approx(float(wanted), rel=1e-6)

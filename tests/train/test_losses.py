@@ -303,6 +303,7 @@ def of_policy_loss(case, variant):
     return {"loss": loss, "gradient": np.asarray(gradient)[:, : case.mask.shape[1]]}
 
 
+@pytest.mark.slow
 def test_the_loss_agrees_with_the_conformance_suite():
     """Values and gradients of each variant on its hard cases too: one token, none, ratios of 10⁶, padding left."""
     found = {finding.row.name: finding for finding in suite.check(of_policy_loss)}
