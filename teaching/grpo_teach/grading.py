@@ -164,8 +164,11 @@ def _missed(planned_part: Planned, got: list[Any], language: str = "en") -> tupl
     wrong = [(value, want) for value, want in pairs if not same(part, value, want)]
     failed = [value.reason for value, _ in wrong if isinstance(value, Failed)]
     if part.passes:
-        counts = not failed and _passes(part, got, planned_part.want)
-        summary = words.say("not right", language)
+        verdict = _passes(part, got, planned_part.want)
+        counts = not failed and verdict is True
+        summary = words.reason(verdict, language) if isinstance(verdict, str) else words.say("not right", language)
+        if any(one is None for one in planned_part.want):  # None is an answer here like the others
+            wrong = []
     else:
         counts = len(wrong) <= (1 - part.share) * len(pairs)
         right = len(pairs) - len(wrong)
@@ -174,10 +177,11 @@ def _missed(planned_part: Planned, got: list[Any], language: str = "en") -> tupl
     return part_name(part.name, language), "" if counts else reason
 
 
-def _passes(part: Part, got: list[Any], want: list[Any]) -> bool:
+def _passes(part: Part, got: list[Any], want: list[Any]) -> bool | str:
     try:
         with np.errstate(all="ignore"):
-            return bool(part.passes and part.passes(got, want))
+            verdict = part.passes(got, want) if part.passes else False
+            return verdict if isinstance(verdict, str) else bool(verdict)
     except Exception:  # a value of another type or shape
         return False
 

@@ -19,7 +19,8 @@ class Part:
     inputs: the arguments of each call.
     function: the function that is called; the exercise's first one if empty.
     harness: calls it, as harness(function, *arguments), in the student's process; for arguments that JSON cannot hold.
-    passes: from the values of all calls and the solution's to a verdict; by default they are compared one by one.
+    passes: from the values of all calls and the solution's to a verdict, true or false, or in place of false what was
+    missed as text, which students read (in Chinese by words.REASONS); by default values are compared one by one.
     tolerance: absolute or relative.
     processes: the calls are made in so many processes, one after the other, and the values follow each other.
     equal: compares a value with the solution's; by default they must be `close`.

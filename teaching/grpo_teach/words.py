@@ -32,6 +32,23 @@ REASONS = {
     ),
     r"PermissionError: the grader does not allow (\S+)": r"評分時不允許 \1",
     r"TypeError: a value of type (\w+) was returned": r"傳回了 \1 型別的值",
+    # What a part says in place of "not right".
+    r"(\d+) of (\d+) attacks earn too much": r"\2 個攻擊裡有 \1 個拿到太多獎勵",
+    r"not all rewards are from 0 to 1\.1": "有的獎勵不在 0 到 1.1 之間",
+    r"right above wrong in (\d+) of (\d+) pairs of honest completions": (
+        r"\2 對誠實的輸出裡，只有 \1 對是答對的高於答錯的"
+    ),
+    r"(\d+) of (\d+) trainings have the right logits after (\d+) steps": r"\3 步之後，\2 次訓練裡有 \1 次 logits 正確",
+    r"(\d+) of (\d+) bandits are learnt after (\d+) steps": r"\3 步之後，\2 個拉霸機學會了 \1 個",
+    r"logits of problems with equal rewards have moved": "獎勵全都相同的題目，logits 卻變了",
+    r"another scale of the reward gives other logits": "獎勵換了尺度，logits 就不同了",
+    r"(\d+) of (\d+) bad runs found in time, (\d+) of (\d+) healthy ones reported": (
+        r"\2 次出問題的訓練及時報了 \1 次，\4 次健康的誤報了 \3 次"
+    ),
+    r"the true change is inside in (\S+) of (\d+) cases, at (\S+) times the width needed": (
+        r"\2 個案例裡有 \1 的區間包含真正的變化，寬度是需要的 \3 倍"
+    ),
+    r"(\d+) of (\d+) ends are where they must be": r"\2 個區間端點有 \1 個在該在的位置",
     "another answer for the same inputs": "相同的輸入，答案卻不同",
     r"(.*) \(line (\d+): (.*)\)": r"\1（第 \2 行：\3）",
 }

@@ -88,6 +88,26 @@ def test_public_cases_pass_and_no_constant_passes_a_part(grpo, exercise) -> None
             assert not all(grading.same(planned.part, first, other) for other in planned.want), planned.part.name
 
 
+# A mistake in a part that is judged as a whole, and what its remark counts, in both languages.
+TOLD = {
+    ("2.4", "pays the last of several blocks"): ("12 of 36 attacks", "36 個攻擊裡有 12 個"),
+    ("2.4", "the last number"): ("in 288 of 864 pairs", "864 對誠實的輸出裡，只有 288 對"),
+    ("4.1", "the wrong sign"): ("0 of 3 trainings", "3 次訓練裡有 0 次"),
+    ("4.3", "always"): ("20 of 20 healthy ones reported", "20 次健康的誤報了 20 次"),
+    ("4.3", "the reward only"): ("0 of 10 bad runs found in time", "10 次出問題的訓練及時報了 0 次"),
+    ("5.4", "1.96 s without √n"): ("0 of 200 ends", "200 個區間端點有 0 個"),
+}
+
+
+@pytest.mark.parametrize(("number", "mistake"), TOLD)
+def test_a_part_that_is_judged_as_a_whole_says_how_much_was_right(number, mistake) -> None:
+    exercise = EXERCISES[number]
+    code = mutants.mistakes(exercise)[mistake]
+    for language, words in zip(("en", "zh"), TOLD[number, mistake], strict=True):
+        [graded] = grading.grade(exercise, code, [3], language)
+        assert words in " ".join(reason for _, reason in graded.missed)
+
+
 def as_notebook(code: str) -> str:
     """Of one cell, the work of exercise 3.2."""
     cell = nbformat.v4.new_code_cell(code, id="ex-3-2")

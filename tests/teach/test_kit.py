@@ -9,9 +9,11 @@ import pytest
 import reading_minutes
 import translations
 import yaml
+from scipy.stats import binom
 
 import slides
 from grpo_lib.common import environment
+from grpo_lib.statistics import mcnemar
 from grpo_teach import grading
 
 KIT = environment.repo_root() / "teaching"
@@ -85,6 +87,32 @@ def problems_of(question: dict, english: dict) -> list[str]:
 @pytest.mark.parametrize("number", range(len(QUESTIONS)), ids=[question["id"] for question in QUESTIONS])
 def test_a_question_can_be_asked(language, number) -> None:
     assert problems_of(BANKS[language][number], QUESTIONS[number]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "gained", "lost", "digits"),
+    [("q8-4", 6, 0, 3), ("q8-4", 5, 1, 2), ("q5-1", 15, 1, 4)],
+    ids=["six flips one way", "five and one", "held out"],
+)
+def test_a_question_has_the_p_that_mcnemars_test_gives(number, gained, lost, digits) -> None:
+    p = p_of(gained, lost)
+    for bank in BANKS.values():
+        [question] = [one for one in bank if one["id"] == number]
+        numbers = re.findall(r"0\.\d+", " ".join(option["why"] for option in question["options"]))
+        assert f"{p:.{digits}f}" in numbers
+
+
+def p_of(gained: int, lost: int) -> float:
+    before = [False] * gained + [True] * lost
+    return mcnemar(before, [not verdict for verdict in before]).p_value
+
+
+def test_six_flips_on_average_are_often_fewer() -> None:
+    """What q8-4 says: one verdict of thirty in five is six on average, and fewer cannot be significant."""
+    flips = binom(30, 1 / 5)
+    assert flips.mean() == pytest.approx(6)
+    assert p_of(5, 0) > 0.05 > p_of(6, 0)
+    assert 0.2 < flips.cdf(5) < 0.5  # often, and so it is seen less often than four times out of five
 
 
 def longest_is_right(question: dict) -> bool:
