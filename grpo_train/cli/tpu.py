@@ -57,6 +57,7 @@ def preflight(
     from grpo_train.engines import model_files
     from grpo_train.tpu import compiler, preflight
 
+    compiler.prepare()  # also where all is compiled already: update_applied is by JAX, which would look for a TPU
     if compare:
         if output or price is not None:
             raise CourseError("--compare makes a table of changes; leave out --output and --price")
