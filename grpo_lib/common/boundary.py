@@ -8,10 +8,11 @@ Python cannot keep Python out of its own process, so the operating system does i
   another user  Where root grades and bubblewrap does not work, as in most containers: a user of its own for each
                 program, with a private folder.  The program sees what everybody may read, and the network.
 
-Both: one process and no other (RLIMIT_NPROC), so the limits of a process are those of the whole program.  What no limit
-of a process counts, such as shared memory that it has left, a control group does, where this user may make one.  Each
-boundary is tried before it is used: where it does not hold, it counts as not there, and `Found.why` says what was
-missing.  What a program reads is its standard input; what it writes comes back as bytes, up to a size.
+Both: one process and no other (RLIMIT_NPROC), so the limits of a process are those of the whole program; a caller may
+allow more, which end with the first.  What no limit of a process counts, such as shared memory that it has left, a
+control group does, where this user may make one.  Each boundary is tried before it is used: where it does not hold, it
+counts as not there, and `Found.why` says what was missing.  What a program reads is its standard input; what it writes
+comes back as bytes, up to a size.
 
 A user's own code (a reward of a recipe, `grpo check`) needs no boundary: `OWN`.
 
@@ -47,7 +48,6 @@ ANOTHER_USER = "another user"
 NONE = "none"
 PYTHON = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
 FOLDER = 2**26  # bytes of the /tmp in bubblewrap
-OPEN_FILES = 64
 USERS = range(60600, 60700)  # systemd keeps 60578 to 61183 for nobody
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache")
 DEVICES = (Path("/dev/null"), Path("/dev/urandom"))
@@ -71,12 +71,16 @@ class Limits:
     seconds: of computing; by the clock `wait` times as long.
     memory: bytes of address space, Python included.
     output: bytes of what is printed, and of each file.
+    processes: threads are counted as well.  With more than one, `memory` is that of each process, and of all together
+      where there is a control group.
     """
 
     seconds: int
     memory: int
     output: int
-    wait: int = 3
+    wait: float = 3
+    processes: int = 1
+    open_files: int = 64
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ def _limiting(limits: Limits, boundary: Found) -> str:
     """The program's first lines."""
     values = {"CPU": limits.seconds, "AS": limits.memory, "FSIZE": limits.output, "CORE": 0}
     if boundary.kind != NONE:  # else the user's other processes would count, too
-        values |= {"NPROC": 1, "NOFILE": OPEN_FILES}
+        values |= {"NPROC": limits.processes, "NOFILE": limits.open_files}
     hard = values | {"CPU": limits.seconds + 1}
     pairs = {name: (value, hard[name]) for name, value in values.items()}
     return (

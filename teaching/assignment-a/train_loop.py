@@ -8,7 +8,6 @@ file is in grpo_lib/plain_grpo.py: the model, sampling, the optimizer.  The outp
 
 import argparse
 import functools
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from grpo_lib.problems import training_batches  # noqa: E402
 from grpo_lib.problems.words import generate  # noqa: E402
 from grpo_lib.prompts import render  # noqa: E402
 from grpo_lib.rewards import get_rewards  # noqa: E402
-from grpo_teach.notebooks import read_exercises  # noqa: E402
 
 EXERCISE = "10.1"
 per_token_logps = jax.jit(plain_grpo.per_token_logps, static_argnames=("config", "temperature"))
@@ -37,11 +35,19 @@ per_token_logps = jax.jit(plain_grpo.per_token_logps, static_argnames=("config",
 
 def read_functions(path: Path) -> dict[str, Any]:
     """The functions that a notebook's cell or a .py file defines."""
-    code = read_exercises(path)[EXERCISE].code if path.suffix == ".ipynb" else path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return functions_of(path.read_text("utf-8"), str(path))
+    from grpo_teach.notebooks import read_exercises  # the process that is graded does without
+
+    return functions_of(read_exercises(path)[EXERCISE].code, str(path))
+
+
+def functions_of(code: str, name: str) -> dict[str, Any]:
+    """What `code` defines; errors call it `name`."""
     for name in ("group_advantages", "policy_loss", "update"):  # cut out
         vars(plain_grpo).pop(name, None)
     space: dict[str, Any] = {"__name__": "functions"}
-    exec(compile(code, str(path), "exec"), space)
+    exec(compile(code, name, "exec"), space)
     return space
 
 
@@ -50,7 +56,7 @@ def train(functions: dict[str, Any], options: argparse.Namespace) -> plain_grpo.
     settings = plain_grpo.Settings(
         steps=options.steps, max_completion_length=24, learning_rate=3e-4, system="", seed=options.seed
     )
-    policy = plain_grpo.load_policy(environment.repo_root() / "assets" / "tiny-base")
+    policy = plain_grpo.load_policy(options.model)
     reference = policy.weights  # of the KL penalty: the base
     problems = generate("train", 20_000, seed=options.problems)
     to_prompt = functools.partial(render, policy.tokenizer, system="")
@@ -126,7 +132,7 @@ def values(functions: dict[str, Any], cases: dict[str, list]) -> dict[str, list 
     return {name: all_of(name) for name in cases}
 
 
-def main() -> None:
+def parser_of_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("functions", type=Path, help="a notebook with exercise 10.1, or a .py file")
     parser.add_argument("--steps", type=int, default=30)
@@ -137,13 +143,15 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=0, help="seed of the problems")
     parser.add_argument("--split", default="validation", choices=["validation", "test"])
     parser.add_argument("--output", type=Path, help="one JSON line per problem")
-    parser.add_argument("--cases", type=Path, help="for the grader: arguments as JSON, values on the last line")
-    options = parser.parse_args()
+    base = environment.repo_root() / "assets" / "tiny-base"
+    parser.add_argument("--model", type=Path, default=base, help="the base, which is also the reference")
+    return parser
+
+
+def main() -> None:
+    options = parser_of_options().parse_args()
     started = time.monotonic()
     functions = read_functions(options.functions)
-    if options.cases:
-        print(json.dumps(values(functions, json.loads(options.cases.read_text("utf-8")))))
-        return
     records = test(train(functions, options), options)
     if options.output:
         files.write_jsonl_atomic(options.output, records)
