@@ -242,7 +242,7 @@ function showState() {
   $("again").disabled = !run || state === "broken";
   const row = run?.rows.at(-1);
   const values = row && { step: row.step, steps: run.settings.steps, seconds: (row.milliseconds / 1000).toFixed(1) };
-  const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "finishedText" };
+  const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "noStep" };
   $("status").textContent = row ? text(state === FINISHED ? "finishedText" : "stepText", values) : text(keys[state] ?? "startingText");
   $("figures").textContent = row ? text("figures", { ...values, megabytes }) : "";
   const doomed = run && (experiment?.collapses || collapses(run.settings)) ? { key: "meantToCollapse", values: {} } : null;
