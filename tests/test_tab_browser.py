@@ -223,6 +223,7 @@ def test_a_broken_reward_is_named_and_the_page_goes_on(open_page):
         _own_reward(page, code)
         expect(page.locator("#notice")).to_contain_text(said, timeout=60_000)
         expect(page.locator("#train")).to_be_enabled()
+        expect(page.locator("#status")).to_contain_text("before its first step")
         assert len(page.locator("#notice").inner_text()) < 600
     assert page.locator("img").count() == 0
     page.locator("#reward").select_option("course")

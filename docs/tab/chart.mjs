@@ -39,10 +39,10 @@ function label(svg, text, attributes) {
   add(svg, "text", attributes).textContent = text;
 }
 
-/** The smallest of 1, 2 and 5, times a power of ten, that cuts a length into at most five parts. */
+/** The smallest of 1, 2 and 5, times a power of ten, that cuts a length into at most six parts. */
 function roundStep(length) {
-  const power = 10 ** Math.floor(Math.log10(length / 5));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= (length / 5) * (1 - 1e-9));
+  const power = 10 ** Math.floor(Math.log10(length / 6));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= (length / 6) * (1 - 1e-9));
 }
 
 /** The ticks of an axis that holds all values, 0 and 1, in round numbers. */
