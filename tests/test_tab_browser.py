@@ -295,6 +295,16 @@ def test_the_keyboard_is_enough(open_page):
     page.keyboard.press("Enter")
     expect(page.locator("#why")).not_to_be_empty()
     assert page.locator("#accuracy").get_attribute("aria-label").startswith("Solved:")
+    # A button that is disabled for a moment keeps the focus, and an experiment is stopped with the next key.
+    page.locator("#train").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#train")).to_have_text("Go on", timeout=60_000)
+    expect(page.locator("#train")).to_be_focused()
+    page.locator("#guess-hole input").first.focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#train")).to_be_focused()
 
 
 def test_without_simd_the_page_says_what_is_missing(browser, address):

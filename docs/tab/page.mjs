@@ -22,6 +22,7 @@ let group = null, newest = null; // the group that is shown, with its step; that
 let chosen = null, drawn = {}; // the completion that is explained; of which group, in which language, the table is
 const finished = []; // runs that came to their end
 let experiment = null; // {name, right, holds, guess, problems} of the run, if it is one
+let waiting = null; // a button that lost the focus because it was disabled
 let notice = null, reply = null;
 let megabytes = 0; // of the engine
 let begun = 0, started = 0; // runs; what still comes from an earlier one is not shown in the next
@@ -79,7 +80,7 @@ function tip(word) {
   const said = make("span", { id: `tip-${word}`, className: "tip-text" }, text(`tip_${word}`));
   said.setAttribute("role", "tooltip");
   const button = make("button", { type: "button", className: "tip" }, "?");
-  button.setAttribute("aria-label", text("tip"));
+  button.setAttribute("aria-label", `${text("tip")}: ${text(word)}`);
   button.setAttribute("aria-describedby", said.id);
   button.addEventListener("keydown", (event) => event.key === "Escape" && button.blur());
   return [button, said];
@@ -237,9 +238,9 @@ function show() {
 function showState() {
   const labels = { [RUNNING]: "stop", [STOPPING]: "stop", [STOPPED]: "goOn", [FINISHED]: "train" };
   $("train").textContent = text(labels[state] ?? "train");
-  $("train").disabled = ["loading", "broken", STOPPING].includes(state);
-  $("one").disabled = ["loading", "broken", RUNNING, STOPPING].includes(state);
-  $("again").disabled = !run || state === "broken";
+  enable($("train"), !["loading", "broken", STOPPING].includes(state));
+  enable($("one"), !["loading", "broken", RUNNING, STOPPING].includes(state));
+  enable($("again"), run && state !== "broken");
   const row = run?.rows.at(-1);
   const values = row && { step: row.step, steps: run.settings.steps, seconds: (row.milliseconds / 1000).toFixed(1) };
   const keys = { loading: "loading", ready: "readyText", broken: "broken", finished: "noStep" };
@@ -249,6 +250,15 @@ function showState() {
   const said = notice ?? doomed;
   $("notice").hidden = !said;
   if (said) $("notice").textContent = text(said.key, said.values);
+}
+
+/** A button that is disabled while it has the focus gets the focus back with its use. */
+function enable(button, usable) {
+  if (!usable && document.activeElement === button) waiting = button;
+  button.disabled = !usable;
+  if (!usable || button !== waiting) return;
+  if (document.activeElement === document.body) button.focus({ preventScroll: true });
+  waiting = null;
 }
 
 function showCurves() {
@@ -401,6 +411,7 @@ function makeExperiments() {
     makeOptions(choices, `guess-${name}`, labels);
     const fieldset = make("fieldset", {}, make("legend", {}, text(`${name}Ask`)), choices);
     const button = make("button", { type: "button", id: `run-${name}`, onclick: () => runExperiment(name) }, text("runIt"));
+    button.setAttribute("aria-label", `${text("runIt")}: ${text(name)}`);
     button.disabled = guessOf(choices) < 0;
     choices.addEventListener("change", () => (button.disabled = ["loading", "broken"].includes(state)));
     return make("div", {}, make("h3", {}, text(name)), fieldset, button);
@@ -417,6 +428,7 @@ function runExperiment(name) {
   const asked = { ...courseSettings(), ...one.changes, seed: validSeed($("seed").value) };
   writeControls(asked);
   begin(asked, { ...one, guess: guessOf($(`guess-${name}`)) });
+  $("train").focus({ preventScroll: true }); // the next key stops this run
   reveal($("verdict"));
 }
 
