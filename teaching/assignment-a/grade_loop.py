@@ -23,6 +23,7 @@ import pandas as pd
 from grpo_lib.common import boundary, environment, files
 from grpo_lib.common.errors import CourseError
 from grpo_lib.common.spreadsheets import BYTE_ORDER_MARK, for_spreadsheet
+from grpo_teach.cli import SEED
 from grpo_teach.hand_ins import plain
 from grpo_teach.notebooks import read_exercises
 from grpo_teach.submissions import read_submissions
@@ -162,7 +163,9 @@ def write_table(lines: list[dict[str, Any]], path: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, required=True, help="draws what is secret: choose it, and keep it")
+    seed = os.environ.get(SEED)
+    secret = f"draws what is secret: choose it, and keep it (or {SEED}, which other users cannot read)"
+    parser.add_argument("--seed", type=int, default=seed, required=seed is None, help=secret)
     parser.add_argument("--seconds", type=float, default=600, help="that a student's training may take")
     parser.add_argument(
         "--no-isolation", action="store_true", help="run without a boundary the work of people you trust"
@@ -192,5 +195,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except CourseError as error:
+    except (CourseError, OSError) as error:
         sys.exit(f"error: {error}")

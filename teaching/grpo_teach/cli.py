@@ -20,6 +20,8 @@ from grpo_train.cli.options import AsJson, NoIsolation, commands, finish, log_fo
 if TYPE_CHECKING:
     from grpo_teach.notebooks import Exercise
 
+SEED = "GRPO_SEED"  # in place of --seed: every user may read command lines, and nobody else's environment
+
 app = commands()
 
 
@@ -73,7 +75,8 @@ def grade(
         int | None, typer.Option(help="The lesson's number; default: what most of the submissions are.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Draws the hidden inputs; default: a new one, which is printed.")
+        int | None,
+        typer.Option(min=0, envvar=SEED, help="Draws the hidden inputs; default: a new one, which is printed."),
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: FOLDER-graded.")] = None,
     no_isolation: NoIsolation = False,
@@ -109,7 +112,9 @@ def grade(
 @app.command()
 def leaderboard(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder per student: reward.py, recipe.yaml.")],
-    seed: Annotated[int, typer.Option(min=0, help="Draws secret problems and seeds: choose one, and keep it.")],
+    seed: Annotated[
+        int, typer.Option(min=0, envvar=SEED, help="Draws secret problems and seeds: choose one, and keep it.")
+    ],
     recipe: Annotated[Path, typer.Option(help="What entries change.")] = Path("recipes/lessons/tiny-hard.yaml"),
     part: Annotated[str, typer.Option(help="Where in a student's folder the entry is, such as a6.")] = ".",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of an entry.")] = 3,

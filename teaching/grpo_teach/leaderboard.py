@@ -194,9 +194,9 @@ def csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def _grpo(seconds: float, reward: Path, *arguments: Any) -> dict[str, Any]:
     """What a command of `grpo` prints with --json.  Raises CourseError with its error, or TimeoutExpired."""
-    command = [sys.executable, "-m", "grpo_teach.train_process", reward.resolve(), *map(str, arguments), "--json"]
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "grpo_teach.train_process"],
+        input=json.dumps([str(reward.resolve()), *map(str, arguments), "--json"]),
         cwd=environment.repo_root(),
         capture_output=True,
         text=True,

@@ -1,10 +1,13 @@
-"""`grpo` with a student's reward function: python -m grpo_teach.train_process REWARD.py train RECIPE …
+"""`grpo` with a student's reward function: python -m grpo_teach.train_process < ARGUMENTS
 
-grpo_teach.leaderboard starts it; the recipe names the reward `student_reward`.  The student's reward(completion, gold)
-is called in grpo_teach.worker, which gets completions and gold answers and nothing else: student code never runs in
-the process that trains.  Each call is a new process, so a reward keeps nothing from one step to the next.
+ARGUMENTS are JSON, ["REWARD.py", "train", RECIPE, …], since every user may read command lines, and secret seeds are
+among them.  grpo_teach.leaderboard starts it; the recipe names the reward `student_reward`.  The student's
+reward(completion, gold) is called in grpo_teach.worker, which gets completions and gold answers and nothing
+else: student code never runs in the process that trains.  Each call is a new process, so a reward keeps nothing from
+one step to the next.
 """
 
+import json
 import sys
 from typing import Any
 
@@ -42,7 +45,8 @@ def reward_function(code: str) -> Any:
 
 
 def main() -> None:
-    path = sys.argv.pop(1)
+    path, *arguments = json.load(sys.stdin)
+    sys.argv[1:] = arguments
     try:
         REWARDS[REWARD] = reward_function(reward_files.read_source(path))
         REWARDS[REWARD](None, TRIED, ["18", "18"])  # fails before JAX

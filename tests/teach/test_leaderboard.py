@@ -1,6 +1,8 @@
 """The leaderboard and assignment A: hostile entries are one remark, others are trained once, ties share a rank."""
 
 import runpy
+import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +47,22 @@ def test_what_is_wrong_is_a_remark_and_others_are_trained_once(grpo, root, tmp_p
         path.stat().st_mtime_ns == before and "words-hard-test-0-" not in path.read_text()
         for path, before in records.items()
     )
+
+
+def test_secret_seeds_are_in_no_command_line(root, tmp_path, monkeypatch) -> None:
+    """Every user may read command lines, also the one whose process runs a student's reward."""
+    reward = write_text_atomic(tmp_path / "reward.py", RIGHT)
+    lines = []
+
+    def run(command, **how):
+        lines.append(command)
+        return subprocess.run(command, **how)
+
+    monkeypatch.setattr(leaderboard, "subprocess", SimpleNamespace(run=run))
+    recipe = root / "recipes" / "lessons" / "tiny-hard.yaml"
+    changes = ["problems.seed=31337", f"rewards=[{leaderboard.REWARD}]"]
+    assert leaderboard._grpo(100, reward, "config", recipe, *changes)["problems"]["seed"] == 31337
+    assert len(lines) == 1 and "31337" not in " ".join(map(str, lines[0]))
 
 
 def test_entries_share_a_rank_unless_their_interval_is_above_0() -> None:
