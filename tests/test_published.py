@@ -495,7 +495,7 @@ def whole_run(converted_base, tmp_path_factory) -> SimpleNamespace:
 
 
 @tries(*(row for row in CONTROLS if row not in {name for _, values in PUBLISHED for name in values}))
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_controls_together_train(whole_run) -> None:
     rows = read_jsonl(whole_run.directory / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
@@ -506,7 +506,7 @@ def test_the_controls_together_train(whole_run) -> None:
 
 
 @tries("run-folder", "run-files", "completed")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_leaves_its_files_and_a_last_sentence(whole_run) -> None:
     files = {str(path.relative_to(whole_run.directory)) for path in whole_run.directory.rglob("*")}
     assert {"recipe.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json", "export"} <= files
@@ -515,13 +515,13 @@ def test_a_run_leaves_its_files_and_a_last_sentence(whole_run) -> None:
 
 
 @tries("tensorboard-port")
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensorboard_can_read_the_run(whole_run) -> None:
     assert list((whole_run.directory / "tensorboard").glob("events.out.tfevents*"))
 
 
 @tries("step-seconds", "training-log")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_has_its_seconds_and_the_log_says_it(whole_run) -> None:
     [first, *_] = whole_run.rows
     assert {"seconds_rollout", "seconds_update", "seconds_sync", "seconds", "loss", "kl", "reward"} <= set(first)
@@ -532,7 +532,7 @@ def test_a_step_has_its_seconds_and_the_log_says_it(whole_run) -> None:
 
 
 @tries("plan-in-log")
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_plan_is_in_the_log_and_in_the_run(whole_run) -> None:
     for text in (whole_run.log, (whole_run.directory / "recipe.yaml").read_text(encoding="utf-8")):
         assert "accumulation steps" in text
@@ -540,7 +540,7 @@ def test_the_plan_is_in_the_log_and_in_the_run(whole_run) -> None:
 
 
 @tries("three-rates")
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_rates_before_and_after(whole_run) -> None:
     for phase in ("before", "after"):
         assert {"accuracy", "partial_accuracy", "format_accuracy"} <= set(whole_run.summary[phase])
@@ -550,7 +550,7 @@ def test_three_rates_before_and_after(whole_run) -> None:
 
 
 @tries("evaluate-presets")
-@pytest.mark.slow
+@pytest.mark.long
 def test_presets_and_their_keys(whole_run) -> None:
     assert {"sampled_accuracy", "pass_at_k"} <= set(whole_run.summary["after"])
     presets = {
@@ -562,7 +562,7 @@ def test_presets_and_their_keys(whole_run) -> None:
     assert load_recipe(TINY, own).evaluation_sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.8}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_profile_is_recorded(whole_run) -> None:
     assert list(whole_run.directory.rglob("*.xplane.pb"))
 

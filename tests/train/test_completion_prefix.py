@@ -129,7 +129,7 @@ def run(root, tmp_path_factory):
     return recipe, directory, summary, reward
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_continued_form_counts_in_training_and_evaluation(run):
     _, directory, summary, _ = run
     assert summary["before"]["format_accuracy"] > 0.3  # the tiny base writes the template in one of two completions
@@ -143,7 +143,7 @@ def test_a_continued_form_counts_in_training_and_evaluation(run):
     assert means["correct_answer"] == pytest.approx(summary["after"]["accuracy"], abs=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_records_keep_what_the_model_wrote_and_can_be_graded_again(run, grpo):
     recipe, directory, summary, _ = run
     path = directory / "evals" / "before.jsonl"
@@ -165,7 +165,7 @@ def test_records_keep_what_the_model_wrote_and_can_be_graded_again(run, grpo):
     assert recipe.prompts.completion_prefix == "<reasoning>"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_with_the_same_reward_file_alone(run):
     recipe, directory, _, reward = run
     open_run(directory, recipe)
