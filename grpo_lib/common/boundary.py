@@ -71,8 +71,7 @@ class Limits:
     seconds: of computing; by the clock `wait` times as long.
     memory: bytes of address space, Python included.
     output: bytes of what is printed, and of each file.
-    processes: threads are counted as well.  With more than one, `memory` is that of each process, and of all together
-      where there is a control group.
+    processes: threads are counted as well.  With more than one, `memory` is of each, and of all where there is a cgroup.
     """
 
     seconds: int
