@@ -71,7 +71,7 @@ class Limits:
     seconds: of computing; by the clock `wait` times as long.
     memory: bytes of address space, Python included.
     output: bytes of what is printed, and of each file.
-    processes: threads are counted as well.  With more than one, `memory` is of each, and of all where there is a cgroup.
+    processes: threads count.  With more than one, `memory` is of each, and of all where there is a control group.
     """
 
     seconds: int
