@@ -104,7 +104,7 @@ def serve(root: Path, folder: Path, settings: Path) -> Iterator[Lab]:
             yield Lab(folder, f"http://localhost:{port}", workspaces)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
-            server.wait(60)
+            server.wait(180)  # it ends its kernels first
             shutil.rmtree(folder / "runs" / "jupyterlab-test", ignore_errors=True)
 
 

@@ -130,7 +130,7 @@ def test_a_run_can_be_stopped_gone_on_with_and_begun_again(open_page):
     status = page.locator("#status")
     page.locator("#train").click()
     expect(status).to_contain_text("Step 2 ", timeout=60_000)
-    page.get_by_label("group size G").select_option("4")  # a control moved while it trains
+    page.get_by_label("group size G", exact=True).select_option("4")  # a control moved while it trains
     expect(page.locator("#changed")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Go on")).to_be_enabled(timeout=60_000)
