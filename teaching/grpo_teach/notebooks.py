@@ -27,11 +27,12 @@ class Exercise:
     code: str
     test: str
     remark: str = ""  # where the code is not in one cell
+    text: str = ""  # with the title
 
     @property
     def language(self) -> str:
         """ "zh" where its text is Chinese, else "en"."""
-        return "zh" if re.search("[\u4e00-\u9fff]", self.title) else "en"
+        return "zh" if re.search("[\u4e00-\u9fff]", self.title + self.text) else "en"
 
     @property
     def functions(self) -> list[str]:
@@ -90,10 +91,11 @@ def _exercise(path: Path, number: str, cells: list[Any]) -> Exercise:
     name = f"ex-{number.replace('.', '-')}"
     named = {_grade_id(cell): cell for cell in cells}
     text, test = (named.get(f"{name}-{part}", {}) for part in ("text", "test"))
-    title = str(text.get("source", "")).partition("\n")[0].strip("# ")
+    said = str(text.get("source", ""))
+    title = said.partition("\n")[0].strip("# ")
     points = test.get("metadata", {}).get("nbgrader", {}).get("points", 0)
     code, remark = _code(name, cells, str(test.get("source", "")))
-    return Exercise(path, number, title or number, points, code, str(test.get("source", "")), remark)
+    return Exercise(path, number, title or number, points, code, str(test.get("source", "")), remark, said)
 
 
 def _code(name: str, cells: list[Any], test: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_teach import cases, check, grading, mutants, words
 from grpo_teach.limited import Failed
-from grpo_teach.notebooks import Exercise
+from grpo_teach.notebooks import Exercise, exercises_in
 
 EXERCISES = grading.teachers_exercises()
 OF_TEXT = {"0.2", "1.2", "2.2", "8.1"}  # values that have no shape
@@ -153,3 +153,13 @@ def test_a_limit_is_told_in_chinese() -> None:
 def test_every_part_has_a_chinese_name() -> None:
     names = {one.part.name for exercise in EXERCISES.values() for one in grading.planned(exercise, 0)}
     assert names == grading._chinese_names().keys()
+
+
+def test_an_exercise_is_in_the_language_of_its_text(root) -> None:
+    """Some titles in Chinese notebooks have no Chinese word, such as pass@k."""
+    path = root / "teaching" / "exercises" / "03_policy_update.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    [text] = [cell for cell in notebook.cells if "## 3.6" in cell.source]
+    text.source = "## 3.6 k1, k2, k3\n\n寫出三個估計式。"
+    found = exercises_in(nbformat.writes(notebook).encode(), path)
+    assert (found["3.6"].language, found["3.1"].language) == ("zh", "en")
