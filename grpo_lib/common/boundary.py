@@ -156,7 +156,13 @@ def found() -> Found:
 
 
 def run(
-    program: str, given: bytes, limits: Limits, boundary: Found, readable: Sequence[Path] = (), **variables: str
+    program: str,
+    given: bytes,
+    limits: Limits,
+    boundary: Found,
+    readable: Sequence[Path] = (),
+    shown: bool = False,
+    **variables: str,
 ) -> Ended:
     """Run a program of Python without site-packages, behind a boundary.
 
@@ -164,14 +170,17 @@ def run(
       program: its source; it is visible to other users.
       given: its standard input.
       readable: folders that it may read, besides Python's own library.
+      shown: its standard error goes to this process's; for a user's own code.
       variables: its environment.
     """
     source = f"{_limiting(limits, boundary)}\n{program}"
     memory = limits.memory + FOLDER
+    errors = None if shown else subprocess.DEVNULL
     with tempfile.TemporaryFile() as output, control_group(memory) as group, _place(boundary, readable) as place:
         joins = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)] if group else []
         command = [*joins, *place.command, str(PYTHON), "-I", "-S", "-c", source]
-        code = _run(command, given, output, limits.wait * limits.seconds, place.folder, variables | _libraries())
+        seconds = limits.wait * limits.seconds
+        code = _run(command, given, output, errors, seconds, place.folder, variables | _libraries())
         output.seek(0)
         return Ended(output.read(limits.output), code)
 
@@ -199,11 +208,17 @@ def _limiting(limits: Limits, boundary: Found) -> str:
 
 
 def _run(
-    command: Sequence[str], given: bytes, output: IO[bytes], seconds: float, folder: str, variables: dict[str, str]
+    command: Sequence[str],
+    given: bytes,
+    output: IO[bytes],
+    errors: int | None,
+    seconds: float,
+    folder: str,
+    variables: dict[str, str],
 ) -> int | None:
     """Popen's code; None after `seconds`.  The process group is killed in any case."""
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL, cwd=folder, env=variables,
+        command, stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=variables,
         start_new_session=True,
     )  # fmt: skip
     code: int | None = None

@@ -129,7 +129,7 @@ def right(one: Case, got: Any) -> bool:
 
 
 def told(one: Case, got: Any, language: str) -> list[str]:
-    """A call, what it must return, and what it returned: three lines."""
+    """A call, what it must return, what it returned, and the difference where it is one of kind: lines."""
     if isinstance(one.want, That):
         want = one.want.words
     elif isinstance(one.want, type):
@@ -139,7 +139,9 @@ def told(one: Case, got: Any, language: str) -> list[str]:
     labels = [say(word, language) for word in ("expected", "got")]
     # A Chinese character is two columns wide.
     expected, found = (label.ljust(9 - len(label) * (language == "zh")) for label in labels)
-    return [one.call, f"  {expected} {want}", f"  {found} {described(got, language)}"]
+    lines = [one.call, f"  {expected} {want}", f"  {found} {described(got, language)}"]
+    kind = "" if isinstance(one.want, That | type) else difference(got, one.want, language)
+    return [*lines, f"  {kind}"] if kind else lines
 
 
 def equal(got: Any, want: Any, tolerance: float) -> bool:

@@ -6,6 +6,7 @@ python -m grpo_teach.check exercises/*.ipynb      all of them, as a GitHub Class
 import ast
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -19,7 +20,12 @@ from grpo_teach.cases import Case
 from grpo_teach.limited import Call, Failed
 from grpo_teach.notebooks import Exercise, read_exercises
 
-CELLS = "the cell of the function", "the public cases"
+FUNCTION, CASES = "the cell of the function", "the public cases"
+IN_CELL = "{kind} in {cell}, line {line}: {code}  {said}"
+OF_EXERCISE = "exercise {number}: {reason}"
+LEFT_OVER = "line {line} still raises NotImplementedError; take it out"
+NO_FUNCTION = "the cell has no function {name}"
+NO_FUNCTION_BUT = "the cell has no function {name}; it has {others}"
 
 
 def check(exercise: Exercise, log: Callable[[str], None]) -> str:
@@ -35,22 +41,25 @@ def check(exercise: Exercise, log: Callable[[str], None]) -> str:
       CourseError: a case is not right, or the cell has an error; in the language of the exercise.
     """
     language = exercise.language
-    if "grpo_teach.cases" not in exercise.public:
+    if not re.search(r"\bcase\(", exercise.public):
         _run_here(exercise)
-        return f"exercise {exercise.number}: the public cases pass"
+        return words.say("exercise {number}: the public cases pass", language, number=exercise.number)
     found = public_cases(exercise)
     started = time.perf_counter()
     values = limited.run(exercise.code, calls(exercise, found), own=True)
     seconds = time.perf_counter() - started
     if any(isinstance(value, Failed) and value.kind == "NotImplementedError" for value in values):
-        missing = words.say(
-            "exercise {number} is still to be written in {path}", language, number=exercise.number, path=exercise.path
-        )
-        raise CourseError(missing)
+        raise _unwritten(exercise)
     wrong = [place for place, (one, value) in enumerate(zip(found, values, strict=True)) if not is_right(one, value)]
+    told: list[Any] = []
     for place in wrong:
+        if isinstance(values[place], Failed) and values[place] in told:
+            continue
+        told.append(values[place])
         for line in report(found, place, values[place], language):
             log(line)
+    if len(told) < len(wrong):
+        log(words.say("{count} more: the same error", language, count=len(wrong) - len(told)))
     count = {"number": exercise.number, "count": len(found)}
     if wrong:
         summary = "exercise {number}: {right} of {count} public cases are right"
@@ -64,13 +73,13 @@ def public_cases(exercise: Exercise) -> list[Case]:
     try:
         space: dict[str, Any] = {name: _stand_in(name) for name in exercise.functions}
     except SyntaxError as error:
-        raise CourseError(f"exercise {exercise.number}: {_where(error, *_cells(exercise)[0])}") from error
-    name, source = _cells(exercise)[1]
+        raise _failed(exercise, error, FUNCTION) from error
+    space |= {"case": cases.case, "that": cases.that}  # a notebook for Colab defines them in a cell of its own
     try:
         with cases.recording() as found:
-            exec(compile(source, name, "exec"), space)
+            exec(compile(exercise.public, CASES, "exec"), space)
     except Exception as error:
-        raise CourseError(f"exercise {exercise.number}: {_where(error, name, source)}") from error
+        raise _failed(exercise, error, CASES) from error
     return found
 
 
@@ -90,11 +99,11 @@ def is_right(one: Case, value: Any) -> bool:
 
 def report(found: Sequence[Case], place: int, value: Any, language: str) -> list[str]:
     """The lines for a case that is not right: the call, what was expected, what came."""
-    call, expected, got = cases.told(found[place], None if isinstance(value, Failed) else value, language)
+    call, expected, *got = cases.told(found[place], None if isinstance(value, Failed) else value, language)
     heading = words.say("case {place} of {count}: {call}", language, place=place + 1, count=len(found), call=call)
     if isinstance(value, Failed):
-        got = f"  {words.say('an error', language)}: {words.reason(value.reason, language)}"
-    return [heading, expected, got]
+        got = [f"  {words.say('an error', language)}: {words.reason(value.reason, language)}"]
+    return [heading, expected, *got]
 
 
 def _stand_in(name: str) -> Callable:
@@ -107,28 +116,52 @@ def _stand_in(name: str) -> Callable:
     return function
 
 
-def _cells(exercise: Exercise) -> list[tuple[str, str]]:
-    return list(zip(CELLS, (exercise.code, exercise.public), strict=True))
-
-
 def _run_here(exercise: Exercise) -> None:
     """Run both cells in this process, without limits: it is the student's own code."""
     space = {"__name__": "exercise"}
-    for name, source in _cells(exercise):
+    for cell, source in ((FUNCTION, exercise.code), (CASES, exercise.public)):
         try:
-            exec(compile(source, name, "exec"), space)
+            exec(compile(source, cell, "exec"), space)
         except NotImplementedError:
-            raise CourseError(f"exercise {exercise.number} is still to be written in {exercise.path}") from None
+            raise _unwritten(exercise) from None
         except Exception as error:
-            raise CourseError(f"exercise {exercise.number}: {_where(error, name, source)}") from error
+            raise _failed(exercise, error, cell) from error
 
 
-def _where(error: Exception, name: str, source: str) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+def _unwritten(exercise: Exercise) -> CourseError:
+    """The error of an exercise that raises NotImplementedError: nothing was written, or the line was left there."""
+    if exercise.left_over:
+        reason = words.say(LEFT_OVER, exercise.language, line=exercise.left_over)
+        return CourseError(words.say(OF_EXERCISE, exercise.language, number=exercise.number, reason=reason))
+    unwritten = "exercise {number} is still to be written in {path}"
+    return CourseError(words.say(unwritten, exercise.language, number=exercise.number, path=exercise.path))
+
+
+def _failed(exercise: Exercise, error: Exception, cell: str) -> CourseError:
+    """The error of a cell that cannot be run: `cell` is FUNCTION or CASES."""
+    missing = error.name if isinstance(error, NameError) and cell == CASES else None
+    if missing and f"case({missing}," in exercise.public:
+        reason = _no_function(exercise, missing)
+    else:
+        reason = _where(exercise, error, cell)
+    return CourseError(words.say(OF_EXERCISE, exercise.language, number=exercise.number, reason=reason))
+
+
+def _no_function(exercise: Exercise, name: str) -> str:
+    others = ", ".join(exercise.functions)
+    no_function = NO_FUNCTION_BUT if others else NO_FUNCTION
+    return words.say(no_function, exercise.language, name=name, others=others)
+
+
+def _where(exercise: Exercise, error: Exception, cell: str) -> str:
+    """The kind of an error, and the line of the cell where it is."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == cell]
     number = frames[0].lineno if frames else getattr(error, "lineno", None)
+    source = exercise.code if cell == FUNCTION else exercise.public
     line = source.splitlines()[number - 1].strip() if number else ""
-    said = first_line(error) if str(error) else ""
-    return f"{type(error).__name__} in {name}, line {number}: {line}  {said}".rstrip()
+    said = error.msg if isinstance(error, SyntaxError) else first_line(error) if str(error) else ""
+    place = {"kind": type(error).__name__, "cell": words.say(cell, exercise.language), "line": number}
+    return words.say(IN_CELL, exercise.language, code=line, said=said, **place).rstrip()
 
 
 def main(paths: Sequence[str]) -> None:

@@ -14,9 +14,9 @@ import time
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 LONGEST = 300  # characters of a student's text in a remark
 LONGEST_NAME = 60  # and of a student's name, which becomes a folder
@@ -35,6 +35,8 @@ STUDENTS = (
     re.compile(r".+_(?P<name>[^_]+)_attempt_(?P<key>)\d{4}(?:-\d\d){5}.*", re.DOTALL),  # Blackboard
 )
 ATTEMPT = re.compile(r"_attempt_(\d{4}(?:-\d\d){5})")
+# What platforms write themselves beside a student's files: the text that was typed in, and Blackboard's receipt.
+OF_PLATFORM = re.compile(r"_assignsubmission_onlinetext|_attempt_\d{4}(?:-\d\d){5}\.txt$")
 COPY = re.compile(r"(?:\((\d+)\)|-(\d+)|-Copy(\d+))$")  # of a file's stem: what browsers, Canvas and Jupyter add
 
 
@@ -52,11 +54,16 @@ class HandIn:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A file of a hand-in.  `newest` grows with its date, then with the number of a copy, then with its name."""
+    """A file of a hand-in.
+
+    newest: grows with its date, then with the number of a copy, then with its name.
+    place: its path in the hand-in.
+    """
 
     name: str
     content: bytes
     newest: tuple[float, int, str]
+    place: PurePath
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
@@ -115,7 +122,8 @@ def by_student(entries: Sequence[Path]) -> list[HandIn]:
     for name, found in zip(chosen, groups.values(), strict=True):
         twice = len(found) == 1 and often[_alike(stem(found[0]))] > 1
         remark = "a notebook and a folder have this name, or two files; each is graded, choose one" if twice else ""
-        hand_ins.append(HandIn(name, found, remark))
+        own = [entry for entry in found if not OF_PLATFORM.search(entry.name)]
+        hand_ins.append(HandIn(name, own, remark))
     return hand_ins
 
 
@@ -198,7 +206,8 @@ def notebooks_in(entry: Path) -> tuple[list[Notebook], list[str]]:
             if path.stat().st_size > LARGEST:
                 remarks.append(_too_large(path.name))
             else:
-                notebooks.append(_notebook(path.name, path.read_bytes(), path.stat().st_mtime))
+                place = path.relative_to(entry.parent)
+                notebooks.append(_notebook(place, path.read_bytes(), path.stat().st_mtime))
         else:
             seen += 1
     if not notebooks and not remarks:
@@ -209,6 +218,29 @@ def notebooks_in(entry: Path) -> tuple[list[Notebook], list[str]]:
     if len(notebooks) > MOST_NOTEBOOKS:
         remarks.append(f"of {len(notebooks)} notebooks the {MOST_NOTEBOOKS} newest are read")
     return sorted(notebooks, key=lambda one: one.newest)[-MOST_NOTEBOOKS:], remarks
+
+
+def of_several(versions: Iterable[Sequence[PurePath]]) -> list[str]:
+    """A remark where one hand-in seems to be that of several students, such as the ZIP of a whole class.
+
+    Args:
+      versions: of each exercise the places of the notebooks that have it.
+    """
+    named = [name for places in versions for name in _people(places)]
+    return [
+        f"{name} are taken as one student's; if they are several, unpack this first" for name in dict.fromkeys(named)
+    ]
+
+
+def _people(places: Sequence[PurePath]) -> list[str]:
+    """Names that may be those of several students: of folders side by side, or of files as platforms name them."""
+    beside: dict[PurePath, set[str]] = {}
+    for place in places:
+        if len(place.parts) > 2:  # in a folder of the hand-in
+            beside.setdefault(place.parents[1], set()).add(place.parent.name)
+        elif len(place.parts) == 2 and any(pattern.fullmatch(place.name) for pattern in STUDENTS):
+            beside.setdefault(place.parent, set()).add(_student(Path(place.name))[0])
+    return [plain(", ".join(sorted(names)), LONGEST_NAME) for names in beside.values() if len(names) > 1]
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -239,7 +271,7 @@ def _in_zip(path: Path) -> tuple[list[Notebook], list[str]]:
                     with archive.open(member) as file:
                         content = file.read(LARGEST)  # its size in the list is what somebody wrote there
                     when = time.mktime((*member.date_time, 0, 0, -1))
-                    notebooks.append(_notebook(place.name, content, when))
+                    notebooks.append(_notebook(path.name / place, content, when))
     except Exception as error:  # the file may hold anything
         remarks.append(f"{plain(path.name)} cannot be read as a ZIP ({type(error).__name__})")
     if not notebooks and not remarks:
@@ -264,11 +296,12 @@ def _too_large(name: str) -> str:
     return f"{plain(name)} is too large, and is not taken"
 
 
-def _notebook(name: str, content: bytes, when: float) -> Notebook:
+def _notebook(place: PurePath, content: bytes, when: float) -> Notebook:
     """Dates count in minutes: what was unpacked together has dates a little apart."""
+    name = place.name
     if attempt := ATTEMPT.search(name):
         when = time.mktime(time.strptime(attempt[1], "%Y-%m-%d-%H-%M-%S"))
     match = NOTEBOOK.fullmatch(name)
     copy = COPY.search(match[1]) if match else None
     number = int(next(filter(None, copy.groups()))[:9]) if copy else 0
-    return Notebook(plain(name), content, (when // 60, number, name))
+    return Notebook(plain(name), content, (when // 60, number, name), place)

@@ -52,18 +52,18 @@ def run(code: str, calls: Sequence[Call], seconds: int = SECONDS, own: bool = Fa
     """One value or `Failed` per call, of functions that `code` defines.  All calls share one process and its limits.
 
     Args:
-      own: the code is the user's own, and needs no boundary.
+      own: the code is the user's own: it needs no boundary, and what it prints is shown.
 
     Raises CourseError where foreign code has no boundary.
     """
     encoded = [[call.function, call.harness, worker.encode(call.arguments)] for call in calls]
-    task = {"code": code, "calls": encoded, "packages": str(PACKAGES)}
+    task = {"code": code, "calls": encoded, "packages": str(PACKAGES), "own": own}
     program = Path(worker.__file__).read_text("utf-8")  # not as a file, which another user could not read
     limits = Limits(seconds, MEMORY, OUTPUT, WAIT)
     found = boundary.OWN if own else boundary.in_use()
     numpy = [PACKAGES / "numpy", PACKAGES / "numpy.libs"]
     given = json.dumps(task).encode()
-    ended = boundary.run(program, given, limits, found, numpy, OPENBLAS_NUM_THREADS="1")
+    ended = boundary.run(program, given, limits, found, numpy, own, OPENBLAS_NUM_THREADS="1")
     if ended.code is None:
         reason = f"stopped after {WAIT * seconds} seconds without a result"
     else:

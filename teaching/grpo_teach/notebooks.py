@@ -40,6 +40,21 @@ class Exercise:
         return [node.name for node in ast.parse(self.code).body if isinstance(node, ast.FunctionDef)]
 
     @property
+    def unwritten(self) -> int:
+        """How many functions are still as they were given; a line that was left below other code does not count."""
+        last = {node.name: node for node in _functions(self.code)}
+        return sum(map(_is_unwritten, last.values()))
+
+    @property
+    def left_over(self) -> int:
+        """The line of the code that still raises NotImplementedError where a function was written; 0 if none does."""
+        for function in _functions(self.code):
+            for step in function.body:
+                if _raises_unwritten(step) and not _is_unwritten(function):
+                    return step.lineno
+        return 0
+
+    @property
     def public(self) -> str:
         """The test cell up to its hidden part."""
         return self.test.partition(HIDDEN)[0]
@@ -58,14 +73,16 @@ def read_exercises(path: Path) -> dict[str, Exercise]:
     Raises:
       ValueError: the file is not a notebook; one line says why.
     """
+    if not path.exists():
+        raise ValueError(f"{path} is not there")
+    if not path.is_file():  # a FIFO would let the reader wait for ever
+        raise ValueError(f"{path} is not a file")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST // 2**20} MB")
     try:
-        if not path.is_file():  # a FIFO would let the reader wait for ever
-            raise ValueError("not a file")
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"larger than {LARGEST // 2**20} MB")
         content = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name} is not a notebook ({type(error).__name__})") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
     return exercises_in(content, path)
 
 
@@ -103,7 +120,8 @@ def _code(name: str, cells: list[Any], test: str) -> tuple[str, str]:
 
     JupyterLab gives a copy of a cell, and the second half of one that was split, the metadata of the first.  Halves
     define different functions and belong together.  Of copies the cell that was given counts, by its own id, which a
-    copy does not have.  A half may also be without metadata, above the tests.
+    copy does not have.  A half may also be without metadata, above the tests.  Where the cell is still as it was given,
+    the function may have been written in a new one.
     """
     places = [place for place, cell in enumerate(cells) if _grade_id(cell) == name]
     given = next((place for place in places if cells[place].get("id") == name), places[-1])
@@ -121,15 +139,42 @@ def _code(name: str, cells: list[Any], test: str) -> tuple[str, str]:
     whole = "\n\n".join([code, *below])
     if _called(test) & (_defines(whole) - _defines(code)):
         return whole, f"its code is in {1 + len(below)} cells"
+    if new := _written_elsewhere(code, cells):
+        return f"{code}\n\n{new}", "its function is in a new cell; it belongs in the cell that was given"
     return code, remark
 
 
+def _written_elsewhere(code: str, cells: list[Any]) -> str:
+    """Of cells that students made the last one with a function that is unwritten in `code`; "" if there is none."""
+    unwritten = {node.name for node in _functions(code) if _is_unwritten(node)}
+    made = [str(cell.source) for cell in cells if cell.cell_type == "code" and not _grade_id(cell).startswith("ex-")]
+    for source in reversed(made):
+        if unwritten & {node.name for node in _functions(source) if not _is_unwritten(node)}:
+            return source
+    return ""
+
+
 def _defines(source: str) -> set[str]:
+    """The names of the functions that a cell defines; none where it cannot be read."""
+    return {node.name for node in _functions(source)}
+
+
+def _functions(source: str) -> list[ast.FunctionDef]:
     """The functions that a cell defines; none where it cannot be read."""
     try:
-        return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+        return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
+        return []
+
+
+def _is_unwritten(function: ast.FunctionDef) -> bool:
+    """Whether a function has nothing but a docstring and the line that nbgrader puts in place of a solution."""
+    own = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return len(own) == 1 and _raises_unwritten(own[0])
+
+
+def _raises_unwritten(step: ast.stmt) -> bool:
+    return isinstance(step, ast.Raise) and "NotImplementedError" in ast.unparse(step)
 
 
 def _called(test: str) -> set[str]:

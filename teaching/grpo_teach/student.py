@@ -45,14 +45,18 @@ TAB = "grpo-in-a-tab.html"
 # The students' repository runs the public cases of what is pushed to it.
 AUTOMATIC = {".github/workflows/classroom.yml": "teaching/student/classroom.yml"}
 IMPORTS_CASES = re.compile(r"(?m)^from grpo_teach\.cases import .*\n\n?")
+# Colab has no command line of the course.
+ON_A_COMMAND_LINE = re.compile(
+    r", or save the notebook and run `[^`]*grpo check[^`]*` in a terminal, in the course's folder"
+    "|，也可以先儲存筆記本[^`]*`[^`]*grpo check[^`]*`"
+)
 COLAB = (
     "*This copy needs nothing but NumPy, so it runs on Colab, in Kaggle or in any Jupyter.* Run the next cell first; "
     "then write each function, run its cell, and run the cell below it. Keep your work with *File → Save a copy in "
-    "Drive*, and hand in what *File → Download → Download .ipynb* gives. `grpo check` is not here.",
+    "Drive*, and hand in what *File → Download → Download .ipynb* gives.",
     "這一份只需要 NumPy，所以在 Colab、Kaggle 或任何 Jupyter 上都能執行。請先執行下一個儲存格；然後寫每一個函式，"
     "執行它的儲存格，再執行下面的儲存格。用「檔案 → 在雲端硬碟中儲存副本」保存，"
-    "再用「檔案 → 下載 → 下載 .ipynb」下載後繳交。"
-    "這裡沒有 `grpo check`。",
+    "再用「檔案 → 下載 → 下載 .ipynb」下載後繳交。",
 )
 TEACHERS = ("teaching/", "tests/teach/", "requirements/teach.")
 STAMP = ".student-build.json"  # {"files": {name: [sha256, …]}}, of what the build wrote
@@ -153,7 +157,7 @@ def colab(path: Path, target: Path, cases: str) -> None:
         return
     chinese = "zh_TW" in path.parts
     for cell, text in zip(notebook["cells"], texts, strict=True):
-        cell["source"] = IMPORTS_CASES.sub("", text).lstrip("\n")
+        cell["source"] = ON_A_COMMAND_LINE.sub("", IMPORTS_CASES.sub("", text).lstrip("\n"))
         cell["metadata"].pop("deletable", None)  # Colab would not let a locked cell be run again
     language = "import os\n\nos.environ['GRPO_LANGUAGE'] = 'zh'\n\n\n" if chinese else ""
     opening = {"cell_type": "markdown", "id": "colab", "metadata": {}, "source": COLAB[chinese]}

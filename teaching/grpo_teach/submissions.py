@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pandas as pd
@@ -26,7 +26,6 @@ from grpo_teach.grading import Grade, grade, planned
 from grpo_teach.likeness import near_equal
 from grpo_teach.notebooks import Exercise, exercises_in
 
-UNWRITTEN = "raise NotImplementedError()"  # what nbgrader puts in place of a solution
 LONGEST = 4000  # characters of remarks in a cell of the CSV
 
 
@@ -83,7 +82,10 @@ def read_submission(entries: Sequence[Path], name: str, remark: str = "") -> Sub
         notebooks, reasons = hand_ins.notebooks_in(entry)
         found += notebooks
         remarks += reasons
+    if not found and not remarks:
+        remarks.append("no notebook")
     versions: dict[str, list[tuple[str, Exercise]]] = {}
+    places: dict[str, list[PurePath]] = {}
     for notebook in sorted(found, key=lambda one: one.newest):
         try:
             exercises = exercises_in(notebook.content, Path(notebook.name))
@@ -92,10 +94,14 @@ def read_submission(entries: Sequence[Path], name: str, remark: str = "") -> Sub
             continue
         for number, one in exercises.items():
             versions.setdefault(number, []).append((notebook.name, one))
+            places.setdefault(number, []).append(notebook.place)
     chosen = {number: _newest_written(found) for number, found in versions.items()}
     remarks += _on_versions(versions, chosen)
+    remarks += hand_ins.of_several(places.values())
     for number, (_, one) in chosen.items():
         remarks += [f"{number}: {one.remark}"] if one.remark else []
+        if one.left_over:
+            remarks.append(f"{number}: line {one.left_over} still raises NotImplementedError; take it out")
     code = {number: one.code for number, (_, one) in chosen.items()}
     languages = {number: one.language for number, (_, one) in chosen.items()}
     return Submission(name, code, remarks, languages)
@@ -103,8 +109,8 @@ def read_submission(entries: Sequence[Path], name: str, remark: str = "") -> Sub
 
 def _newest_written(versions: Sequence[tuple[str, Exercise]]) -> tuple[str, Exercise]:
     """Of versions in order of their dates the last of those that are written most."""
-    fewest = min(one.code.count(UNWRITTEN) for _, one in versions)
-    return [version for version in versions if version[1].code.count(UNWRITTEN) == fewest][-1]
+    fewest = min(one.unwritten for _, one in versions)
+    return [version for version in versions if version[1].unwritten == fewest][-1]
 
 
 def _on_versions(
@@ -114,7 +120,7 @@ def _on_versions(
     numbers: dict[str, list[str]] = {}
     for number, found in versions.items():
         name, best = chosen[number]
-        if any(one.code.strip() != best.code.strip() and UNWRITTEN not in one.code for _, one in found):
+        if any(one.code.strip() != best.code.strip() and not one.unwritten for _, one in found):
             numbers.setdefault(name, []).append(number)
     return [f"several versions of {', '.join(which)}: {name}, the newest, counts" for name, which in numbers.items()]
 
@@ -146,7 +152,7 @@ def grade_all(
         for submission, grades in zip(submissions, waiting, strict=True):
             result = Result(_with_remark(submission, exercises), [grade.result() for grade in grades])
             results.append(result)
-            log(f"{submission.name}: {result.points:g}")
+            log("; ".join([f"{submission.name}: {result.points:g}", *submission.remarks]))
     return results
 
 
@@ -169,7 +175,9 @@ def table(results: Sequence[Result]) -> str:
 
 
 def gradescope(result: Result) -> dict[str, Any]:
-    """What Gradescope's autograder reads as results.json."""
+    """What Gradescope's autograder reads as results.json, in the language of the exercises."""
+    language = min(result.submission.languages.values(), default="en")
+    remarks = [words.reason(remark, language) for remark in result.submission.remarks]
     tests = []
     for graded in result.grades:
         exercise = graded.exercise
@@ -182,7 +190,7 @@ def gradescope(result: Result) -> dict[str, Any]:
             "visibility": "after_published",
         }
         tests.append(test)
-    return {"score": result.points, "output": "\n".join(result.submission.remarks), "tests": tests}
+    return {"score": result.points, "output": "\n".join(remarks), "tests": tests}
 
 
 def write_results(results: Sequence[Result], folder: Path) -> Path:
@@ -201,7 +209,9 @@ def _with_remark(submission: Submission, exercises: Sequence[Exercise]) -> Submi
     """Say once that nothing of this lesson is there."""
     if submission.remarks or any(one.number in submission.code for one in exercises):
         return submission
-    others = sorted({_lesson(number) for number in submission.code}) or ["none"]
+    others = sorted({_lesson(number) for number in submission.code})
+    if not others:
+        return replace(submission, remarks=["no exercise of the course"])
     remark = f"no exercise of lesson {_lesson(exercises[0].number)}; it has those of lesson {', '.join(others)}"
     return replace(submission, remarks=[remark])
 

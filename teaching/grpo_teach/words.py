@@ -7,6 +7,14 @@ from typing import Any
 CHINESE = {
     "exercise {number} is still to be written in {path}": "練習 {number} 還沒寫：{path}",
     "exercise {number}: {reason}": "練習 {number}：{reason}",
+    "{kind} in {cell}, line {line}: {code}  {said}": "{cell}有 {kind}，第 {line} 行：{code}  {said}",
+    "the cell of the function": "函式那一格",
+    "the public cases": "公開測試那一格",
+    "the cell has no function {name}": "那一格裡沒有函式 {name}",
+    "the cell has no function {name}; it has {others}": "那一格裡沒有函式 {name}；有的是 {others}",
+    "line {line} still raises NotImplementedError; take it out": "第 {line} 行還有 raise NotImplementedError()，請刪掉",
+    "{count} more: the same error": "另外 {count} 個測試：同樣的錯誤",
+    "exercise {number}: the public cases pass": "練習 {number}：公開測試全部通過",
     "exercise {number}: {right} of {count} public cases are right": "練習 {number}：{count} 個公開測試對了 {right} 個",
     "exercise {number}: the public cases pass ({count} of {count}; {seconds:.1f} s, grading allows {limit})": (
         "練習 {number}：公開測試全部通過（{count} 個；用了 {seconds:.1f} 秒，評分時最多 {limit} 秒）"
@@ -21,7 +29,7 @@ CHINESE = {
     "not right": "不對",
     "{right} of {count} inputs right": "{count} 組輸入對了 {right} 組",
 }
-# Reasons that come from the process in which a function runs.
+# Reasons that come from the process in which a function runs, and remarks on what was handed in.
 REASONS = {
     r"stopped after (\d+) seconds without a result": r"等了 \1 秒沒有結果，已停止",
     r"stopped after (\d+) seconds": r"計算超過 \1 秒，已停止",
@@ -49,7 +57,37 @@ REASONS = {
         r"\2 個案例裡有 \1 的區間包含真正的變化，寬度是需要的 \3 倍"
     ),
     r"(\d+) of (\d+) ends are where they must be": r"\2 個區間端點有 \1 個在該在的位置",
+    r"(\d+) times a calculation is in another split as well": r"有 \1 次，同一個算式也在另一個分割裡",
+    r"the splits are (\S+), (\S+) and (\S+)": r"三個分割是 \1、\2 和 \3",
+    r"(\d+) of (\d+) problems are kept": r"\2 題裡只留下 \1 題",
+    r"(\d+) of (\d+) problems have another split in another process": r"\2 題裡有 \1 題換一個行程就換了分割",
+    r"(\d+) problems to train on and (\d+) for validation, expected (\d+) and (\d+)": (
+        r"訓練 \1 題、驗證 \2 題，應為 \3 與 \4 題"
+    ),
+    r"(\d+) problems are there twice": r"有 \1 題重複出現",
+    r"(\d+) of (\d+) problems have another text or another gold": r"\2 題裡有 \1 題的題目或答案不對",
+    r"repeats is not (\d+)": r"repeats 不是 \1",
+    r"(\d+) conflicts, expected (\d+), sorted": r"conflicts 有 \1 個，應為 \2 個，依序排列",
     "another answer for the same inputs": "相同的輸入，答案卻不同",
+    # What was handed in (hand_ins, submissions).
+    r"its code is in (\d+) cells": r"程式碼在 \1 格裡",
+    r"its cell is there (\d+) times; the one that was given counts": r"同一格出現 \1 次，以原來給的那一格為準",
+    "its function is in a new cell; it belongs in the cell that was given": "函式寫在新的一格，應該寫在原來給的那一格",
+    r"line (\d+) still raises NotImplementedError; take it out": r"第 \1 行還有 raise NotImplementedError()，請刪掉",
+    r"several versions of (.*): (.*), the newest, counts": r"\1 有好幾個版本，以最新的 \2 為準",
+    r"(.*) are taken as one student's; if they are several, unpack this first": (
+        r"\1 當成同一位學生的；若是好幾位學生的，請先解開"
+    ),
+    r"(.*) is not a notebook \((.*)\)": r"\1 不是筆記本（\2）",
+    r"no notebook among (\d+) files; hand in .*": r"\1 個檔案裡沒有筆記本；請交 .ipynb，或裝著它的資料夾或 ZIP",
+    r"(.*) is no notebook; hand in .*": r"\1 不是筆記本；請交 .ipynb，或裝著它的資料夾或 ZIP",
+    r"(.*) is a symbolic link, which is not taken; .*": r"\1 是符號連結，不收；請交檔案本身",
+    r"(.*) is a ZIP in a ZIP, and is not taken": r"\1 是 ZIP 裡的 ZIP，不收",
+    r"(.*) has a password, and is not taken": r"\1 有密碼，不收",
+    r"(.*) is too large, and is not taken": r"\1 太大，不收",
+    r"(.*) cannot be read as a ZIP \((.*)\)": r"\1 不是能讀的 ZIP（\2）",
+    r"no exercise of lesson (\d+); it has those of lesson (.*)": r"沒有第 \1 課的練習；有的是第 \2 課的",
+    r"no exercise of the course": "沒有這門課的練習",
     r"(.*) \(line (\d+): (.*)\)": r"\1（第 \2 行：\3）",
 }
 

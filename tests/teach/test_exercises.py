@@ -53,6 +53,8 @@ def test_work_earns_points_and_nothing_else_does(exercise, seeds) -> None:
     assert [one.missed for one in grades["solution"] if one.points != exercise.points] == []
     assert [name for name in without_work if any(one.points for one in grades[name])] == []
     assert [name for name in mistakes if any(one.points >= exercise.points for one in grades[name])] == []
+    said = {(name, reason) for name in mistakes for one in grades[name] for _, reason in one.missed}
+    assert [name for name, reason in said if reason == "not right"] == [], "it says what is wrong"
 
 
 @pytest.mark.slow

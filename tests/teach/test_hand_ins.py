@@ -1,4 +1,4 @@
-"""A folder as a learning platform delivers it: eighteen kinds of hand-in, eighteen lines, the right marks."""
+"""A folder as a learning platform delivers it: a line for each hand-in, whatever it is, with the right marks."""
 
 import csv
 import os
@@ -13,7 +13,8 @@ from helpers import result_of
 from grpo_teach import grading, hand_ins, likeness, submissions
 from grpo_teach.notebooks import exercises_in
 
-SOLUTION = grading.teachers_exercises()["3.2"].code
+EXERCISE = grading.teachers_exercises()["3.2"]
+SOLUTION = EXERCISE.code
 WRONG = "def advantages(rewards, G):\n    return 0 * rewards\n"
 UNWRITTEN = "def advantages(rewards, G):\n    raise NotImplementedError()\n"
 HELPER = "def helper(rewards, G):\n    return rewards.reshape(-1, G)\n"
@@ -54,6 +55,9 @@ HALF = book(cell(HELPER), cell(SOLUTION, "b", named=False))
 EMPTY = book(cell(UNWRITTEN))
 COPIED = book(cell(SOLUTION), cell(WRONG, "copy"))
 PYTHON = SOLUTION.encode()
+NEW_CELL = book(cell(UNWRITTEN), cell(SOLUTION, "x", named=False))
+LEFT_BELOW = book(cell("def advantages(rewards, G):\n    print(rewards)\n    raise NotImplementedError()\n"))
+NO_CELLS = nbformat.writes(nbformat.v4.new_notebook()).encode()
 # What is in the folder, and of its line the name, the points, and words of the remark.
 KINDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a notebook": ({"ada.ipynb": (RIGHT_BOOK, EARLY)}, "ada", "2", ""),
@@ -101,6 +105,45 @@ KINDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "a copied cell": ({"kim.ipynb": (COPIED, EARLY)}, "kim", "2", "is there 2 times"),
     "a split cell": ({"joe.ipynb": (SPLIT, EARLY)}, "joe", "2", "its code is in 2 cells"),
+    "a function in a new cell": ({"ida.ipynb": (NEW_CELL, EARLY)}, "ida", "2", "its function is in a new cell"),
+    "the given line left below": (
+        {"rob.ipynb": (LEFT_BELOW, EARLY)},
+        "rob",
+        "0",
+        "3.2: line 3 still raises NotImplementedError",
+    ),
+    "Moodle's text beside": (
+        {
+            "Lee_77_assignsubmission_file_/03.ipynb": (RIGHT_BOOK, EARLY),
+            "Lee_77_assignsubmission_onlinetext_/onlinetext.html": (b"<p>done</p>", EARLY),
+        },
+        "Lee",
+        "2",
+        "",
+    ),
+    "Blackboard's receipt": (
+        {
+            "Exercises 03_gil_attempt_2026-02-01-10-00-00.txt": (b"Name: Gil", EARLY),
+            "Exercises 03_gil_attempt_2026-02-01-10-00-00_03.ipynb": (RIGHT_BOOK, EARLY),
+        },
+        "gil",
+        "2",
+        "",
+    ),
+    "a text alone": ({"Amy_78_assignsubmission_onlinetext_/onlinetext.html": (b"", EARLY)}, "Amy", "0", "no notebook"),
+    "a class in a ZIP": (
+        {"all.zip": {"a/Ada/03.ipynb": RIGHT_BOOK, "a/Ben/03.ipynb": WRONG_BOOK}},
+        "all",
+        "0",
+        "Ada, Ben are taken as one student's",
+    ),
+    "a class in a ZIP, of Canvas": (
+        {"section.zip": {"xu_1001_2001_03.ipynb": RIGHT_BOOK, "yi_1002_2002_03.ipynb": RIGHT_BOOK}},
+        "section",
+        "2",
+        "xu, yi are taken as one student's",
+    ),
+    "a notebook without cells": ({"noa.ipynb": (NO_CELLS, EARLY)}, "noa", "0", "no exercise of the course"),
     "half a cell without a name": ({"una.ipynb": (HALF, EARLY)}, "una", "2", "its code is in 2 cells"),
     "a name that is no UTF-8": ({"latin\udcff.ipynb": (RIGHT_BOOK, EARLY)}, "latin?", "2", ""),
     "a link": ({"eve.ipynb": LINK}, "eve", "0", "eve.ipynb is a symbolic link"),
@@ -109,7 +152,7 @@ KINDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
 LEFT = ("__MACOSX/x", ".DS_Store", "Thumbs.db", "._ada.ipynb")
 
 
-def test_eighteen_kinds_of_hand_in_are_eighteen_lines(grpo, tmp_path) -> None:
+def test_each_kind_of_hand_in_is_one_line(grpo, tmp_path) -> None:
     folder = tmp_path / "class"
     for files, *_ in KINDS.values():
         for name, what in files.items():
@@ -121,13 +164,20 @@ def test_eighteen_kinds_of_hand_in_are_eighteen_lines(grpo, tmp_path) -> None:
     content = (tmp_path / "class-graded" / "grades.csv").read_bytes()
     assert content.startswith(b"\xef\xbb\xbf")
     rows = {row["submission"]: row for row in csv.DictReader(content.decode("utf-8-sig").splitlines())}
-    assert len(KINDS) == 18
     assert {*rows} == {name for _, name, *_ in KINDS.values()}
     for kind, (_, name, points, words) in KINDS.items():
         assert rows[name]["points"] == points, (kind, rows[name])
         assert words in rows[name]["remarks"], (kind, rows[name])
         said = rows[name]["remarks"].replace("3.1 not handed in", "")
         assert words or "3.2" not in said, (kind, said)
+
+
+def test_results_of_a_chinese_notebook_are_in_chinese(tmp_path) -> None:
+    text = nbformat.v4.new_markdown_cell("## 3.2 一組的優勢值", id="ex-3-2-text")
+    (tmp_path / "ada.ipynb").write_bytes(book(text, cell(UNWRITTEN), cell(SOLUTION, "x", named=False)))
+    [handed_in] = submissions.read_submissions(tmp_path)
+    [result] = submissions.grade_all([handed_in], [EXERCISE], 0)
+    assert submissions.gradescope(result)["output"] == "3.2: 函式寫在新的一格，應該寫在原來給的那一格"
 
 
 # --- ZIPs that somebody made for the grader ---

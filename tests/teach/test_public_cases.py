@@ -2,11 +2,13 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from grpo_lib.common.errors import CourseError
 from grpo_teach import cases, check, grading, mutants, words
 from grpo_teach.limited import Failed
 from grpo_teach.notebooks import Exercise, exercises_in
@@ -38,7 +40,39 @@ SAID = {
         ["No module named 'scipy'", "(line 5: import scipy)"],
         ["No module named 'scipy'", "（第 5 行：import scipy）"],
     ),
-    "unwritten": ("raise NotImplementedError()", ["is still to be written in"], ["還沒寫"]),
+    "the given line left below": (
+        "raise NotImplementedError()",
+        ["line 5 still raises NotImplementedError; take it out"],
+        ["第 5 行還有 raise NotImplementedError()，請刪掉"],
+    ),
+    "a syntax error": (
+        "return (r",
+        ["SyntaxError in the cell of the function, line 5: return (r  '(' was never closed"],
+        ["函式那一格有 SyntaxError，第 5 行：return (r"],
+    ),
+}
+# The same of a whole cell.
+CELLS_SAID = {
+    "unwritten": (
+        'def advantages(rewards, G):\n    """Text."""\n    raise NotImplementedError()\n',
+        ["is still to be written in"],
+        ["還沒寫"],
+    ),
+    "another name": (
+        "def advantage(rewards, G):\n    return rewards\n",
+        ["the cell has no function advantages; it has advantage"],
+        ["那一格裡沒有函式 advantages；有的是 advantage"],
+    ),
+    "the same error in every case": (
+        "def advantages(rewards, G):\n    return nothing\n",
+        ["1 more: the same error"],
+        ["另外 1 個測試：同樣的錯誤"],
+    ),
+    "a dict": (
+        "def advantages(rewards, G):\n    return {1: 2}\n",
+        ["a list or an array expected, a dict returned"],
+        ["應傳回串列或陣列，卻傳回dict"],
+    ),
 }
 
 
@@ -89,6 +123,28 @@ def test_a_failed_check_says_input_expected_got_and_the_students_line(grpo, tmp_
     assert done.returncode == 2
     shown = done.stdout + done.stderr
     assert [said for said in (chinese if title else english) if said not in shown] == [], shown
+
+
+@pytest.mark.parametrize("title", ["", CHINESE], ids=["English", "Chinese"])
+@pytest.mark.parametrize("name", CELLS_SAID)
+def test_a_check_says_what_is_wrong_with_a_cell(grpo, tmp_path, name, title) -> None:
+    code, english, chinese = CELLS_SAID[name]
+    done = grpo("check", "3.2", notebook(tmp_path / "03.ipynb", "3.2", code, title))
+    assert done.returncode == 2
+    shown = done.stdout + done.stderr
+    assert [said for said in (chinese if title else english) if said not in shown] == [], shown
+
+
+def test_a_check_shows_what_the_function_prints(capfd) -> None:
+    code = f"import numpy as np\n\n{WRONG}print('looked at', r.shape)\n    return r\n"
+    with pytest.raises(CourseError):
+        check.check(replace(EXERCISES["3.2"], code=code), print)
+    assert "looked at (1, 4)" in capfd.readouterr().err
+
+
+def test_a_notebook_that_is_not_there_is_said(grpo, tmp_path) -> None:
+    done = grpo("check", "3.2", tmp_path / "04.ipynb")
+    assert done.returncode == 2 and done.stderr.strip().endswith("04.ipynb is not there")
 
 
 @pytest.mark.parametrize(("title", "said"), [("", "cases pass (2 of 2;"), (CHINESE, "公開測試全部通過（2 個；")])

@@ -38,7 +38,10 @@ def as_on_colab(path: Path, folder: Path, replaced: str = "", by: str = "") -> s
 def test_a_copy_for_colab_runs_with_numpy_alone(path, tmp_path) -> None:
     done = as_on_colab(path, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert read_exercises(tmp_path / "colab" / path.name).keys() == read_exercises(path).keys()
+    copy = tmp_path / "colab" / path.name
+    assert read_exercises(copy).keys() == read_exercises(path).keys()
+    texts = [cell["source"] for cell in json.loads(copy.read_text("utf-8"))["cells"] if cell["cell_type"] == "markdown"]
+    assert [text for text in texts if "grpo check" in text] == [], "Colab has no command line of the course"
 
 
 @pytest.mark.parametrize(("folder", "words"), [("exercises", "expected"), ("zh_TW", "應為")])
@@ -55,7 +58,7 @@ def test_colab_keeps_the_ids_in_the_metadata_and_the_exercise_is_found(tmp_path)
     assert read_exercises(tmp_path / "03.ipynb")["3.2"].code == EXERCISES["3.2"].code
 
 
-def publish(root: Path, out: Path, repository: str) -> subprocess.CompletedProcess:
+def publish(root: Path, out: Path | str, repository: str) -> subprocess.CompletedProcess:
     command = [root / "dev" / "tools" / "publish.sh", out, repository]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -82,5 +85,18 @@ def test_the_repository_with_the_solutions_is_no_place_to_publish(root, tmp_path
     if not remotes:
         pytest.skip("this clone has no remote")
     (tmp_path / student.STAMP).write_text("{}")
-    refused = publish(root, tmp_path, remotes[1])
-    assert refused.returncode == 1 and "has the solutions" in refused.stderr
+    for out in (tmp_path, "--check"):
+        refused = publish(root, out, remotes[1])
+        assert refused.returncode == 1 and "has the solutions" in refused.stderr
+
+
+def test_a_repository_is_asked_for_before_anything_is_built(root, tmp_path) -> None:
+    refused = publish(root, "--check", "")
+    assert refused.returncode == 1 and "make publish REPOSITORY=" in refused.stderr
+    assert publish(root, "--check", str(tmp_path / "students.git")).returncode == 0
+
+
+def test_a_copy_from_colab_is_checked_as_the_notebook_is(grpo, tmp_path) -> None:
+    as_on_colab(EXERCISES["3.2"].path, tmp_path)
+    done = grpo("check", "3.2", tmp_path / "colab" / EXERCISES["3.2"].path.name)
+    assert done.returncode == 0 and "cases pass (2 of 2" in done.stdout
