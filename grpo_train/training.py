@@ -442,11 +442,12 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     Args:
       prompts: how many are sampled and scored, at most.
     """
-    # The trainer scores them in the shape of its micro-batches, and samples at most what a step does: more might not
-    # fit next to a training.
+    # The trainer scores them in the shape of its micro-batches, and samples at once at most what a step does: more might
+    # not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
     sampled = min(prompts, session.plan.completions_per_step)
-    rendered = [problem.prompt(session.render) for problem in session.problems[: sampled - sampled % rows]]
+    at_once = sampled - sampled % rows
+    rendered = [problem.prompt(session.render) for problem in session.problems[: prompts - prompts % at_once]]
     pad, eos = session.tokenizer.pad_token_id, session.tokenizer.eos_token_id
 
     def trainer_logps(prompt_ids, ids):  # [B, P], [B, C] -> [B, C]
@@ -459,7 +460,7 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     calls = session.sampler.calls
     limit = session.recipe.rollout.max_mean_gap or weight_sync.MAX_MEAN_GAP[session.recipe.model.dtype]
     check = weight_sync.check_sync(
-        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit
+        session.sampler, session.actor.weights(), rendered, session.rollout_config, trainer_logps, limit, at_once
     )
     environment.release_freed_memory()
     session.sampler.calls = calls  # the check must not change what the run samples

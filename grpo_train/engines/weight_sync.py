@@ -5,6 +5,7 @@ do both sides give the same log-probability to the same tokens? A weight can arr
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,6 +158,7 @@ def check_sync(
     config,
     logps: Callable,
     limit: float = MAX_MEAN_GAP["float32"],
+    at_once: int | None = None,
 ) -> SyncCheck:
     """Compare sampler and trainer after a sync, and refuse to go on when they differ.
 
@@ -167,6 +169,7 @@ def check_sync(
       config: Tunix RolloutConfig used for sampling.
       logps: (prompt_ids [B, P], completion_ids [B, C]) -> [B, C], the trainer's log-probabilities.
       limit: the mean gap that is allowed, in nats.
+      at_once: how many prompts are sampled together, all by default; a sampling of more might not fit into memory.
 
     Raises:
       CourseError: a weight of the actor has no place in the sampler or arrived with another value (it is named), or
@@ -176,9 +179,12 @@ def check_sync(
     check_weights(sampler, actor)
     count = len(actor)
     del weights, actor  # of adapters they are matrices of their own: memory for what is computed next
-    sampler.generate(prompts, config, scored=len(prompts))
-    scored = sampler.last_scored(len(prompts), config.max_tokens_to_generate)
-    gap = gaps(scored, logps(scored.prompt_ids, scored.completion_ids))
+    parts = []
+    for together in itertools.batched(prompts, at_once or len(prompts)):
+        sampler.generate(list(together), config, scored=len(together))
+        scored = sampler.last_scored(len(together), config.max_tokens_to_generate)
+        parts.append(gaps(scored, logps(scored.prompt_ids, scored.completion_ids)))
+    gap = np.concatenate(parts)
     percentiles = tuple(map(float, np.percentile(gap, (50, 90, 99))))
     check = SyncCheck(count, int(gap.size), float(gap.mean()), float(gap.max()), percentiles)
     if not check.mean_gap <= limit:  # also true for NaN

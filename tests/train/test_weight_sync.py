@@ -40,3 +40,16 @@ def test_a_weight_that_is_read_wrongly_shows_as_a_gap(sampler, tiny_actor, rollo
         check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.asarray(logps(p, c)) - 0.5)
     with pytest.raises(CourseError, match="disagree"):
         check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, lambda p, c: np.full(c.shape, np.nan))
+
+
+def test_all_prompts_are_compared_though_few_are_sampled_at_once(sampler, tiny_actor, rollout_config, logps):
+    rows = []
+
+    def counted(prompt_ids, ids):
+        rows.append(len(ids))
+        return logps(prompt_ids, ids)
+
+    check = check_sync(sampler, tiny_actor.weights(), PROMPTS, rollout_config, counted, at_once=3)
+    assert rows == [3, 3, 2]
+    assert check.tokens >= len(PROMPTS)
+    assert check.mean_gap < 5e-3
