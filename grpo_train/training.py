@@ -442,8 +442,8 @@ def check_first_sync(session: Session, prompts: int = 32) -> weight_sync.SyncChe
     Args:
       prompts: how many are sampled and scored, at most.
     """
-    # The trainer scores them in the shape of its micro-batches, and samples at once at most what a step does: more might
-    # not fit next to a training.
+    # The trainer scores them in the shape of its micro-batches.  At most what a step samples is sampled at once: more
+    # might not fit next to a training.
     rows = min(prompts, session.plan.micro_batch_size)
     sampled = min(prompts, session.plan.completions_per_step)
     at_once = sampled - sampled % rows

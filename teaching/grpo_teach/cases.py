@@ -23,9 +23,9 @@ CHINESE = {
     "returned None": "傳回了 None",
     "text": "文字",
     "a number": "數字",
-    "true or false": "True 或 False",
+    "true or false": "布林值（True 或 False）",
     "a list or an array": "串列或陣列",
-    "a dict": "dict",
+    "a dict": "字典（dict）",
     "None": "None",
     "{want} expected, {got} returned": "應傳回{want}，卻傳回{got}",
     "shape {got}, expected {want}": "shape 是 {got}，應為 {want}",
@@ -58,7 +58,10 @@ class Case:
     @property
     def call(self) -> str:
         """The call as a line of Python, long values cut short."""
-        return f"{self.function}({', '.join(map(shown, self.inputs))})"
+        inputs = [shown(one) for one in self.inputs]
+        if self.by:
+            return f"{self.by.__name__}({', '.join([self.function, *inputs])})"
+        return f"{self.function}({', '.join(inputs)})"
 
 
 class WrongValue(AssertionError):
@@ -139,7 +142,10 @@ def told(one: Case, got: Any, language: str) -> list[str]:
     labels = [say(word, language) for word in ("expected", "got")]
     # A Chinese character is two columns wide.
     expected, found = (label.ljust(9 - len(label) * (language == "zh")) for label in labels)
-    lines = [one.call, f"  {expected} {want}", f"  {found} {described(got, language)}"]
+    value = described(got, language)
+    if value == want:  # to four digits they are the same
+        value, want = repr(got)[:LONGEST], repr(one.want)[:LONGEST]
+    lines = [one.call, f"  {expected} {want}", f"  {found} {value}"]
     kind = "" if isinstance(one.want, That | type) else difference(got, one.want, language)
     return [*lines, f"  {kind}"] if kind else lines
 

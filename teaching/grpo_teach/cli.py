@@ -57,7 +57,10 @@ def check(
     except (ValueError, OSError) as error:
         raise CourseError(str(error)) from error
     if number not in exercises:
-        raise CourseError(f"{path} has no exercise {number}; it has {', '.join(exercises) or 'none'}")
+        language = next((one.language for one in exercises.values()), "en")
+        others = ", ".join(exercises) or "none"
+        no_exercise = "{path} has no exercise {number}; it has {others}"
+        raise CourseError(words.say(no_exercise, language, path=path, number=number, others=others))
     if hidden_count:  # it is a student's, and not the teacher's own
         log_for(as_json)(boundary.require(*_teachers(), off=no_isolation))
         right, parts = _hidden_parts(exercises[number], student)

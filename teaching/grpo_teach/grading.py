@@ -199,7 +199,9 @@ def _kind_of(wrong: Sequence[tuple[Any, Any]], language: str) -> str:
 def same(part: Part, got: Any, want: Any) -> bool:
     """Whether two values are equal; two errors are if they have the same type."""
     if isinstance(got, Failed) or isinstance(want, Failed):
-        return isinstance(got, Failed) and isinstance(want, Failed) and got.kind == want.kind
+        if not isinstance(got, Failed) or not isinstance(want, Failed):
+            return False
+        return got.kind == want.kind and not got.uncalled
     if not part.equal:
         return cases.equal(got, want, part.tolerance)
     try:

@@ -32,6 +32,7 @@ class Failed:
     """What comes back in place of a value."""
 
     reason: str
+    uncalled: bool = False  # the code itself ended with an error, so that no function was called
 
     @property
     def kind(self) -> str:
@@ -78,7 +79,7 @@ def _value(line: str) -> Any:
     try:
         result = json.loads(line)
         if "error" in result:
-            return Failed(plain(str(result["error"])))
+            return Failed(plain(str(result["error"])), result.get("uncalled") is True)
         return _decode(result["value"])
     except Exception:
         return Failed("its result cannot be read")

@@ -21,7 +21,19 @@ CHINESE = {
     ),
     "exercise {number}: {right} of {count} parts are right": "練習 {number}：{count} 個部分對了 {right} 個",
     "case {place} of {count}: {call}": "第 {place} 個測試（共 {count} 個）：{call}",
-    "an error": "錯誤",
+    "an error: {said}": "錯誤：{said}",
+    "the cell with the public cases is not there, or is empty; take it from the course's notebook again": (
+        "公開測試那一格不見了或是空的，請從課程的筆記本再複製一次"
+    ),
+    "the cell of the function ends with an error, before any case: {said}": "還沒開始測試，函式那一格就出錯了：{said}",
+    "{name} must be written with def": "{name} 必須用 def 來寫",
+    "line {line} of the public cases calls {name}; your own calls belong in another cell": (
+        "公開測試那一格的第 {line} 行呼叫了 {name}；自己的呼叫請寫在別的一格"
+    ),
+    "only NumPy and Python's own library are there, as in grading": "這裡和評分時一樣，只有 NumPy 和 Python 標準函式庫",
+    "lines with % or ! are Jupyter's own, and grading does not know them": "% 或 ! 開頭的行是 Jupyter 的，評分時不認得",
+    "what the function needs must be in its own cell": "函式需要的東西，都要寫在它自己那一格裡",
+    "{path} has no exercise {number}; it has {others}": "{path} 裡沒有練習 {number}；有的是 {others}",
     "all of it": "全部",
     "not written": "還沒寫",
     "not handed in": "沒有交",
@@ -101,6 +113,11 @@ def reason(text: str, language: str) -> str:
     """The reason of a failed call, in a language; the message of Python's own error stays as it is."""
     if text.startswith("NotImplementedError"):
         return say("not written", language)
+    return translated(text, language)
+
+
+def translated(text: str, language: str) -> str:
+    """A reason or a remark of `REASONS` in a language."""
     if language == "zh":
         for pattern, chinese in REASONS.items():
             text = re.sub(pattern, chinese, text)

@@ -65,7 +65,7 @@ def main() -> None:
                 delattr(module, name)
     sys.addaudithook(_refuse_all_but(os.path.dirname(os.__file__), os.path.dirname(numpy.__file__)))
     space: dict[str, Any] = {"__name__": "submission"}
-    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space), task["code"])
+    failed = _line(lambda: exec(compile(task["code"], "submission", "exec"), space), task["code"], uncalled=True)
     for function, harness, inputs in task["calls"]:
         called = functools.partial(_call, space, function, harness, inputs)
         line = failed if "error" in failed else _line(called, task["code"])
@@ -84,25 +84,26 @@ def _call(space: dict[str, Any], function: str, harness: str, inputs: list[Any])
     return tools[name](space[function], *decode(inputs))
 
 
-def _line(run: Callable[[], Any], code: str) -> str:
-    """The line for a call."""
+def _line(run: Callable[[], Any], code: str, uncalled: bool = False) -> str:
+    """The line for a call; `uncalled` where an error comes before any call."""
     try:
         return json.dumps({"value": encode(run())})
     except BaseException as error:  # SystemExit and MemoryError as well
         told = error.msg if isinstance(error, SyntaxError) else str(error)  # without the line, which `_where` says
         said = (told.splitlines() or [""])[0][:200]
         reason = f"{type(error).__name__}: {said}".rstrip(": ")
-        return json.dumps({"error": reason + _where(error, code)})
+        return json.dumps({"error": reason + _where(error, code, uncalled), "uncalled": uncalled})
 
 
-def _where(error: BaseException, code: str) -> str:
-    """The deepest line of the student's own code that an error went through, in brackets; "" if there is none."""
-    number = error.lineno if isinstance(error, SyntaxError) and error.filename == "submission" else None
+def _where(error: BaseException, code: str, outermost: bool) -> str:
+    """The deepest or outermost line of the student's code that an error went through, in brackets; "" without one."""
+    numbers = [error.lineno] if isinstance(error, SyntaxError) and error.filename == "submission" else []
     step = error.__traceback__
     while step:
         if step.tb_frame.f_code.co_filename == "submission":
-            number = step.tb_lineno
+            numbers.append(step.tb_lineno)
         step = step.tb_next
+    number = numbers[0 if outermost else -1] if numbers else None
     lines = code.splitlines()
     if number is None or not 0 < number <= len(lines):
         return ""

@@ -33,12 +33,12 @@ SAID = {
     "an error": (
         "return np.asarray(rewards).mean(1)",
         ["an error: AxisError: axis 1 is out of bounds", "(line 5: return np.asarray(rewards).mean(1))"],
-        ["錯誤: AxisError", "（第 5 行：return np.asarray(rewards).mean(1)）"],
+        ["錯誤：AxisError", "（第 5 行：return np.asarray(rewards).mean(1)）"],
     ),
     "a package that grading lacks": (
         "import scipy",
-        ["No module named 'scipy'", "(line 5: import scipy)"],
-        ["No module named 'scipy'", "（第 5 行：import scipy）"],
+        ["No module named 'scipy'", "(line 5: import scipy)", "only NumPy and Python's own library"],
+        ["No module named 'scipy'", "（第 5 行：import scipy）", "只有 NumPy 和 Python 標準函式庫"],
     ),
     "the given line left below": (
         "raise NotImplementedError()",
@@ -68,10 +68,35 @@ CELLS_SAID = {
         ["1 more: the same error"],
         ["另外 1 個測試：同樣的錯誤"],
     ),
+    "a wrong array, then an error": (
+        "def advantages(rewards, G):\n    return rewards[:2] if G == 4 else nothing\n",
+        [
+            "case 1 of 2",
+            "case 2 of 2",
+            "name 'nothing' is not defined",
+            "what the function needs must be in its own cell",
+        ],
+        ["第 2 個測試（共 2 個）", "函式需要的東西，都要寫在它自己那一格裡"],
+    ),
+    "an error outside of the function": (
+        "def advantages(rewards, G):\n    return rewards\n\n\nprint(advantages(1) / 2)\n",
+        ["ends with an error, before any case: TypeError: ", "(line 5: print(advantages(1) / 2))"],
+        ["還沒開始測試，函式那一格就出錯了：TypeError", "（第 5 行："],
+    ),
+    "a function by another way than def": (
+        "advantages = lambda rewards, G: rewards\n",
+        ["advantages must be written with def"],
+        ["advantages 必須用 def 來寫"],
+    ),
+    "a line of Jupyter": (
+        "%matplotlib inline\ndef advantages(rewards, G):\n    return rewards\n",
+        ["line 1: %matplotlib inline  lines with % or ! are Jupyter's own"],
+        ["% 或 ! 開頭的行是 Jupyter 的"],
+    ),
     "a dict": (
         "def advantages(rewards, G):\n    return {1: 2}\n",
         ["a list or an array expected, a dict returned"],
-        ["應傳回串列或陣列，卻傳回dict"],
+        ["應傳回串列或陣列，卻傳回字典（dict）"],
     ),
 }
 
@@ -133,6 +158,41 @@ def test_a_check_says_what_is_wrong_with_a_cell(grpo, tmp_path, name, title) -> 
     assert done.returncode == 2
     shown = done.stdout + done.stderr
     assert [said for said in (chinese if title else english) if said not in shown] == [], shown
+
+
+TESTS_SAID = {
+    "none": ("", "the cell with the public cases is not there, or is empty"),
+    "all taken out": ("# case(advantages, ([1.0], 1), [0.0])\n", "the cell with the public cases is not there"),
+    "a call of the student's": ("\nadvantages([1.0], 1)\n", "line 2 of the public cases calls advantages"),
+}
+
+
+@pytest.mark.parametrize("name", TESTS_SAID)
+def test_a_check_says_what_is_wrong_with_the_cell_of_the_cases(name) -> None:
+    test, said = TESTS_SAID[name]
+    with pytest.raises(CourseError, match=said):
+        check.check(replace(EXERCISES["3.2"], test=test), print)
+
+
+def test_one_of_two_functions_may_be_unwritten_while_the_other_is_checked() -> None:
+    code = "def mean_gradients(*_):\n    raise NotImplementedError()\n\n\ndef kl(*_):\n    return 1.0\n"
+    said: list[str] = []
+    with pytest.raises(CourseError, match="public cases are right"):
+        check.check(replace(EXERCISES["3.6"], code=code), said.append)
+    assert any("kl(" in line for line in said)
+    assert any("NotImplementedError" in line for line in said)
+
+
+def test_values_that_look_equal_are_shown_with_all_digits() -> None:
+    one = cases.Case("third", (), 0.33333, 1e-6, None)
+    assert [line.split()[-1] for line in cases.told(one, 0.333334, "en")[1:]] == ["0.33333", "0.333334"]
+
+
+def test_a_cell_that_ends_with_the_expected_error_has_no_points_for_it() -> None:
+    """5.3 wants a ValueError of pass@k with more samples than there are; a cell that raises one defines nothing."""
+    exercise = EXERCISES["5.3"]
+    assert any(one.want is ValueError for one in check.public_cases(exercise))
+    assert {graded.points for graded in grading.grade(exercise, "raise ValueError('k')", [7])} == {0}
 
 
 def test_a_check_shows_what_the_function_prints(capfd) -> None:
