@@ -19,7 +19,7 @@ from grpo_teach.limited import Call, Failed
 from grpo_teach.notebooks import Exercise, read_exercises
 from grpo_teach.parts import Part
 
-MOST_REPEATS = 20  # calls that are made twice
+MOST_REPEATS = 20  # calls that are made twice, beside one of each part
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def grade(exercise: Exercise, code: str, seeds: Sequence[int], language: str = "
     got: dict[int, list[Any]] = {id(planned_part): [] for planned_part in all_parts}
     for turn in range(max(planned_part.part.processes for planned_part in plans[0])):
         asked = [planned_part for planned_part in all_parts if turn < planned_part.part.processes]
-        values = iter(_answers(code, [call for one in asked for call in one.calls], len(seeds), rng))
+        values = iter(_answers(code, [one.calls for one in asked], len(seeds), rng))
         for planned_part in asked:
             got[id(planned_part)] += [next(values) for _ in planned_part.part.inputs]
     grades = []
@@ -92,10 +92,17 @@ def grade(exercise: Exercise, code: str, seeds: Sequence[int], language: str = "
     return grades
 
 
-def _answers(code: str, calls: Sequence[Call], seeds: int, rng: np.random.Generator) -> list[Any]:
-    """The values of the calls.  They are made in random order, some twice, and must come out alike."""
-    repeated = rng.choice(len(calls), min(MOST_REPEATS, 1 + len(calls) // 10), replace=False)
-    order = rng.permutation([*range(len(calls)), *repeated])
+def _answers(code: str, parts: Sequence[Sequence[Call]], seeds: int, rng: np.random.Generator) -> list[Any]:
+    """The values of all parts' calls.  They are made in random order, some twice, and must come out alike.
+
+    Of each part one is made twice: a part with one call would else be right for an answer that knows the values and
+    guesses their order, as often as there are calls.
+    """
+    calls = [call for part in parts for call in part]
+    firsts = np.cumsum([0, *map(len, parts[:-1])])
+    repeated = {int(first + rng.integers(len(part))) for first, part in zip(firsts, parts, strict=True)}
+    repeated |= set(rng.choice(len(calls), min(MOST_REPEATS, 1 + len(calls) // 10), replace=False).tolist())
+    order = rng.permutation([*range(len(calls)), *sorted(repeated)])
     values = limited.run(code, [calls[place] for place in order], limited.SECONDS * seeds)
     answers: dict[int, Any] = {}
     for place, value in zip(order, values, strict=True):
