@@ -181,7 +181,8 @@ def _missed(planned_part: Planned, got: list[Any], language: str = "en") -> tupl
         right = len(pairs) - len(wrong)
         summary = words.say("{right} of {count} inputs right", language, right=right, count=len(pairs))
     reason = words.reason(failed[0], language) if failed else _kind_of(wrong, language) or summary
-    return part_name(part.name, language), "" if counts else reason
+    # An empty reason means that the part counts, so one that does not always has words.
+    return part_name(part.name, language), "" if counts else reason.strip() or words.say("not right", language)
 
 
 def _passes(part: Part, got: list[Any], want: list[Any]) -> bool | str:

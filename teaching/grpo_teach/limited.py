@@ -20,6 +20,7 @@ PACKAGES = Path(np.__file__).parents[1]
 SECONDS = 10  # of computing; a busy machine costs nobody points
 WAIT = 3  # times as long by the clock, for what sleeps
 MEMORY = 2**30  # bytes of address space, Python and NumPy included
+WITHOUT_TEXT = "an error without a text"
 OUTPUT = 2**21  # bytes of results; read as JSON they are 50 MB at most
 # The types of arrays that come back; text in an array is compared as objects.  (NumPy would take the length of
 # "U500000000" from the result, and memory for it.)
@@ -79,7 +80,8 @@ def _value(line: str) -> Any:
     try:
         result = json.loads(line)
         if "error" in result:
-            return Failed(plain(str(result["error"])), result.get("uncalled") is True)
+            reason = plain(str(result["error"])).strip() or WITHOUT_TEXT  # the student's process writes it
+            return Failed(reason, result.get("uncalled") is True)
         return _decode(result["value"])
     except Exception:
         return Failed("its result cannot be read")

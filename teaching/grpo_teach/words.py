@@ -80,6 +80,7 @@ REASONS = {
     r"(\d+) of (\d+) problems have another text or another gold": r"\2 題裡有 \1 題的題目或答案不對",
     r"repeats is not (\d+)": r"repeats 不是 \1",
     r"(\d+) conflicts, expected (\d+), sorted": r"conflicts 有 \1 個，應為 \2 個，依序排列",
+    "an error without a text": "沒有訊息的錯誤",
     "another answer for the same inputs": "相同的輸入，答案卻不同",
     # What was handed in (hand_ins, submissions).
     r"its code is in (\d+) cells": r"程式碼在 \1 格裡",

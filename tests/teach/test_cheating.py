@@ -102,6 +102,15 @@ def advantages(rewards, G): return rewards.view(Lie)
     "output without end": IN_FILES + "for _ in range(1000): write(b'x' * 65536)" + ZEROS,
     "patched JSON": "import json\njson.dumps = lambda _: '{\"value\": true}'" + ZEROS,
     "patched comparison": "import numpy as np\nnp.allclose = np.isclose = lambda *_, **__: True" + ZEROS,
+    "an error without a text": 'import json\njson.dumps = lambda *_, **__: \'{"error": ""}\'' + ZEROS,
+    "an error of spaces": 'import json\njson.dumps = lambda *_, **__: \'{"error": "\\\\u00a0\\\\u2003"}\'' + ZEROS,
+    "lines of errors without a text": IN_FILES + 'write(b\'{"error": ""}\\n\' * 100)' + ZEROS,
+    "an exception without a name": """
+space = {}
+code = "E = type('', (Exception,), {})\\ndef advantages(r, G): raise E"
+exec(compile(code, "x", "exec"), space)
+advantages = space["advantages"]
+""",
     "NaN": "def advantages(rewards, G): return rewards * float('nan')",
     "a dictionary like an array": "def advantages(rewards, G): return {'array': [0.0], 'dtype': 'U99999999'}",
     "a deep list": "def advantages(rewards, G):\n    x = []\n    for _ in range(900): x = [x]\n    return x",
