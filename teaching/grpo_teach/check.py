@@ -23,7 +23,6 @@ from grpo_teach.notebooks import Exercise, read_exercises
 FUNCTION, CASES = "the cell of the function", "the public cases"
 IN_CELL = "{kind} in {cell}, line {line}: {code}  {said}"
 OF_EXERCISE = "exercise {number}: {reason}"
-LEFT_OVER = "line {line} still raises NotImplementedError; take it out"
 NO_FUNCTION = "the cell has no function {name}"
 NO_FUNCTION_BUT = "the cell has no function {name}; it has {others}"
 NO_DEF = "{name} must be written with def"
@@ -175,7 +174,8 @@ def _run_here(exercise: Exercise) -> None:
 def _unwritten(exercise: Exercise) -> CourseError:
     """The error of an exercise that raises NotImplementedError: nothing was written, or the line was left there."""
     if exercise.left_over:
-        return _of(exercise, words.say(LEFT_OVER, exercise.language, line=exercise.left_over))
+        left_over = words.LEFT_OVER.format(line=exercise.left_over)
+        return _of(exercise, words.translated(left_over, exercise.language))
     unwritten = "exercise {number} is still to be written in {path}"
     return CourseError(words.say(unwritten, exercise.language, number=exercise.number, path=exercise.path))
 

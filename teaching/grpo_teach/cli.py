@@ -40,8 +40,8 @@ def check(
 ) -> None:
     """Run the public cases of an exercise on your notebook.
 
-    Only the cell of the function and the cell below it are run, as in grading, with its imports and limits: what the
-    function needs must be in its cell, and what it prints is shown.  Save the notebook first.  Exit code 2: it is not
+    Only the exercise's own cells are run, as in grading, with its imports and limits: what the function needs must be
+    in its cell, and what it prints is shown.  Save the notebook first.  Exit code 2: it is not
     right yet.
 
     With --hidden-count a teacher tells a student before the deadline how many parts would count: with --student the

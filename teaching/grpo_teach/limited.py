@@ -80,7 +80,7 @@ def _value(line: str) -> Any:
     try:
         result = json.loads(line)
         if "error" in result:
-            reason = plain(str(result["error"])).strip() or WITHOUT_TEXT  # the student's process writes it
+            reason = plain(str(result["error"])) or WITHOUT_TEXT  # the student's process writes it
             return Failed(reason, result.get("uncalled") is True)
         return _decode(result["value"])
     except Exception:

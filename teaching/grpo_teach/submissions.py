@@ -101,7 +101,7 @@ def read_submission(entries: Sequence[Path], name: str, remark: str = "") -> Sub
     for number, (_, one) in chosen.items():
         remarks += [f"{number}: {one.remark}"] if one.remark else []
         if one.left_over:
-            remarks.append(f"{number}: line {one.left_over} still raises NotImplementedError; take it out")
+            remarks.append(f"{number}: {words.LEFT_OVER.format(line=one.left_over)}")
     code = {number: one.code for number, (_, one) in chosen.items()}
     languages = {number: one.language for number, (_, one) in chosen.items()}
     return Submission(name, code, remarks, languages)

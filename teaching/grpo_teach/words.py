@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+LEFT_OVER = "line {line} still raises NotImplementedError; take it out"
 # The English words, with the values to fill in, and the same in Chinese.
 CHINESE = {
     "exercise {number} is still to be written in {path}": "練習 {number} 還沒寫：{path}",
@@ -12,7 +13,6 @@ CHINESE = {
     "the public cases": "公開測試那一格",
     "the cell has no function {name}": "那一格裡沒有函式 {name}",
     "the cell has no function {name}; it has {others}": "那一格裡沒有函式 {name}；有的是 {others}",
-    "line {line} still raises NotImplementedError; take it out": "第 {line} 行還有 raise NotImplementedError()，請刪掉",
     "{count} more: the same error": "另外 {count} 個測試：同樣的錯誤",
     "exercise {number}: the public cases pass": "練習 {number}：公開測試全部通過",
     "exercise {number}: {right} of {count} public cases are right": "練習 {number}：{count} 個公開測試對了 {right} 個",
@@ -86,7 +86,7 @@ REASONS = {
     r"its code is in (\d+) cells": r"程式碼在 \1 格裡",
     r"its cell is there (\d+) times; the one that was given counts": r"同一格出現 \1 次，以原來給的那一格為準",
     "its function is in a new cell; it belongs in the cell that was given": "函式寫在新的一格，應該寫在原來給的那一格",
-    r"line (\d+) still raises NotImplementedError; take it out": r"第 \1 行還有 raise NotImplementedError()，請刪掉",
+    LEFT_OVER.format(line=r"(\d+)"): r"第 \1 行還有 raise NotImplementedError()，請刪掉",
     r"several versions of (.*): (.*), the newest, counts": r"\1 有好幾個版本，以最新的 \2 為準",
     r"(.*) are taken as one student's; if they are several, unpack this first": (
         r"\1 當成同一位學生的；若是好幾位學生的，請先解開"
