@@ -73,13 +73,26 @@ def worker_main(train: Callable[[Job], dict[str, Any]], doc: str) -> None:
         print(json.dumps(train(Job.load(arguments.job))), file=stdout)
 
 
-def run_worker(command: Sequence[str]) -> dict[str, Any]:
-    """Run a worker in its own process and return its result.  Exits with its last line of error output if it fails."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
+def run_worker(command: Sequence[str | Path], checkout: Path = ROOT) -> dict[str, Any]:
+    """Run a worker in its own process and return its result."""
+    return json.loads(output_of(command, checkout).splitlines()[-1])
+
+
+def output_of(command: Sequence[str | Path], checkout: Path = ROOT) -> str:
+    """What `python script …` prints, with the packages of `checkout`.  Exits with its last line of errors."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+    )
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        sys.exit(f"error: a worker failed: {' '.join(last)}\n  to see all of its output: {' '.join(command)}")
-    return json.loads(done.stdout.splitlines()[-1])
+        sys.exit(f"error: {Path(words[1]).name} failed: {' '.join(last)}\n  to see all of it: {' '.join(words)}")
+    return done.stdout
 
 
 def machine() -> dict[str, Any]:

@@ -3,6 +3,7 @@
     python dev/benchmarks/step_time.py                      # recipes/tiny-cpu.yaml, 3 rounds of 20 steps
     python dev/benchmarks/step_time.py --no-trl --json
     python dev/benchmarks/step_time.py recipes/smollm2-135m-cpu.yaml --steps 5
+    python dev/benchmarks/step_time.py --no-trl --against ../an-older-checkout
 
 All start from the same weights and take the same prompts in the same order, the same group size, token limits and
 optimizer settings.  Plain JAX (hand_jitted.py) pads every prompt to the longest of the run and every completion to the
@@ -11,6 +12,9 @@ update that takes from the sampler what both compute: it bounds what can be had;
 is overhead.  Of a larger model a step is arithmetic: there the
 peak (products.py), the matrix products of a step alone, says which fraction of it each one reaches.  TRL's GRPOTrainer
 (trl_grpo.py) has the settings that were fastest for it.
+
+--against puts the course's trainer of another checkout of this repository beside them, with the packages of this
+environment: that checkout writes the job itself, by its own recipe and the same changes.
 
 A model that needs a cold start earns no reward without it, and groups without spread cost the course no gradient.  So
 there, for all, the reward is a coin (job.py), and each group has both sides.
@@ -27,14 +31,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job import ROOT, Job, machine
+from job import ROOT, Job, machine, output_of, run_worker
 
 HERE = Path(__file__).resolve().parent
 WARM_UP = 3  # first steps of a process, which hold the compilations
@@ -42,12 +46,14 @@ WORKERS = {
     "course": "course_grpo.py", "hand_jitted": "hand_jitted.py", "floor": "floor.py", "products": "products.py",
     "trl": "trl_grpo.py",
 }  # fmt: skip
+BENCHMARKS = ("dev/benchmarks", "benchmarks")  # where a checkout has this program: now, and before it was moved
 LABELS = {
     "course": "this course (MaxText + Tunix)",
     "hand_jitted": "plain_grpo: plain JAX",
     "floor": "the floor: with the levers",
     "products": "the peak: products alone",
     "trl": "TRL, torch CPU",
+    "before": "the course of --against",
 }
 Results = list[dict[str, dict[str, Any]]]  # per round: worker -> its result
 
@@ -94,14 +100,29 @@ def make_job(recipe_path: str, overrides: list[str], steps: int) -> Job:
     )
 
 
-def measure(worker: str, python: str | Path, job_file: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Worker:
+    """One process that is measured: `python script job`, in the checkout that it belongs to."""
+
+    python: str | Path
+    script: Path
+    job: Path
+    checkout: Path = ROOT
+
+
+def measure(worker: Worker) -> dict[str, Any]:
     """Run one worker in a process of its own.  Exits with its last line of error output if it fails."""
-    command = [str(python), str(HERE / WORKERS[worker]), str(job_file)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        sys.exit(f"error: {worker} failed: {' '.join(last)}\n  to see all of it: {' '.join(command)}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_worker([worker.python, worker.script, worker.job], worker.checkout)
+
+
+def worker_of_checkout(checkout: Path, arguments: argparse.Namespace, job: Path) -> Worker:
+    """The course's worker of another checkout, and the job that it writes.  Exits where there is no such checkout."""
+    found = [checkout / place for place in BENCHMARKS if (checkout / place / WORKERS["course"]).is_file()]
+    if not found:
+        sys.exit(f"error: --against: {checkout} is no checkout of this repository")
+    writer = [sys.executable, found[0] / "step_time.py", arguments.recipe, *arguments.overrides]
+    output_of([*writer, "--steps", str(arguments.steps), "--write-job", job], checkout)
+    return Worker(sys.executable, found[0] / WORKERS["course"], job, checkout)
 
 
 def step_seconds(result: dict[str, Any], column: str = "seconds") -> float:
@@ -233,6 +254,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out; nothing is installed then")
     others = [worker for worker in WORKERS if worker != "course"]
     parser.add_argument("--without", nargs="*", choices=others, default=[], help="leave these out, for the minutes")
+    against_help = "another checkout of this repository, whose trainer is measured, too"
+    parser.add_argument("--against", type=Path, metavar="DIRECTORY", help=against_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--write-job", metavar="FILE", help="write the job that the workers are given, and stop")
     arguments = parser.parse_args()
@@ -262,19 +285,28 @@ def pythons_of(workers: list[str]) -> dict[str, str | Path]:
     return pythons
 
 
-def measure_rounds(job: Job, pythons: dict[str, str | Path], count: int) -> Results:
+def measure_rounds(workers: dict[str, Worker], count: int) -> Results:
     """Each worker once in each round, in turn."""
     rounds: Results = []
+    for number in range(1, count + 1):
+        rounds.append({})
+        for name, worker in workers.items():
+            rounds[-1][name] = measure(worker)
+            seconds = step_seconds(rounds[-1][name])
+            print(f"round {number}: {LABELS[name]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
+    return rounds
+
+
+def measure_job(job: Job, pythons: dict[str, str | Path], arguments: argparse.Namespace) -> Results:
+    """The rounds of this checkout's workers, and of the one of --against."""
     with tempfile.TemporaryDirectory(prefix="step-time-") as directory:
         job_file = Path(directory) / "job.json"
         job.save(job_file)
-        for number in range(1, count + 1):
-            rounds.append({})
-            for worker, python in pythons.items():
-                rounds[-1][worker] = measure(worker, python, job_file)
-                seconds = step_seconds(rounds[-1][worker])
-                print(f"round {number}: {LABELS[worker]:30} {seconds:.3f} s per step", file=sys.stderr, flush=True)
-    return rounds
+        workers = {name: Worker(python, HERE / WORKERS[name], job_file) for name, python in pythons.items()}
+        if arguments.against:
+            other_job = Path(directory) / "other.json"
+            workers["before"] = worker_of_checkout(arguments.against.resolve(), arguments, other_job)
+        return measure_rounds(workers, arguments.rounds)
 
 
 def main() -> None:
@@ -295,7 +327,7 @@ def main() -> None:
         sys.exit(2)
 
     before = load_average()
-    rounds = measure_rounds(job, pythons, arguments.rounds)
+    rounds = measure_job(job, pythons, arguments)
 
     recipe = job.recipe
     where = machine()
