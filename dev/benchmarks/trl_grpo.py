@@ -87,7 +87,7 @@ def train(job: Job) -> dict[str, Any]:
             max_grad_norm=training["max_grad_norm"],
             shuffle_dataset=False,  # the job's prompts are in the order of the steps
             gradient_checkpointing=False,  # default: on, which would compute the forward pass twice
-            bf16=False,  # float32, as the recipe says
+            bf16=job.recipe["model"]["dtype"] == "bfloat16",  # its autocast; else float32
             use_cpu=True,
             save_strategy="no",
             report_to=[],
