@@ -1,5 +1,6 @@
 """The benchmarks and the experiments: what they count, and that they start."""
 
+import argparse
 import collections
 import importlib
 import json
@@ -243,6 +244,31 @@ def test_an_experiment_that_is_written_wrong_is_refused(program, tmp_path, text,
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=wrong):
         program("experiment").read_experiments(file)
+
+
+# --- another checkout beside this one, in step_time.py ------------------------------------------------------------
+
+
+def test_another_checkout_writes_its_own_job_and_trains_with_its_own_packages(program, tmp_path):
+    step_time = program("step_time")
+    folder = tmp_path / "benchmarks"  # where it was before it moved to dev
+    folder.mkdir()
+    (folder / "step_time.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[-1]).write_text(' '.join(sys.argv[1:-2]))\n", encoding="utf-8"
+    )
+    (folder / "course_grpo.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "print(json.dumps([pathlib.Path(sys.argv[1]).read_text(), os.getcwd(), os.environ['PYTHONPATH']]))\n",
+        encoding="utf-8",
+    )
+    arguments = argparse.Namespace(recipe="recipes/a.yaml", overrides=["seed=1"], steps=5)
+    worker = step_time.worker_of_checkout(tmp_path, arguments, tmp_path / "job.json")
+    assert step_time.measure(worker) == ["recipes/a.yaml seed=1 --steps 5", str(tmp_path), str(tmp_path)]
+
+
+def test_a_folder_that_is_no_checkout_is_refused(program, tmp_path):
+    with pytest.raises(SystemExit, match="is no checkout of this repository"):
+        program("step_time").worker_of_checkout(tmp_path, argparse.Namespace(), tmp_path / "job.json")
 
 
 # --- the floor of step_time.py ------------------------------------------------------------------------------------
