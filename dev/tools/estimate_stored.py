@@ -23,7 +23,7 @@ ROOT = environment.repo_root()
 NEEDED = ("update", "logps", "decode")
 # What must be as it is stored: else it is another program, and `grpo preflight --output` makes the whole result anew.
 SIZES = ("arguments", "outputs", "temporaries")
-# The size of the code may differ by this share: clipping multiplies gradients now, and divided them; no array is another.
+# The size of the code may differ by this share: clipping multiplies gradients now, and divided them.
 # The stored bytes stay, so that the memory of a result adds up.
 CODE_SHARE = 0.005
 
