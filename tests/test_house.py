@@ -8,11 +8,13 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import typer
 from packaging.requirements import Requirement
 
+from grpo_lib import statistics
 from grpo_lib.records import EvalRun, summarize
 
 # --- dev/tools/find-python.sh -------------------------------------------------------------------------------------
@@ -167,6 +169,38 @@ def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) ->
         assert f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}" in text
         assert all(f"{100 * end:+.1f}" in text for end in summary["difference_interval"])
         assert f"{summary['mcnemar_p']:.0e}" in text or folder[0] in "hr"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/results.md"])
+def test_figures_of_the_real_model_are_those_of_its_runs(root: Path, name: str) -> None:
+    text = (root / name).read_text(encoding="utf-8")
+    if name.startswith("README") and not (root / "teaching").exists():
+        pytest.skip("a student's folder: its README has no results")
+
+    def summary(folder: str) -> dict:
+        return json.loads((root / "assets" / "reference" / folder / "summary.json").read_text(encoding="utf-8"))
+
+    seeds = [summary(folder) for folder in ("smollm2", "smollm2-1", "smollm2-2")]
+    gains = [run["difference"] for run in seeds]
+    shares = [fmean(run[when]["accuracy"] for run in seeds) for when in ("before", "after")]
+    shares += [seeds[0]["after"]["accuracy"]]  # of the picture
+    shares += [summary("smollm2-spaces")[when]["accuracy"] for when in ("before", "after")]
+    for share in shares:
+        assert f"{100 * share:.1f}" in text
+    for gain in (fmean(gains), *statistics.clustered_interval(gains)):
+        assert f"{100 * gain:.1f}" in text
+
+
+def test_the_table_of_spellings_is_that_of_its_record(root: Path) -> None:
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    record = json.loads((root / "assets" / "reference" / "spelling.json").read_text(encoding="utf-8"))
+    for spelling in ("9 * 5 =", "9*5=", "<reasoning>9 * 5 =", "<reasoning>9*5="):
+        cells = []
+        for signs in ("+-*", "+", "-", "*"):
+            asked = [row for row in record["problems"] if row["sign"] in signs]
+            cells.append(f"{100 * fmean(row[spelling] == row['right'] for row in asked):.1f} %")
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| the base, given `{spelling}`")]
+        assert row.endswith(f"| {' | '.join(cells)} |")
 
 
 def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:
