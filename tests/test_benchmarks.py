@@ -249,26 +249,68 @@ def test_an_experiment_that_is_written_wrong_is_refused(program, tmp_path, text,
 # --- another checkout beside this one, in step_time.py ------------------------------------------------------------
 
 
-def test_another_checkout_writes_its_own_job_and_trains_with_its_own_packages(program, tmp_path):
-    step_time = program("step_time")
-    folder = tmp_path / "benchmarks"  # where it was before it moved to dev
-    folder.mkdir()
+@pytest.fixture
+def other_checkout(tmp_path):
+    """A checkout whose programs write the job that is in its file `own.json`, and say where they run."""
+    folder = tmp_path / "other" / "benchmarks"  # where it was before it moved to dev
+    folder.mkdir(parents=True)
     (folder / "step_time.py").write_text(
-        "import pathlib, sys\npathlib.Path(sys.argv[-1]).write_text(' '.join(sys.argv[1:-2]))\n", encoding="utf-8"
-    )
-    (folder / "course_grpo.py").write_text(
-        "import json, os, pathlib, sys\n"
-        "print(json.dumps([pathlib.Path(sys.argv[1]).read_text(), os.getcwd(), os.environ['PYTHONPATH']]))\n",
+        "import pathlib, sys\n"
+        "pathlib.Path('said').write_text(' '.join(sys.argv[1:-2]))\n"
+        "print(pathlib.Path(sys.argv[-1]).write_text(pathlib.Path('own.json').read_text()))\n",
         encoding="utf-8",
     )
+    (folder / "course_grpo.py").write_text(
+        "import json, os, pathlib\n"
+        "first = os.environ['PYTHONPATH'].split(os.pathsep)[0]\n"
+        "print(json.dumps([pathlib.Path('said').read_text(), os.getcwd(), first]))\n",
+        encoding="utf-8",
+    )
+    return tmp_path / "other"
+
+
+def job_of(program, **changes):
+    sections = {"grpo": {"group_size": 8}, "rollout": {"max_completion_length": 24}, "model": {"dtype": "float32"}}
+    values = {"model": "m", "checkpoint": "c", "recipe": sections, "max_prompt_length": 9} | changes
+    return program("job").Job(**({"prompts": [["2 + 2?"]], "answers": [["4"]]} | values))
+
+
+def test_another_checkout_writes_its_own_job_and_trains_with_its_own_packages(program, tmp_path, other_checkout):
+    step_time = program("step_time")
+    own = job_of(program)
+    job_of(program, checkpoint="of the other").save(other_checkout / "own.json")
     arguments = argparse.Namespace(recipe="recipes/a.yaml", overrides=["seed=1"], steps=5)
-    worker = step_time.worker_of_checkout(tmp_path, arguments, tmp_path / "job.json")
-    assert step_time.measure(worker) == ["recipes/a.yaml seed=1 --steps 5", str(tmp_path), str(tmp_path)]
+    worker = step_time.worker_of_checkout(
+        step_time.checkout(str(other_checkout)), arguments, own, tmp_path / "job.json"
+    )
+    where = str(other_checkout)
+    assert step_time.measure(worker) == ["recipes/a.yaml seed=1 --steps 5", where, where]
 
 
-def test_a_folder_that_is_no_checkout_is_refused(program, tmp_path):
-    with pytest.raises(SystemExit, match="is no checkout of this repository"):
-        program("step_time").worker_of_checkout(tmp_path, argparse.Namespace(), tmp_path / "job.json")
+def test_another_checkout_with_other_work_is_refused(program, tmp_path, other_checkout):
+    step_time = program("step_time")
+    longer = job_of(program).recipe | {"rollout": {"max_completion_length": 36}}
+    arguments = argparse.Namespace(recipe="recipes/a.yaml", overrides=[], steps=5)
+    for other, named in (
+        (job_of(program, prompts=[["3?"]]), "prompts"),
+        (job_of(program, recipe=longer), "rollout.max_c"),
+    ):
+        other.save(other_checkout / "own.json")
+        with pytest.raises(SystemExit, match=f"has other {named}"):
+            step_time.worker_of_checkout(other_checkout, arguments, job_of(program), tmp_path / "job.json")
+
+
+def test_a_folder_that_is_no_other_checkout_is_refused(program, tmp_path, root):
+    for text, said in (("", "another checkout"), (str(root), "another checkout"), (str(tmp_path), "is no checkout")):
+        with pytest.raises(argparse.ArgumentTypeError, match=said):
+            program("step_time").checkout(text)
+
+
+def test_a_worker_that_fails_says_how(program, tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"dies.py failed, exit status -9"):
+        program("job").run_worker([sys.executable, script])
 
 
 # --- the floor of step_time.py ------------------------------------------------------------------------------------

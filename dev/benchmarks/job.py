@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # grpo_lib, for an environment in which it is not installed
+LINES_OF_ERRORS = 20  # that are shown of a worker that fails
 STARTED = time.perf_counter()  # about when the worker process began
 # Vector and matrix units by their names in Linux's /proc/cpuinfo, on x86 and on ARM.
 UNITS = {
@@ -79,19 +80,21 @@ def run_worker(command: Sequence[str | Path], checkout: Path = ROOT) -> dict[str
 
 
 def output_of(command: Sequence[str | Path], checkout: Path = ROOT) -> str:
-    """What `python script …` prints, with the packages of `checkout`.  Exits with its last line of errors."""
+    """What `python script …` prints, with the packages of `checkout`.  Exits with the end of its errors if it fails."""
     words = [str(word) for word in command]
+    packages = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         cwd=checkout,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(packages)},
     )
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        sys.exit(f"error: {Path(words[1]).name} failed: {' '.join(last)}\n  to see all of it: {' '.join(words)}")
+    if done.returncode or not done.stdout.strip():
+        last = "\n".join(done.stderr.splitlines()[-LINES_OF_ERRORS:])
+        sys.exit(f"error: {Path(words[1]).name} failed, exit status {done.returncode}; the end of its errors:\n{last}")
     return done.stdout
 
 

@@ -14,7 +14,8 @@ peak (products.py), the matrix products of a step alone, says which fraction of 
 (trl_grpo.py) has the settings that were fastest for it.
 
 --against puts the course's trainer of another checkout of this repository beside them, with the packages of this
-environment: that checkout writes the job itself, by its own recipe and the same changes.
+environment: that checkout writes the job itself, by its own recipe of that name and the same changes, and its job must
+be the same work.
 
 A model that needs a cold start earns no reward without it, and groups without spread cost the course no gradient.  So
 there, for all, the reward is a coin (job.py), and each group has both sides.
@@ -31,6 +32,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -115,14 +117,50 @@ def measure(worker: Worker) -> dict[str, Any]:
     return run_worker([worker.python, worker.script, worker.job], worker.checkout)
 
 
-def worker_of_checkout(checkout: Path, arguments: argparse.Namespace, job: Path) -> Worker:
-    """The course's worker of another checkout, and the job that it writes.  Exits where there is no such checkout."""
-    found = [checkout / place for place in BENCHMARKS if (checkout / place / WORKERS["course"]).is_file()]
-    if not found:
-        sys.exit(f"error: --against: {checkout} is no checkout of this repository")
-    writer = [sys.executable, found[0] / "step_time.py", arguments.recipe, *arguments.overrides]
-    output_of([*writer, "--steps", str(arguments.steps), "--write-job", job], checkout)
-    return Worker(sys.executable, found[0] / WORKERS["course"], job, checkout)
+def checkout(text: str) -> Path:
+    """The directory of --against.  Raises ArgumentTypeError where it has not the programs that are run in it."""
+    directory = Path(text).resolve()
+    if not text or directory == ROOT:
+        raise argparse.ArgumentTypeError("name another checkout than the one that you are in")
+    if not benchmarks_of(directory):
+        raise argparse.ArgumentTypeError(f"{directory} is no checkout of this repository")
+    return directory
+
+
+def benchmarks_of(directory: Path) -> Path | None:
+    """The folder of a checkout that has its benchmarks."""
+    for folder in BENCHMARKS:
+        if all((directory / folder / name).is_file() for name in ("step_time.py", WORKERS["course"])):
+            return directory / folder
+    return None
+
+
+def worker_of_checkout(directory: Path, arguments: argparse.Namespace, own: Job, job: Path) -> Worker:
+    """The course's worker of another checkout, and the job that it writes.  Exits where its job is another one."""
+    folder = benchmarks_of(directory)
+    assert folder  # by `checkout`
+    writer = [sys.executable, folder / "step_time.py", arguments.recipe, *arguments.overrides]
+    output_of([*writer, "--steps", str(arguments.steps), "--write-job", job], directory)
+    if what := difference(own, Job.load(job)):
+        sys.exit(f"error: --against: the recipe has other {what} there; give what differs as KEY=VALUE")
+    return Worker(sys.executable, folder / WORKERS["course"], job, directory)
+
+
+def difference(one: Job, other: Job) -> str:
+    """What makes two jobs different work; empty where they are the same."""
+    for name in ("prompts", "answers"):
+        if getattr(one, name) != getattr(other, name):
+            return name
+    for section, key in (("grpo", "group_size"), ("rollout", "max_completion_length"), ("model", "dtype")):
+        if one.recipe[section].get(key) != other.recipe[section].get(key):
+            return f"{section}.{key}"
+    return ""
+
+
+def commit_of(directory: Path) -> str:
+    command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 def step_seconds(result: dict[str, Any], column: str = "seconds") -> float:
@@ -255,7 +293,7 @@ def parse_arguments() -> argparse.Namespace:
     others = [worker for worker in WORKERS if worker != "course"]
     parser.add_argument("--without", nargs="*", choices=others, default=[], help="leave these out, for the minutes")
     against_help = "another checkout of this repository, whose trainer is measured, too"
-    parser.add_argument("--against", type=Path, metavar="DIRECTORY", help=against_help)
+    parser.add_argument("--against", type=checkout, metavar="DIRECTORY", help=against_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--write-job", metavar="FILE", help="write the job that the workers are given, and stop")
     arguments = parser.parse_args()
@@ -305,7 +343,7 @@ def measure_job(job: Job, pythons: dict[str, str | Path], arguments: argparse.Na
         workers = {name: Worker(python, HERE / WORKERS[name], job_file) for name, python in pythons.items()}
         if arguments.against:
             other_job = Path(directory) / "other.json"
-            workers["before"] = worker_of_checkout(arguments.against.resolve(), arguments, other_job)
+            workers["before"] = worker_of_checkout(arguments.against, arguments, job, other_job)
         return measure_rounds(workers, arguments.rounds)
 
 
@@ -342,6 +380,8 @@ def main() -> None:
         "machine": where,
         "load_average": {"before": before, "after": load_average()},
     }
+    if arguments.against:
+        setting["against"] = commit_of(arguments.against)
     summary = summarize(rounds, where["units"]) | setting
     batch = f"{summary['prompts_per_step']} prompts × {summary['group_size']} completions"
     lengths = (summary["max_prompt_length"], summary["max_completion_length"])
