@@ -22,7 +22,7 @@ from grpo_train.tpu.compiler import Compiler
 ROOT = environment.repo_root()
 NEEDED = ("update", "logps", "decode")
 # What tells a program from another: else `grpo preflight --output` makes the whole result anew.  Sizes may differ by
-# this share, since what is logged and how gradients are clipped have changed.  The stored bytes stay, as memory adds up.
+# this share, since what is logged and how gradients are clipped have changed.  The stored bytes stay.
 SIZES = ("arguments", "outputs", "temporaries", "code")
 SHARE = 0.005
 
