@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from grpo_lib.common import environment
 from grpo_lib.common.errors import CourseError
 from grpo_train.engines import model_files
 from grpo_train.engines.model_files import ITEMSIZE
@@ -280,6 +281,7 @@ def require(sizes: ModelSizes, recipe: Recipe, plan: BatchPlan, prompt_length: i
 
     Raises CourseError where the machine has less: in one line what the run needs, what there is, and what to change.
     """
+    environment.release_freed_memory()  # what an earlier run of this process kept is free, too
     needed, free = estimate(sizes, recipe, plan, prompt_length), machine.free_memory()
     if free is None or needed.total(needed.phase) <= free:
         return needed

@@ -47,6 +47,36 @@ def test_parts_add_up_and_follow_the_recipe() -> None:
     assert estimate("lora.rank=null", "grpo.beta=0.04").gib > whole.gib  # a reference model
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc keeps freed memory for a process")
+def test_what_an_earlier_run_of_the_process_has_freed_is_free() -> None:
+    code = """
+import numpy as np, psutil
+from grpo_lib.common import environment
+environment.prepare()
+from grpo_train.engines import cpu_memory
+from grpo_train.recipes import load_recipe
+from grpo_train.runs import machine
+
+def resident():
+    return psutil.Process().memory_info().rss
+
+before = resident()
+arrays = [np.ones(2**14) for _ in range(2**13)]  # 1 GiB
+del arrays
+kept = resident() - before
+machine.free_memory = lambda: asked.append(resident() - before)
+asked = []
+recipe = load_recipe("recipes/tiny-cpu.yaml")
+sizes = cpu_memory.ModelSizes(layers=2, width=8, mlp=8, heads=2, kv_heads=1, head=4, vocabulary=16, tied=True)
+cpu_memory.require(sizes, recipe, recipe.plan_on(1, 1), 32)
+print(kept, asked[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, asked = map(int, done.stdout.split())
+    assert kept > GIB // 2  # else there is nothing to show
+    assert asked < GIB // 4
+
+
 def test_one_that_does_not_fit_is_refused_in_one_line(monkeypatch) -> None:
     recipe = load_recipe(RECIPE, ["lora.rank=null"])
     plan = recipe.plan_on(1, 1)
