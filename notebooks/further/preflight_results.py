@@ -63,8 +63,8 @@ def hardware_table(results: Sequence[Result]) -> str:
     """Results as a Markdown table, sorted by slice: of a generation the small ones first."""
     rows = [
         "| slice | recipe | chips that train / sample | GiB on the fullest chip | of usable | left | "
-        "decoding at full length, s, at least | update, s, at least | update, s, roofline | at a third of the length, "
-        "s, roofline | run, chip-hours, roofline | step, s, estimate from the compiled program |",
+        "decoding at full length, s, at least | update, s, at least | update, s, roofline | update at a third of the "
+        "length, s, roofline | run, chip-hours, roofline | step, s, estimate from the compiled program |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in sorted(results, key=_size):
