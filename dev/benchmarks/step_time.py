@@ -113,7 +113,7 @@ class Worker:
 
 
 def measure(worker: Worker) -> dict[str, Any]:
-    """Run one worker in a process of its own.  Exits with its last line of error output if it fails."""
+    """Run one worker in a process of its own."""
     return run_worker([worker.python, worker.script, worker.job], worker.checkout)
 
 
@@ -179,7 +179,7 @@ def mean_of_last(values: Sequence[float]) -> float:
 def bars(units: Sequence[str]) -> dict[str, float]:
     """The largest ratios that we want.  torch multiplies on AMX, and XLA gains less from it.
 
-    That of the floor says when the course got slower: it was set where the ratio is (docs/results.md), by one machine.
+    That of the floor was set after one machine's 1.41 (docs/results.md): it says when the course gets slower.
     """
     return {"course/trl": 0.8 if "AMX" in units else 0.6, "course/floor": 1.5}
 
