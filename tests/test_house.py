@@ -159,13 +159,18 @@ def test_commands_and_links_of_the_texts_exist(root: Path) -> None:
             assert [flag for flag in re.findall("--[a-z-]+", rest) if flag not in found[0].read_text()] == [], place
 
 
+def summary_of(root: Path, folder: str) -> dict:
+    """The summary of a run that assets/reference keeps."""
+    return json.loads((root / "assets" / "reference" / folder / "summary.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/results.md"])
 def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) -> None:
     text = (root / name).read_text(encoding="utf-8")
     if name.startswith("README") and not (root / "teaching").exists():
         pytest.skip("a student's folder: its README has no results")
     for folder in ("course", "seed1", "seed2", *(f"{kind}{n}" for kind in ("hacked", "repaired") for n in ("", 1, 2))):
-        summary = json.loads((root / "assets" / "reference" / folder / "summary.json").read_text(encoding="utf-8"))
+        summary = summary_of(root, folder)
         assert f"{summary['before']['accuracy']:.1%} → {summary['after']['accuracy']:.1%}" in text
         assert all(f"{100 * end:+.1f}" in text for end in summary["difference_interval"])
         assert f"{summary['mcnemar_p']:.0e}" in text or folder[0] in "hr"
@@ -177,14 +182,11 @@ def test_figures_of_the_real_model_are_those_of_its_runs(root: Path, name: str) 
     if name.startswith("README") and not (root / "teaching").exists():
         pytest.skip("a student's folder: its README has no results")
 
-    def summary(folder: str) -> dict:
-        return json.loads((root / "assets" / "reference" / folder / "summary.json").read_text(encoding="utf-8"))
-
-    seeds = [summary(folder) for folder in ("smollm2", "smollm2-1", "smollm2-2")]
+    seeds = [summary_of(root, folder) for folder in ("smollm2", "smollm2-1", "smollm2-2")]
     gains = [run["difference"] for run in seeds]
     shares = [fmean(run[when]["accuracy"] for run in seeds) for when in ("before", "after")]
     shares += [seeds[0]["after"]["accuracy"]]  # of the picture
-    shares += [summary("smollm2-spaces")[when]["accuracy"] for when in ("before", "after")]
+    shares += [summary_of(root, "smollm2-spaces")[when]["accuracy"] for when in ("before", "after")]
     for share in shares:
         assert f"{100 * share:.1f}" in text
     for gain in (fmean(gains), *statistics.clustered_interval(gains)):
@@ -206,7 +208,7 @@ def test_the_table_of_spellings_is_that_of_its_record(root: Path) -> None:
 def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:
     run = root / "assets" / "reference" / "course"
     found = summarize(*(EvalRun.load(run / "evals" / f"{when}.jsonl") for when in ("before", "after")))
-    shipped = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    shipped = summary_of(root, "course")
     for key in ("difference", "difference_interval", "mcnemar_p"):
         assert found[key] == pytest.approx(shipped[key])
 
