@@ -53,6 +53,7 @@ smartquotes = False  # texts are shown as they are
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.katex"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # the default, CommonMark, has no tables
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 4
 # A page of the other language: `site:../zh_TW/index.html`; see build_site.py.

@@ -177,6 +177,13 @@ def test_no_warning_and_every_link_of_the_site_leads_somewhere(site) -> None:
 
 
 @BUILT
+def test_a_table_of_an_output_is_a_table_and_no_line_of_bars(site) -> None:
+    rule = re.compile(r"\|(:?-{3,}:?\|){2,}")  # below the head of a Markdown table
+    told = [path.name for path in site.folder.rglob("*.html") if rule.search(path.read_text(encoding="utf-8"))]
+    assert told == []
+
+
+@BUILT
 def test_nothing_is_loaded_from_elsewhere(site) -> None:
     foreign = {one for page in site.pages.values() for one in page.loaded if urlsplit(one).netloc}
     assert foreign == set()
