@@ -7,6 +7,7 @@ the seed; a tie goes to the smaller one.
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -53,14 +54,16 @@ def imitated(arm: str, recipe: Recipe, problems: Sequence[Problem], start: Path)
     """The fine-tuned checkpoint of an arm, and its measures: the dose, and the validation accuracy of each rate."""
     examples_of, epochs = ARMS[arm]
     examples = examples_of(recipe, problems, start)
+    gc.collect()  # the session that drew them
     if not examples:  # a start that is never right has nothing to imitate
         return start, {"examples": 0, "updates": 0, "dose": 0.0}
     found: dict[float, float] = {}
     checkpoints: dict[float, Path] = {}
     for rate in RATES:
         checkpoints[rate] = fine_tuned(recipe, examples, start, epochs=epochs, learning_rate=rate)
-        with session_on(recipe, problems, checkpoints[rate]) as session:
-            found[rate] = validated(session)["validation_accuracy"]
+        gc.collect()  # the trainer's weights and moments: they are in a cycle of references
+        found[rate] = validation_accuracy(recipe, problems, checkpoints[rate])
+        gc.collect()  # and the session's
     best = max(RATES, key=lambda rate: (found[rate], -rate))
     for rate in RATES:
         if rate != best:
@@ -75,6 +78,11 @@ def imitated(arm: str, recipe: Recipe, problems: Sequence[Problem], start: Path)
         "validation_of_rates": {f"{rate:g}": found[rate] for rate in RATES},
     }
     return checkpoints[best], measures
+
+
+def validation_accuracy(recipe: Recipe, problems: Sequence[Problem], checkpoint: Path) -> float:
+    with session_on(recipe, problems, checkpoint) as session:
+        return validated(session)["validation_accuracy"]
 
 
 @contextlib.contextmanager
