@@ -77,17 +77,19 @@ def dots(values: Mapping[str, Sequence[float]], x: str, from_zero: bool = False)
     return figure
 
 
-def pass_curves(shares: Mapping[str, Mapping[str, Sequence[float]]], ks: Sequence[int]) -> Figure:
-    """pass@k in percent against k, before and after, in one plot for each verdict.
+def pass_curves(name: str, verdicts: Mapping[str, str], samples: int = 32) -> Figure:
+    """pass@k in percent of the two arms of an experiment, all seeds together: one plot for each verdict.
 
     Args:
-      shares: title of a plot -> name of a curve -> pass@k for each of `ks`; the first curve is the one before.
+      verdicts: title of a plot -> key of a run that has, for each problem, how many of its samples are right.
     """
-    figure, plots = canvas.panels(len(shares), height=2.8, sharey=True)
+    ks = 2 ** np.arange(samples.bit_length())
+    figure, plots = canvas.panels(len(verdicts), height=2.8, sharey=True)
     looks = ({"color": BEFORE, "linestyle": "--", "marker": "s"}, {"color": AFTER, "marker": "o"})
-    for axes, (title, curves) in zip(plots, shares.items(), strict=True):
-        for (name, values), look in zip(curves.items(), looks, strict=True):
-            axes.plot(ks, values, **look, linewidth=2, markersize=4.5, label=name)
+    for axes, (title, counted) in zip(plots, verdicts.items(), strict=True):
+        for arm, look in zip(experiments.record(name)["arms"], looks, strict=True):
+            of_ks = [experiments.by_seed(name, arm, experiments.passed(counted, int(k), samples)) for k in ks]
+            axes.plot(ks, 100 * np.mean(of_ks, axis=1), **look, linewidth=2, markersize=4.5, label=arm)
         _log2(axes, ks)
         axes.set_ylim(0, 103)
         canvas.label(axes, title, x="k", y="pass@k, %" if axes is plots[0] else "")
@@ -117,14 +119,17 @@ def by_updates_and_samples(name: str, predicted_at: int, most: float) -> Figure:
     return figure
 
 
-def by_size(sizes: Sequence[int], values: Mapping[str, np.ndarray]) -> Figure:
-    """A plot for each measure against sizes that double: a dot for each seed, and a line through the means.
+def by_size(name: str, measures: Mapping[str, experiments.OfRun]) -> Figure:
+    """A plot for each measure of an experiment whose arms are sizes that double: a dot for each seed, and a line
+    through the means.
 
     Args:
-      values: what the vertical axis says -> numbers, [sizes, seeds].
+      measures: what the vertical axis says -> a function of a run.
     """
-    figure, plots = canvas.panels(len(values), height=2.7)
-    for axes, (unit, numbers) in zip(plots, values.items(), strict=True):
+    sizes = [int(arm) for arm in experiments.record(name)["arms"]]
+    figure, plots = canvas.panels(len(measures), height=2.7)
+    for axes, (unit, of_run) in zip(plots, measures.items(), strict=True):
+        numbers = np.array([experiments.by_seed(name, str(size), of_run) for size in sizes])  # [sizes, seeds]
         axes.plot(sizes, numbers, "o", color=SKY, markersize=5)
         axes.plot(sizes, np.mean(numbers, axis=1), color=BLUE, linewidth=2, label="mean of the seeds")
         _log2(axes, sizes)

@@ -9,14 +9,17 @@ two arms, one for each seed.
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from grpo_lib.common.environment import repo_root
-from grpo_lib.statistics import mean_interval, smallest_mean
+from grpo_lib.statistics import mean_interval, pass_at_k, smallest_mean
 from grpo_train.report.display import Folded, Table, table
+from grpo_train.report.formatting import percent
+from grpo_train.runs.health_checks import find_alerts
 
 Record = dict[str, Any]
 Claim = dict[str, Any]
@@ -63,6 +66,20 @@ def by_seed(name: str, arm: str, of_run: OfRun) -> np.ndarray:
 def mean_of(name: str, arm: str, metric: str, steps: slice) -> float:
     """The mean of a metric over some steps and all seeds of an arm."""
     return float(np.mean([run["curves"][metric][steps] for run in record(name)["runs"] if run["arm"] == arm]))
+
+
+def curve(metric: str, steps: slice = slice(None)) -> OfRun:
+    """A function of a run: the mean of a metric over some of its steps."""
+    return lambda run: np.mean(run["curves"][metric][steps])
+
+
+def passed(counted: str, k: int, samples: int = 32) -> OfRun:
+    """A function of a run: its pass@k, the mean over problems.
+
+    Args:
+      counted: key of a run that has, for each problem, how many of its samples are right.
+    """
+    return lambda run: np.mean([pass_at_k(samples, count, k) for count in run[counted]])
 
 
 def points(values: Sequence[float]) -> str:
@@ -133,6 +150,79 @@ def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) 
         measured = {"mean (95 % interval)": points(each), "smallest detectable": f"{smallest} points"}
         rows.append({f"{one} − {other}, not predicted": label} | measured)
     return table(rows)
+
+
+def means(name: str, columns: Mapping[str, OfRun]) -> Table:
+    """A row for each arm of an experiment: the mean of its seeds in each column, of shares."""
+    rows = []
+    for arm in record(name)["arms"]:
+        shares = {label: by_seed(name, arm, of_run).mean() for label, of_run in columns.items()}
+        rows.append({"arm": arm} | {label: percent(share) for label, share in shares.items()})
+    return table(rows)
+
+
+def ends_and_ways(pairs: Mapping[str, tuple[str, str]]) -> Table:
+    """Two arms of each experiment, one minus the other: where they end, the way there, and the entropy on it.
+
+    Args:
+      pairs: experiment -> two of its arms.
+    """
+    rows = []
+    for name, (one, other) in pairs.items():
+        end, other_end = (by_seed(name, arm, lambda run: run["accuracy"]) for arm in (one, other))
+        way, other_way = (by_seed(name, arm, curve("accuracy")) for arm in (one, other))
+        entropy, other_entropy = (by_seed(name, arm, curve("entropy")) for arm in (one, other))
+        measured = {"at the end": points(end - other_end), "on the way": points(way - other_way)}
+        ratio = points(entropy / other_entropy - 1).replace("points", "%")
+        rows.append(
+            {"compared": f"{one} − {other}", "ends at": percent(end.mean())}
+            | measured
+            | {"entropy on the way, ratio": ratio}
+        )
+    return table(rows)
+
+
+def on_the_way(name: str, arm: str, metrics: Mapping[str, str], steps: Sequence[int]) -> Table:
+    """A row for each of these steps of an arm, counted from 1: means of its seeds.
+
+    Args:
+      metrics: key of the curves -> label.
+    """
+    rows = []
+    for step in steps:
+        of_step = {label: mean_of(name, arm, metric, slice(step - 1, step)) for metric, label in metrics.items()}
+        rows.append({"step": step} | {label: percent(value) for label, value in of_step.items()})
+    return table(rows)
+
+
+def first_warnings(name: str, kind: str) -> Table:
+    """The step at which the library would have warned first, for each seed of each arm; "–" where it would not have.
+
+    Args:
+      kind: a key of `health_checks.RULES`.
+    """
+    rows = []
+    for arm in record(name)["arms"]:
+        steps = by_seed(name, arm, lambda run: _first_warning(run["curves"], kind))
+        row = {f"seed {seed}": "–" if np.isnan(step) else f"{step:.0f}" for seed, step in enumerate(steps)}
+        rows.append({f"first step with the warning `{kind}`": arm} | row)
+    return table(rows)
+
+
+def warned(kind: str) -> Table:
+    """Of all records, how many runs of which arms the library would have warned, and how many not."""
+    runs = [(f"{name}, {run['arm']}", run) for name, kept in records().items() for run in kept["runs"]]
+    found = Counter()
+    for arm, run in runs:
+        found["no such warning" if _first_warning(run["curves"], kind) is None else arm] += 1
+    return table({"experiment, arm": arm, "runs": count} for arm, count in found.items())
+
+
+def _first_warning(curves: Mapping[str, Sequence[float]], kind: str) -> int | None:
+    names = ["step", *curves]
+    steps = range(1, 1 + len(curves.get("reward", [])))
+    rows = [dict(zip(names, values, strict=True)) for values in zip(steps, *curves.values(), strict=True)]
+    return next((alert.step for alert in find_alerts(rows) if alert.kind == kind), None)
 
 
 def totals() -> Table:

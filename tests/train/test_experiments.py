@@ -49,3 +49,39 @@ def test_the_seeds_of_two_experiments_are_one_folded_table():
 def test_a_reading_that_nobody_predicted_has_its_interval():
     (row,) = rows(experiments.unpredicted("clip", "0.28", "0.2", {"accuracy": lambda run: run["accuracy"]}))
     assert row["mean (95 % interval)"] == "−2.0 (−5.4 to +1.3) points"
+
+
+def test_the_means_of_the_arms_are_those_of_their_seeds():
+    base, trained = rows(experiments.means("pass", {"greedy": lambda run: run["accuracy"]}))
+    greedy = [run["accuracy"] for run in experiments.record("pass")["runs"] if run["arm"] == "base"]
+    assert base == {"arm": "base", "greedy": f"{100 * sum(greedy) / len(greedy):.1f}\N{NO-BREAK SPACE}%"}
+    assert trained["arm"] == "trained"
+
+
+def test_a_step_is_counted_from_1():
+    curves = [run["curves"] for run in experiments.record("maxrl")["runs"] if run["arm"] == "std"]
+    first, last = rows(experiments.on_the_way("maxrl", "std", {"accuracy": "right"}, steps=(1, 60)))
+    for row, step in ((first, 0), (last, 59)):
+        mean = sum(each["accuracy"][step] for each in curves) / len(curves)
+        assert row["right"] == f"{100 * mean:.1f}\N{NO-BREAK SPACE}%"
+
+
+def test_who_hacks_the_reward_is_warned_with_every_seed_and_who_does_not_is_not():
+    std, *others = rows(experiments.first_warnings("std-hard", "hacked"))
+    steps = [int(std[f"seed {seed}"]) for seed in range(5)]
+    assert all(1 < step < 41 for step in steps)
+    for row in others:
+        assert [row[f"seed {seed}"] for seed in range(5)] == ["–"] * 5
+
+
+def test_the_way_and_the_end_of_two_arms_are_those_of_the_record():
+    (row,) = rows(experiments.ends_and_ways({"clip": ("0.28", "0.2")}))
+    (ends,) = rows(experiments.unpredicted("clip", "0.28", "0.2", {"": lambda run: run["accuracy"]}))
+    assert row["at the end"] == ends["mean (95 % interval)"]
+    assert row["compared"] == "0.28 − 0.2"
+
+
+def test_every_run_of_every_record_is_warned_or_not():
+    counted = {row["experiment, arm"]: int(row["runs"]) for row in rows(experiments.warned("hacked"))}
+    assert sum(counted.values()) == sum(len(kept["runs"]) for kept in experiments.records().values())
+    assert counted["std-hard, std"] == 5
