@@ -12,6 +12,7 @@ from statistics import fmean
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 
 from grpo_lib import statistics
@@ -220,3 +221,19 @@ def test_hardware_table_is_that_of_the_preflights(root: Path) -> None:
 
     rows = preflight_results.hardware_table(preflight.saved_results()).splitlines()[2:]
     assert "\n".join(rows) in (root / "docs" / "tpu.md").read_text(encoding="utf-8")
+
+
+def test_the_names_of_09a_have_the_settings_of_the_tiny_recipes_profiles(root: Path) -> None:
+    """In the table of both languages: what each of the six profiles changes, and nothing else."""
+    profiles = yaml.safe_load((root / "recipes/tiny-cpu.yaml").read_text("utf-8"))["profiles"]
+    wanted = {
+        f"{key}: {value}"
+        for name in ("dr-grpo", "maxrl", "rloo", "dapo", "gspo", "tis")
+        for key, value in profiles[name]["grpo"].items()
+    }
+    notebook = json.loads((root / "notebooks/further/09a_which_algorithm.ipynb").read_text("utf-8"))
+    (english,) = ("".join(cell["source"]) for cell in notebook["cells"] if cell["id"] == "names")
+    catalogue = (root / "dev/translations/zh_TW/further/09a_which_algorithm.po").read_text("utf-8")
+    (chinese,) = (entry for entry in catalogue.split("\n\n") if 'msgctxt "names"' in entry)
+    for text in (english, chinese.partition("msgstr")[2]):
+        assert set(re.findall(r"`([a-z_]+: [\w.-]+)`", text)) == wanted

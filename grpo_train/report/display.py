@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from IPython import get_ipython
 from IPython.display import HTML
 from pygments.lexers import get_lexer_by_name
@@ -149,6 +150,17 @@ def table(rows: Iterable[Mapping[str, Any]], *, digits: int = 3, cell_style: str
     return Table(
         [[*map(str, rows[0])], *([_cell(value, digits) for value in row.values()] for row in rows)], cell_style
     )
+
+
+def advantages(rewards: Sequence[float], kinds: Mapping[str, str]) -> Table:
+    """The advantages of the completions of one group: a row for each kind, label -> `grpo.advantage`."""
+    from grpo_lib import plain_grpo  # here, because it imports JAX, which takes seconds
+
+    rows = []
+    for label, kind in kinds.items():
+        found = plain_grpo.group_advantages(np.array(rewards), len(rewards), kind)
+        rows.append({"": label} | {f"completion {i}": float(one) for i, one in enumerate(found, start=1)})
+    return table(rows)
 
 
 def folded(shown: Table | figures.Figure, summary: str) -> Folded | FoldedFigure:

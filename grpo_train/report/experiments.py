@@ -175,7 +175,7 @@ def ends_and_ways(pairs: Mapping[str, tuple[str, str]]) -> Table:
         measured = {"at the end": points(end - other_end), "on the way": points(way - other_way)}
         ratio = points(entropy / other_entropy - 1).replace("points", "%")
         rows.append(
-            {"compared": f"{one} − {other}", "ends at": percent(end.mean())}
+            {"compared": f"{name}: {one} − {other}", "ends at": percent(end.mean())}
             | measured
             | {"entropy on the way, ratio": ratio}
         )

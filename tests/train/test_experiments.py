@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_train.report import experiments
+from grpo_train.report import display, experiments
 
 
 def rows(shown):
@@ -78,10 +78,16 @@ def test_the_way_and_the_end_of_two_arms_are_those_of_the_record():
     (row,) = rows(experiments.ends_and_ways({"clip": ("0.28", "0.2")}))
     (ends,) = rows(experiments.unpredicted("clip", "0.28", "0.2", {"": lambda run: run["accuracy"]}))
     assert row["at the end"] == ends["mean (95 % interval)"]
-    assert row["compared"] == "0.28 − 0.2"
+    assert row["compared"] == "clip: 0.28 − 0.2"
 
 
 def test_every_run_of_every_record_is_warned_or_not():
     counted = {row["experiment, arm"]: int(row["runs"]) for row in rows(experiments.warned("hacked"))}
     assert sum(counted.values()) == sum(len(kept["runs"]) for kept in experiments.records().values())
     assert counted["std-hard, std"] == 5
+
+
+def test_the_advantages_of_a_group_are_a_row_for_each_kind():
+    mean, other = rows(display.advantages([1.0, 0.0, 0.0, 0.0], {"Dr. GRPO": "mean", "RLOO": "leave-one-out"}))
+    assert list(mean.values()) == ["Dr. GRPO", "0.75", "−0.25", "−0.25", "−0.25"]
+    assert list(other.values()) == ["RLOO", "1", "−0.333", "−0.333", "−0.333"]
