@@ -59,6 +59,7 @@ def main() -> None:
         "command": f"python dev/experiments/run.py {arguments.name} --seeds {arguments.seeds} --json",
         "question": experiment.question,
         "changes": experiment.changes,
+        "tested": experiment.tested,
         "arms": experiment.arms,
         "claims": judged(experiment, runs),
         "units": {"entropy": "nats per token"},

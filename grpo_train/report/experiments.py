@@ -9,6 +9,7 @@ two arms, one for each seed.
 
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ OfRun = Callable[[Record], Any]
 
 MEASURES = {
     "accuracy": "test accuracy",
+    "accuracy_or_majority": "test accuracy; of the start, maj@8",
     "way": "right samples, mean of all steps",
     "form": "test answers in the right form",
     "worked@32": "worked out in one of 32 samples",
@@ -152,12 +154,20 @@ def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) 
     return table(rows)
 
 
-def means(name: str, columns: Mapping[str, OfRun]) -> Table:
-    """A row for each arm of an experiment: the mean of its seeds in each column, of shares."""
+def means(name: str, columns: Mapping[str, OfRun], plain: Sequence[str] = ()) -> Table:
+    """A row for each arm of an experiment: the mean of its seeds in each column; "–" where its runs have none.
+
+    Args:
+      plain: columns of numbers that are no shares.
+    """
     rows = []
     for arm in record(name)["arms"]:
-        shares = {label: by_seed(name, arm, of_run).mean() for label, of_run in columns.items()}
-        rows.append({"arm": arm} | {label: percent(share) for label, share in shares.items()})
+        row: dict[str, Any] = {"arm": arm}
+        for label, of_run in columns.items():
+            mean = float(by_seed(name, arm, of_run).mean())
+            shown = mean if label in plain else percent(mean)
+            row[label] = "–" if math.isnan(mean) else shown
+        rows.append(row)
     return table(rows)
 
 

@@ -58,6 +58,13 @@ def test_the_means_of_the_arms_are_those_of_their_seeds():
     assert trained["arm"] == "trained"
 
 
+def test_a_mean_that_is_no_share_is_a_number_and_one_that_is_not_there_a_dash():
+    columns = {"entropy": lambda run: run["entropy"], "nothing": lambda run: None}
+    first, *_ = rows(experiments.means("clip", columns, plain=["entropy"]))
+    assert 0.01 < float(first["entropy"]) < 0.03
+    assert first["nothing"] == "–"
+
+
 def test_a_step_is_counted_from_1():
     curves = [run["curves"] for run in experiments.record("maxrl")["runs"] if run["arm"] == "std"]
     first, last = rows(experiments.on_the_way("maxrl", "std", {"accuracy": "right"}, steps=(1, 60)))
