@@ -75,6 +75,7 @@ _TOKEN = re.compile(
     r"|(?P<strange>.)",
     re.DOTALL,
 )
+_SIMPLE = re.compile(r"(?<!\d)(\d{1,9}) ?([-+*x×]) ?(\d{1,9}) ?= ?(\d{1,9})", re.ASCII)
 _CLAUSE_END = re.compile(r"[\n;!?]|[.,:](?![0-9])")
 _OPERATIONS = ("+", "-", "*", "/")
 _PYTHON = {"%": ".percent"} | {sign: sign for sign in ("(", ")", *_OPERATIONS)}  # of a token; a numeral is a string
@@ -200,6 +201,15 @@ def calculations(text: str) -> Iterator[Calculation]:
     for stretch in itertools.chain.from_iterable(map(_stretches, _CLAUSE_END.split(text))):
         sides = [list(side) for equals, side in itertools.groupby(stretch, "=".__eq__) if not equals]
         yield from filter(None, itertools.starmap(_calculation, itertools.pairwise(sides)))
+
+
+def simple_calculations(text: str) -> Iterator[tuple[int, str, int, int]]:
+    """(a, sign, b, result) of the calculations with two whole numbers that a text writes, right or wrong, in its order.
+
+    The spellings of the course's worked solutions and of many models: 9*5=45, 9 * 5 = 45, 9 x 5 = 45.
+    """
+    for a, sign, b, result in _SIMPLE.findall(text):
+        yield int(a), "*" if sign in "x×" else sign, int(b), int(result)
 
 
 def _stretches(text: str) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ import typer
 import yaml
 from packaging.requirements import Requirement
 
-from grpo_lib import statistics
+from grpo_lib import analysis, statistics
 from grpo_lib.records import EvalRun, summarize
 
 # --- dev/tools/find-python.sh -------------------------------------------------------------------------------------
@@ -204,6 +204,23 @@ def test_the_table_of_spellings_is_that_of_its_record(root: Path) -> None:
             cells.append(f"{100 * fmean(row[spelling] == row['right'] for row in asked):.1f} %")
         (row,) = [line for line in text.splitlines() if line.startswith(f"| the base, given `{spelling}`")]
         assert row.endswith(f"| {' | '.join(cells)} |")
+
+
+def test_the_rows_of_the_runs_in_that_table_are_counted_in_their_answers(root: Path) -> None:
+    lines = (root / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    given = json.loads((root / "assets" / "reference" / "spelling.json").read_text(encoding="utf-8"))["problems"]
+    for folder in ("smollm2", "smollm2-spaces"):
+        for when in ("before", "after"):
+            (evals,) = (root / "assets" / "reference" / folder / "evals").glob(f"{when}.jsonl*")
+            rights: dict[str, list[bool]] = {"+": [], "-": [], "*": []}
+            for row, answer in zip(given, EvalRun.load(evals).counted, strict=False):
+                asked = [row["a"], row["sign"], row["b"]]
+                written = analysis.simple_calculations(answer["completion"])
+                results = [result for *calculation, result in written if calculation == asked]
+                rights[row["sign"]] += [result == row["right"] for result in results[:1]]
+            every = [right for some in rights.values() for right in some]
+            cells = [f"{100 * fmean(some):.1f} %" for some in (every, *rights.values())]
+            assert [line for line in lines if line.endswith(f"| {' | '.join(cells)} |")], (folder, when)
 
 
 def test_the_shipped_summary_is_that_of_its_evaluations(root: Path) -> None:

@@ -4,10 +4,12 @@ A run is often interrupted (a closed laptop, a preempted TPU VM). What it wrote 
 files are replaced atomically, and a log of JSON lines may lose at most the line that was being written.
 """
 
+import gzip
 import json
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,7 @@ def read_json_if_exists(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the rows of a JSON-lines file, without the last line if that one is torn.
+    """Return the rows of a JSON-lines file, without the last line if that one is torn; a name in .gz is compressed.
 
     Raises:
       CourseError: a line before the last is not JSON, or a line is not an object; names file and line.
@@ -134,7 +136,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     path = Path(path)
     # Split at "\n" alone: str.splitlines would also split at U+2028 inside a completion.
-    lines = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")  # with or without a byte order mark
+    lines = _content(path).decode("utf-8-sig", errors="replace").split("\n")  # with or without a byte order mark
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -182,7 +184,7 @@ def has_half_a_character(text: str) -> bool:
 
 def ends_torn(path: str | os.PathLike) -> bool:
     """Whether `read_jsonl` leaves out the last line of a file."""
-    last = Path(path).read_bytes().rpartition(b"\n")[2]
+    last = _content(Path(path)).rpartition(b"\n")[2]
     if not last.strip():
         return False
     try:
@@ -192,6 +194,17 @@ def ends_torn(path: str | os.PathLike) -> bool:
     except (ValueError, RecursionError):
         return False  # `read_jsonl` refuses it
     return False
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds, decompressed where its name ends in .gz."""
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CourseError(f"{path} cannot be decompressed ({error}); copy it again") from error
 
 
 def _line(row: dict[str, Any]) -> str:

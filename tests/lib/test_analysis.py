@@ -206,3 +206,18 @@ def test_the_parts_of_a_gain_add_up_to_it(data):
     assert all(row["low"] <= row["gain"] + 1e-9 and row["gain"] <= row["high"] + 1e-9 for row in rows)
     assert all(row["gain"] == pytest.approx(row["before"] - row["after"]) for row in rows)
     assert sum(row["before"] for row in rows) == pytest.approx(1 - before.summary()["accuracy"])
+
+
+@given(a=st.integers(0, 999), b=st.integers(0, 999), result=st.integers(0, 9999), sign=st.sampled_from("+-*x×"))
+def test_a_simple_calculation_is_read_in_every_spelling(a, b, result, sign):
+    wanted = (a, "*" if sign in "x×" else sign, b, result)
+    for text in (f"{a}{sign}{b}={result}", f"so {a} {sign} {b} = {result}.", f"<reasoning>{a} {sign} {b} = {result}</"):
+        assert list(analysis.simple_calculations(text)) == [wanted]
+    assert list(analysis.simple_calculations(f"7{a:03}{sign}{b}={result}"))[:1] != [wanted]
+
+
+@given(st.text(alphabet="0123456789+-*x×= \n٣", max_size=60))
+def test_a_simple_calculation_of_any_text_is_four_short_numbers(text):
+    for a, sign, b, result in analysis.simple_calculations(text):
+        assert sign in "+-*"
+        assert max(a, b, result) < 10**9

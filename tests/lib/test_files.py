@@ -1,5 +1,6 @@
 """Files are whole or absent, and a log survives a torn last line."""
 
+import gzip
 import os
 
 import pytest
@@ -82,6 +83,19 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, text, line):
     path.write_text(text)
     with pytest.raises(CourseError, match=rf"metrics\.jsonl: line {line}\b"):
         files.read_jsonl(path)
+
+
+def test_a_compressed_file_is_read_like_any_other_and_a_damaged_one_is_one_line(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b'{"a": 1}\n{"a": 2}\n')
+    path.write_bytes(whole)
+    assert files.read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    assert not files.ends_torn(path)
+    for damaged in (whole[:-4], whole[:12] + b"xx" + whole[14:], b'{"a": 1}\n', b"\x1f\x8b"):
+        path.write_bytes(damaged)
+        with pytest.raises(CourseError, match=r"a\.jsonl\.gz cannot be decompressed") as raised:
+            files.read_jsonl(path)
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_a_byte_order_mark_is_read_and_nested_brackets_are_one_line(tmp_path):
