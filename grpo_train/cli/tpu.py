@@ -45,7 +45,8 @@ def preflight(
         typer.Option("--compare", help="A table: each KEY=VALUE[,VALUE] is a change of its own, KEY=A+KEY=B is one."),
     ] = False,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Of a chip-hour; without it the estimate names no money.")
+        str | None,
+        typer.Option(help="Of a chip-hour, such as 2.7 or v6e=2.7,v5p=4.2; without it the estimate names no money."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,13 +56,14 @@ def preflight(
     recipe fits; 1: it does not, and hints say what to change first; 2: it cannot be determined.
     """
     from grpo_train.engines import model_files
-    from grpo_train.tpu import compiler, preflight
+    from grpo_train.tpu import change_table, compiler, preflight
 
+    prices = change_table.prices_of(price)
     compiler.prepare()  # also where all is compiled already: update_applied is by JAX, which would look for a TPU
     if compare:
-        if output or price is not None:
-            raise CourseError("--compare makes a table of changes; leave out --output and --price")
-        _compare(recipe, overrides or [], quick, as_json)
+        if output:
+            raise CourseError("--compare makes a table of changes; leave out --output")
+        _compare(recipe, overrides or [], quick, as_json, prices)
         return
     resolved = load_recipe(recipe, overrides or ())
     model_files.require_path(resolved.model)
@@ -78,11 +80,12 @@ def preflight(
         preflight.keep_result(resolved, result)
     if output:
         write_text_atomic(output, result.model_dump_json(indent=1) + "\n")
-    finish(result.model_dump(mode="json"), as_json, preflight.table(result, price))
+    of_slice = change_table.price_of(result.accelerator, prices)
+    finish(result.model_dump(mode="json"), as_json, preflight.table(result, of_slice))
     raise typer.Exit(0 if result.fits else 1)
 
 
-def _compare(recipe: Path, changes: list[str], quick: bool, as_json: bool) -> None:
+def _compare(recipe: Path, changes: list[str], quick: bool, as_json: bool, prices: dict[str, float]) -> None:
     """A table of changes; one that is not possible is a line of it."""
     from grpo_train.tpu import change_table, compiler, preflight
 
@@ -94,7 +97,7 @@ def _compare(recipe: Path, changes: list[str], quick: bool, as_json: bool) -> No
             results[name] = preflight.preflight(resolved, compile_program, quick=quick)
         except CourseError as error:
             results[name] = error
-    rows = [change_table.row(name, result) for name, result in results.items()]
+    rows = [change_table.row(name, result, prices) for name, result in results.items()]
     named = [dict(zip(change_table.HEADINGS, cells, strict=False)) for cells in rows]
     finish({"changes": named}, as_json, change_table.table(rows))
 

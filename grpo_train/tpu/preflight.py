@@ -49,6 +49,8 @@ SPREAD = 0.02
 
 # Share of a chip's memory below which what is left is no safety.  A program of 10.5 GiB was refused "at the bottom of
 # memory" with 7.3 GiB free, in a public report.
+# Of the roofline; the runs are Llama-3.1-8B on v5p-8 and Qwen2.5-3B on v6e-8.
+TOO_LOW = "published runs took 2 to 5 times such a figure (docs/tpu.md)"
 TIGHT = 0.05
 
 
@@ -500,11 +502,11 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
             f"{update.name} {update.seconds:.3f}"
         )
     lines += [
-        "  Not counted: traffic between chips, weight sync, host work. Decoding reads the weights once for each token "
-        "of the longest completion; completions that end earlier decode faster. Where an update is memory-bound, its "
-        "traffic is what the compiler counts of one small compilation.",
-        f"The run at this estimate: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
-        f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting.",
+        "  Not counted: traffic between chips, weight sync, host work, reading the KV cache. Decoding reads the "
+        "weights once for each token of the longest completion; completions that end earlier decode faster. Where an update "
+        "is memory-bound, its traffic is what the compiler counts of one small compilation.",
+        f"The run by the roofline: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
+        f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting. No budget: {TOO_LOW}.",
     ]
     return lines
 
@@ -513,7 +515,13 @@ def estimate_lines(result: Result, price: float | None = None) -> list[str]:
     """The estimate, or in one line why there is none."""
     if result.estimate:
         return estimates.lines(result.estimate, result.steps, price)
-    return [f"Not estimated: {why_not_estimated(result)}."]
+    lines = [f"Not estimated: {why_not_estimated(result)}."]
+    if bound := result.lower_bound:
+        lines.append(
+            f"By the roofline, at full length: {estimates.short(bound.seconds)} s a step, "
+            f"{estimates.short(bound.chip_hours)} chip-hours. No budget: {TOO_LOW}."
+        )
+    return lines
 
 
 def why_not_estimated(result: Result) -> str:
@@ -536,7 +544,10 @@ def compiling_took(results: list[Result]) -> str:
     if not took:
         return "how long that takes was not measured"
     (least, fast), (most, slow) = min(took), max(took)
-    return f"{least:.0f} CPU minutes for {fast}, {most:.0f} for {slow}; on two cores at least half as many minutes"
+    return (
+        f"{least:.1f} CPU minutes for the update and the decoding of {fast}, {most:.1f} for those of {slow}; the whole "
+        "preflight compiles more, and larger models take longer; `make setup-tpu` brings the compiler"
+    )
 
 
 def digest(recipe: Recipe) -> str:
@@ -575,9 +586,16 @@ def keep_result(recipe: Recipe, result: Result) -> None:
 def stored_result(recipe: Recipe) -> Result | None:
     """What is known of a recipe without a compiler: made on this machine, or shipped; None where there is neither."""
     try:
-        kept = _kept(recipe)
-        return read_result(kept) if kept.is_file() else saved_result(recipe)
+        return _read_kept(_kept(recipe)) or saved_result(recipe)
     except CourseError:  # no accelerator or no length, which preflight asks for
+        return None
+
+
+def _read_kept(path: Path) -> Result | None:
+    """None for a file that another version of this program wrote, or that is damaged: preflight makes it again."""
+    try:
+        return read_result(path)
+    except (OSError, ValueError):
         return None
 
 

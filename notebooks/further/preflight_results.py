@@ -14,6 +14,7 @@ from grpo_train.recipes.slices import parse_slice
 from grpo_train.report import canvas
 from grpo_train.report.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 from grpo_train.tpu.compile_jobs import GIB
+from grpo_train.tpu.estimate import short
 from grpo_train.tpu.memory import PHASES, ChipMemory
 from grpo_train.tpu.preflight import SAVED, Result, read_result, saved_results
 from grpo_train.tpu.roofline import at_least
@@ -64,7 +65,7 @@ def hardware_table(results: Sequence[Result]) -> str:
     rows = [
         "| slice | recipe | chips that train / sample | GiB on the fullest chip | of usable | left | "
         "decoding at full length, s, at least | update, s, at least | update, s, roofline | update at a third of the "
-        "length, s, roofline | run, chip-hours, roofline | step, s, estimate from the compiled program |",
+        "length, s, roofline | run, chip-hours, roofline | likely step, s, estimate from the compiled program |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in sorted(results, key=_size):
@@ -105,10 +106,13 @@ def _times(result: Result) -> list[str]:
 
 
 def _step(result: Result) -> str:
-    """Of a step, from completions of a third of the length to full ones; where vLLM decodes, its part is a bound."""
-    if not result.estimate:
+    """Of a step in which completions have a third of the length on average and one of each batch all of it; where vLLM
+    decodes, which has a bound alone, the rest of the step."""
+    if not (found := result.estimate):
         return "-"
-    return result.estimate.step.shown(result.estimate.is_bound)
+    if found.step:
+        return short(found.step.likely)
+    return found.shown_step
 
 
 def _stacked(bars: Mapping[str, Mapping[str, int]], usable: int, x: str) -> Figure:

@@ -232,15 +232,21 @@ def test_a_step_adds_up_by_hand() -> None:
     decoding, update, sync = (estimate.part(name) for name in ("decoding", "policy update", "weight sync"))
     assert decoding and update and sync
     assert (decoding.seconds.low, decoding.seconds.high) == pytest.approx((0.002 * 256, 0.002 * 768))
+    assert decoding.seconds.likely == decoding.seconds.high  # one of the batch goes on to the limit
     assert update.seconds.high == 0.5
     assert 0.1 < update.seconds.low < 0.5  # of fewer tokens
+    assert update.seconds.likely == update.seconds.low  # on average
     assert sync.seconds.high == pytest.approx(8 * GIB / 8 / (2 * RATES["v6e"].link), rel=0.01)
+    assert estimate.step and estimate.chip_hours
     assert estimate.step.high == pytest.approx(0.002 * 768 + 0.5 + sync.seconds.high)
-    # The word problems' test split has 1,000: four batches of 250, each twice as large as one of training.
-    assert estimate.evaluation
+    assert estimate.step.likely == pytest.approx(0.002 * 768 + update.seconds.low + sync.seconds.high)
+    # The word problems' test split has 1,000: four batches of 250, each twice as large as one of training.  Validation
+    # has 500, two batches, after steps 20, 40 and so on to 100.
+    assert estimate.evaluation and estimate.validation
     assert estimate.evaluation.seconds.high == pytest.approx(4 * 0.002 * 768 * 250 / 128)
-    seconds = 100 * estimate.step.high + 2 * estimate.evaluation.seconds.high
-    assert estimate.chip_hours.high == pytest.approx(8 * seconds / 3600)
+    assert estimate.validation.seconds.high == pytest.approx(5 * 2 * 0.002 * 768 * 250 / 128)
+    answering = 2 * estimate.evaluation.seconds.high + estimate.validation.seconds.high
+    assert estimate.chip_hours.high == pytest.approx(8 * (100 * estimate.step.high + answering) / 3600)
     assert estimate.limits == {"product": 0.8, "collective": 0.2}
 
 
@@ -249,21 +255,56 @@ def test_libtpu_s_simulation_makes_the_update_a_range() -> None:
     assert estimate and estimate.update.high == 0.7
 
 
-def test_what_a_user_reads_names_bounds_and_what_is_left_out_and_no_money_without_a_price() -> None:
+def test_of_a_bound_no_step_no_hours_and_no_money_are_made() -> None:
+    """An estimated update and a bound of decoding add up to neither: "≥ 2 to 4" was read as a range, or as a bound."""
     vllm = result_of(recipe(grpo={"beta": 0.0}))
-    text = "\n".join(preflight.estimate_lines(vllm))
-    assert "a bound, by the bytes of the weights" in text
-    assert vllm.estimate
-    step, hours = vllm.estimate.step, vllm.estimate.run_hours
-    # Both ends are bounds, and both say so: "≥ 2 to 4" was read as "at most 4".
-    assert f"≥ {short(step.low)} to ≥ {short(step.high)}" in text
-    assert f"≥ {short(hours.low * 60)} to ≥ {short(hours.high * 60)} minutes" in text or hours.high >= 1
-    assert "No budget" in text and "No budget" not in "\n".join(preflight.estimate_lines(result_of()))
-    assert "not counted: the machine's start" in text and "vLLM's prefill and scheduling" in text
+    assert vllm.estimate and vllm.lower_bound
+    assert vllm.estimate.step is vllm.estimate.run_hours is vllm.estimate.chip_hours is None
+    text = "\n".join(preflight.estimate_lines(vllm, 2.5))
+    assert f"≥ {short(vllm.lower_bound.parts[0].seconds)}" in text
+    assert "No hours and no money" in text and "chip-hour" not in text
+    assert "vLLM's prefill and scheduling" in text
+    assert text in preflight.table(vllm, 2.5)
+
+
+def test_what_a_user_reads_names_the_likely_case_and_what_is_left_out_and_no_money_without_a_price() -> None:
+    tunix = result_of()
+    assert tunix.estimate and tunix.estimate.step
+    text = "\n".join(preflight.estimate_lines(tunix))
+    assert f"likely {short(tunix.estimate.step.likely)}" in text
+    assert "not counted: the machine's start" in text
     assert " a chip-hour" not in text
-    assert "at 2.5 a chip-hour" in "\n".join(preflight.estimate_lines(vllm, 2.5))
+    assert "at 2.5 a chip-hour" in "\n".join(preflight.estimate_lines(tunix, 2.5))
     assert "80% products, 20% traffic between chips" in text
-    assert text in preflight.table(vllm)
+    assert text in preflight.table(tunix)
+
+
+@pytest.mark.parametrize(
+    "text, prices",
+    [(None, {}), ("2.5", {"": 2.5}), ("v6e=2.7,v5p=4.2", {"v6e": 2.7, "v5p": 4.2}), ("1,v5e=0", {"": 1.0, "v5e": 0.0})],
+)
+def test_a_price_is_of_every_chip_or_of_a_generation(text, prices) -> None:
+    assert change_table.prices_of(text) == prices
+
+
+@pytest.mark.parametrize("text", ["dear", "v6e", "v7=2", "-1", "nan", "inf", "v6e=2.7,", "v6e=2;v5p=3", "=2=3"])
+def test_a_price_that_is_none_is_one_line(text) -> None:
+    with pytest.raises(CourseError, match="--price") as raised:
+        change_table.prices_of(text)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_price_is_that_of_the_slice() -> None:
+    prices = {"v6e": 2.0, "": 1.0}
+    assert change_table.price_of("v6e-8", prices) == 2.0
+    assert change_table.price_of("v5p-8", prices) == 1.0
+    assert change_table.price_of("v5p-8", {"v6e": 2.0}) is None
+    estimate = result_of().estimate
+    assert estimate and estimate.chip_hours
+    *_, money = change_table.row("as it is", result_of(), prices)
+    assert money == estimate.chip_hours.times(2.0).planned
+    *_, money = change_table.row("as it is", result_of())
+    assert money == "-"
 
 
 def test_a_stored_result_without_an_estimate_names_the_command_and_what_compiling_took() -> None:
@@ -275,11 +316,12 @@ def test_a_stored_result_without_an_estimate_names_the_command_and_what_compilin
         return made.model_copy(update={"name": name, "programs": programs})
 
     took = preflight.compiling_took([stored("fast", 120.0), stored("slow", 900.0), stored("unknown", None)])
-    assert took.startswith("2 CPU minutes for fast, 15 for slow")
+    assert "2.0 CPU minutes" in took and "of fast, 15.0 for those of slow" in took
     assert "not measured" in preflight.compiling_took([stored("unknown", None)])
     old = stored("old", None).model_copy(update={"estimate": None, "command": "grpo preflight recipes/old.yaml"})
-    (line,) = preflight.estimate_lines(old)
+    line, roofline = preflight.estimate_lines(old)
     assert line.startswith("Not estimated: ") and "`grpo preflight recipes/old.yaml`" in line
+    assert old.lower_bound and short(old.lower_bound.seconds) in roofline and "No budget" in roofline
 
 
 @pytest.mark.parametrize(
@@ -292,7 +334,7 @@ def test_a_stored_result_without_an_estimate_names_the_command_and_what_compilin
 def test_a_result_without_a_time_says_why_in_one_line(times: dict, reason: str) -> None:
     result = result_of(**times)
     assert result.fits and result.estimate is None
-    (line,) = preflight.estimate_lines(result)
+    line, _ = preflight.estimate_lines(result)
     assert line.startswith("Not estimated: ") and reason in line
 
 
@@ -303,6 +345,9 @@ def test_a_stored_result_is_found_by_its_recipe(tmp_path, monkeypatch) -> None:
     assert preflight.stored_result(recipe(rollout={"max_prompt_length": "auto"})) is None
     preflight.keep_result(made, result_of(made))
     assert preflight.stored_result(made) == result_of(made)
+    (kept,) = (tmp_path / "preflight" / "results").glob("*.json")
+    kept.write_text('{"name": "of another version"}', encoding="utf-8")
+    assert preflight.stored_result(made) is None
     assert preflight.stored_result(recipe(rollout={"engine": "tunix"}, training={"steps": 7})) is None
 
 
