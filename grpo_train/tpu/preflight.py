@@ -503,8 +503,8 @@ def _lower_bound_table(result: Result, bound: roofline.LowerBound) -> list[str]:
         )
     lines += [
         "  Not counted: traffic between chips, weight sync, host work, reading the KV cache. Decoding reads the "
-        "weights once for each token of the longest completion; completions that end earlier decode faster. Where an update "
-        "is memory-bound, its traffic is what the compiler counts of one small compilation.",
+        "weights once for each token of the longest completion; completions that end earlier decode faster. Where an "
+        "update is memory-bound, its traffic is what the compiler counts of one small compilation.",
         f"The run by the roofline: {result.devices} chips x {result.steps} steps x {bound.seconds:.3f} s / 3600 = "
         f"{bound.chip_hours:.2f} chip-hours, before evaluation, compilation and waiting. No budget: {TOO_LOW}.",
     ]
