@@ -260,12 +260,9 @@ def _answering(name: str, recipe: Recipe, decoding: EstimatedPart, count: int, t
     larger = 1.0
     if not decoding.is_bound:  # that one is by the bytes of the weights, which every batch reads once
         larger = max(1.0, batch / recipe.plan.rollout_micro_batch_completions)
-    return EstimatedPart(
-        name=name,
-        seconds=Range(low=one.low, likely=one.likely * larger, high=one.high * larger),
-        how=f"{count:,} problems, {times} time{'s' if times > 1 else ''}, in {batches} batches of {batch}",
-        is_bound=decoding.is_bound,
-    )
+    seconds = Range(low=one.low, likely=one.likely * larger, high=one.high * larger)
+    how = f"{count:,} problems, {times} {'times' if times > 1 else 'time'}, in {batches} batches of {batch}"
+    return EstimatedPart(name=name, seconds=seconds, how=how, is_bound=decoding.is_bound)
 
 
 def _limits(time: ProgramTime) -> dict[str, float]:
