@@ -118,13 +118,10 @@ def detectable(claim: Claim) -> float:
 def seeds(*names: str) -> Folded:
     """Test accuracy of every arm of some experiments, a column for each seed: one table, folded."""
     rows = []
-    most = 1 + max(run["seed"] for name in names for run in record(name)["runs"])
     for name in names:
         for arm in record(name)["arms"]:
             accuracies = by_seed(name, arm, lambda run: run["accuracy"])
-            row = {f"seed {seed}": f"{100 * value:.1f}" for seed, value in enumerate(accuracies)}
-            none = dict.fromkeys(f"seed {seed}" for seed in range(most))  # an experiment may have fewer seeds
-            rows.append({"experiment": name, "arm, test accuracy in %": arm} | none | row)
+            rows.append({"experiment": name, "arm, test accuracy in %": arm} | _by_columns(accuracies, *names))
     return Folded(table(rows), f"test accuracy of every seed: {', '.join(names)}")
 
 
@@ -138,16 +135,25 @@ def right_and_form(name: str, names: Mapping[str, str] | None = None) -> Table:
     for arm in record(name)["arms"]:
         for label, measure in (("right", "accuracy"), ("right form", "form")):
             shares = by_seed(name, arm, lambda run, key=measure: run[key])
-            row = {f"seed {seed}": f"{100 * value:.1f}" for seed, value in enumerate(shares)}
-            rows.append({"greedy, test problems, %": f"{(names or {}).get(arm, arm)}: {label}"} | row)
+            of_arm = f"{(names or {}).get(arm, arm)}: {label}"
+            rows.append({"greedy, test problems, %": of_arm} | _by_columns(shares, name))
     return table(rows)
+
+
+def _by_columns(shares: np.ndarray, *names: str) -> dict[str, str]:
+    """Shares in %, a column for each seed of these experiments; an arm may have fewer seeds than another."""
+    most = 1 + max(run["seed"] for name in names for run in record(name)["runs"])
+    cells = [f"{100 * share:.1f}" for share in shares]
+    return {f"seed {seed}": cell for seed, cell in enumerate(cells + [""] * (most - len(cells)))}
 
 
 def unpredicted(name: str, one: str, other: str, readings: Mapping[str, OfRun]) -> Table:
     """Differences of two arms that nobody predicted: {what is read: its function of a run}, of shares."""
     rows = []
     for label, of_run in readings.items():
-        each = by_seed(name, one, of_run) - by_seed(name, other, of_run)
+        ones, others = by_seed(name, one, of_run), by_seed(name, other, of_run)
+        both = min(len(ones), len(others))  # the first seeds, which both arms have
+        each = ones[:both] - others[:both]
         smallest = _number(smallest_mean(float(np.std(each, ddof=1)), len(each)), plain=False, sign="")
         measured = {"mean (95 % interval)": points(each), "smallest detectable": f"{smallest} points"}
         rows.append({f"{one} − {other}, not predicted": label} | measured)

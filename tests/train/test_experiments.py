@@ -46,6 +46,28 @@ def test_the_seeds_of_two_experiments_are_one_folded_table():
     assert "| real | tiny | 67.2 |" in shown._repr_markdown_()
 
 
+@pytest.fixture
+def of_two_lengths(monkeypatch):
+    """A record whose second arm has fewer seeds."""
+    shares = {"a": [0.5, 0.6, 0.7, 0.8], "b": [0.25, 0.3, 0.45]}
+    runs = [
+        {"seed": seed, "arm": arm, "accuracy": share, "form": 1.0}
+        for arm, of_arm in shares.items()
+        for seed, share in enumerate(of_arm)
+    ]
+    monkeypatch.setattr(experiments, "_read", lambda: {"odd": {"arms": {"a": [], "b": []}, "runs": runs, "claims": []}})
+
+
+def test_an_arm_may_have_fewer_seeds_than_another(of_two_lengths):
+    last = rows(experiments.right_and_form("odd"))[2]
+    assert list(last.values()) == ["b: right", "25.0", "30.0", "45.0", ""]
+    assert rows(experiments.seeds("odd").table)[1]["seed 3"] == ""
+    (row,) = rows(experiments.unpredicted("odd", "a", "b", {"": lambda run: run["accuracy"]}))
+    assert row["mean (95 % interval)"].startswith("+26.7 ")
+    *_, means = rows(experiments.means("odd", {"right": lambda run: run["accuracy"]}))
+    assert means["right"] == "33.3\N{NO-BREAK SPACE}%"
+
+
 def test_a_reading_that_nobody_predicted_has_its_interval():
     (row,) = rows(experiments.unpredicted("clip", "0.28", "0.2", {"accuracy": lambda run: run["accuracy"]}))
     assert row["mean (95 % interval)"] == "−2.0 (−5.4 to +1.3) points"
