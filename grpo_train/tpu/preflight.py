@@ -551,13 +551,16 @@ def compiling_took(results: list[Result]) -> str:
 
 
 def digest(recipe: Recipe) -> str:
-    """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition."""
+    """Hash of what a preflight's numbers depend on: its programs, and what memory and roofline read in addition.
+
+    The number of steps is not in it: it multiplies, and `of_steps` does that.
+    """
     plan, grpo = recipe.plan, recipe.grpo
     programs = programs_of(recipe)
     programs.pop("attention", None)  # no number is of it, and it follows from the rest
     compiled = {name: program.model_dump(mode="json") for name, program in programs.items()}
     engine = recipe.rollout.vllm.model_dump(mode="json") if recipe.rollout.engine == "vllm" else "tunix"
-    step = [recipe.training.steps, plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size]
+    step = [plan.prompts_per_step, plan.micro_batch_size, plan.rollout_micro_batch_size]
     settings = [grpo.group_size, grpo.iterations, grpo.beta > 0]
     if grpo.kl_is_watched:  # only then: results saved before there was this key are still found
         settings.append("watch_kl")
@@ -586,9 +589,23 @@ def keep_result(recipe: Recipe, result: Result) -> None:
 def stored_result(recipe: Recipe) -> Result | None:
     """What is known of a recipe without a compiler: made on this machine, or shipped; None where there is neither."""
     try:
-        return _read_kept(_kept(recipe)) or saved_result(recipe)
+        kept = _read_kept(_kept(recipe))
+        return of_steps(recipe, kept) if kept else saved_result(recipe)
     except CourseError:  # no accelerator or no length, which preflight asks for
         return None
+
+
+def of_steps(recipe: Recipe, result: Result) -> Result:
+    """A result of the same recipe, but for the number of its steps, as one of this recipe."""
+    steps = recipe.training.steps
+    if result.steps == steps:
+        return result
+    found: dict[str, Any] = {"steps": steps}
+    for name in ("lower_bound", "lower_bound_at_mean"):
+        if bound := getattr(result, name):
+            found[name] = bound.model_copy(update={"chip_hours": bound.chip_hours * steps / result.steps})
+    changed = result.model_copy(update=found)
+    return with_estimate(recipe, changed) if result.estimate else changed
 
 
 def _read_kept(path: Path) -> Result | None:
@@ -608,7 +625,7 @@ def saved_result(recipe: Recipe) -> Result:
     it is now."""
     wanted = digest(recipe)
     if found := [result for result in saved_results() if result.digest == wanted]:
-        return found[0]
+        return of_steps(recipe, found[0])
     raise CourseError(
         f"no saved result is of recipe {recipe.name} as it is; run grpo preflight on it with --output "
         f"{SAVED / recipe.name}.json"

@@ -348,7 +348,14 @@ def test_a_stored_result_is_found_by_its_recipe(tmp_path, monkeypatch) -> None:
     (kept,) = (tmp_path / "preflight" / "results").glob("*.json")
     kept.write_text('{"name": "of another version"}', encoding="utf-8")
     assert preflight.stored_result(made) is None
-    assert preflight.stored_result(recipe(rollout={"engine": "tunix"}, training={"steps": 7})) is None
+    assert preflight.stored_result(recipe(rollout={"engine": "tunix", "max_completion_length": 512})) is None
+
+
+def test_a_stored_result_is_of_any_number_of_steps(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
+    made, more = (recipe(rollout={"engine": "tunix"}, training={"steps": steps}) for steps in (100, 1000))
+    preflight.keep_result(made, result_of(made))
+    assert preflight.stored_result(more) == result_of(more)
 
 
 def test_changes_are_a_table_with_reasons_where_numbers_are_missing() -> None:
