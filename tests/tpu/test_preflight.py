@@ -260,7 +260,7 @@ def test_a_result_is_stale_when_a_value_that_matters_changes():
     fewer = saved_result(load_recipe(SMOKE, ["training.steps=7"]))
     assert fewer.steps == 7 and fewer.lower_bound and shipped.lower_bound
     assert fewer.lower_bound.chip_hours == pytest.approx(shipped.lower_bound.chip_hours * 7 / shipped.steps)
-    for change in ("training.prompts_per_step=16", "training.optimizer=lion"):
+    for change in ("rollout.max_completion_length=640", "training.optimizer=lion"):
         with pytest.raises(CourseError, match=r"grpo preflight.*json"):
             saved_result(load_recipe(SMOKE, [change]))
 
