@@ -178,15 +178,29 @@ def test_figures_of_the_readmes_are_those_of_the_files(root: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/results.md"])
-def test_figures_of_the_real_model_are_those_of_its_runs(root: Path, name: str) -> None:
-    text = (root / name).read_text(encoding="utf-8")
+def test_figures_of_the_real_model_are_those_of_its_seeds(root: Path, name: str) -> None:
+    text = (root / name).read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-")
     if name.startswith("README") and not (root / "teaching").exists():
         pytest.skip("a student's folder: its README has no results")
 
+    from grpo_train.report import experiments
+
+    arms = ("start", "maxrl", "grpo")
+    right = {arm: experiments.by_seed("real-blind", arm, lambda run: run["accuracy"]) for arm in arms}
+    for shares in right.values():
+        assert f"{100 * shares.mean():.1f}" in text
+    for arm in ("maxrl", "grpo"):
+        gains = right[arm] - right["start"]
+        assert f"{100 * gains.mean():.1f}" in text
+        for end in statistics.mean_interval(gains):
+            assert f"{100 * end:+.1f}" in text
+
+
+def test_figures_of_the_real_models_runs_are_those_of_their_summaries(root: Path) -> None:
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
     seeds = [summary_of(root, folder) for folder in ("smollm2", "smollm2-1", "smollm2-2")]
     gains = [run["difference"] for run in seeds]
     shares = [fmean(run[when]["accuracy"] for run in seeds) for when in ("before", "after")]
-    shares += [seeds[0]["after"]["accuracy"]]  # of the picture
     shares += [summary_of(root, "smollm2-spaces")[when]["accuracy"] for when in ("before", "after")]
     for share in shares:
         assert f"{100 * share:.1f}" in text

@@ -1,25 +1,30 @@
-"""Keep finished runs as reference results, and draw the figure of the README from runs/course and runs/smollm2.
+"""Keep finished runs as reference results, and draw the figure of the README.
 
     python dev/tools/make_reference.py runs/course runs/seed1 runs/seed2 runs/hacked* runs/repaired* runs/smollm2*
+    python dev/tools/make_reference.py --figure      # the figure alone, from what is kept
 
 Writes assets/reference/NAME/ (recipe, environment, metrics, summary; of those in SHIPPED also what notebook 05 reads),
-assets/reference/results.md, smollm2.md and hacking.md, tables of all of them, and assets/figures/result.png.
+assets/reference/results.md, smollm2.md and hacking.md, tables of all of them, and assets/figures/result.png: the tiny
+model's run `course`, and the five seeds of the experiment `real-blind`.
 """
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from grpo_lib.common.files import read_json_if_exists, write_text_atomic
+from grpo_lib.statistics import mean_interval
 from grpo_train import report
 from grpo_train.recipes import Recipe
-from grpo_train.report import palette
+from grpo_train.report import experiments, palette
 from grpo_train.runs import run_directory
 from grpo_train.runs.metric_glossary import Row, read_metrics
 
@@ -28,18 +33,23 @@ KEPT = ("recipe.yaml", "environment.json", "metrics.jsonl", "summary.json")
 ANSWERS = ("evals/before.jsonl", "evals/after.jsonl")
 SHIPPED = {
     "course": (*ANSWERS, "evals/sampled.jsonl", "sync.json", "export"), "hacked": ANSWERS, "repaired": ANSWERS,
-    "smollm2": ("evals/base.jsonl", *ANSWERS, "sync.json"),
+    "smollm2": ("evals/base.jsonl.gz", *(f"{name}.gz" for name in ANSWERS), "sync.json"),
+    "smollm2-spaces": ("evals/base.jsonl.gz", *(f"{name}.gz" for name in ANSWERS)),
 }  # fmt: skip
+BLIND = "real-blind"  # the experiment with SmolLM2 on problems that no earlier choice has seen
 
 
 def keep(directory: Path) -> Path:
-    """Copy the files of a finished run that assets/reference keeps; returns the copy."""
+    """Copy the files of a finished run that assets/reference keeps, some of them compressed; returns the copy."""
     copy = ASSETS / "reference" / directory.name
     shutil.rmtree(copy, ignore_errors=True)
     for name in (*KEPT, *SHIPPED.get(directory.name, ())):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         if (directory / name).is_dir():
             shutil.copytree(directory / name, copy / name)
+        elif name.endswith(".gz"):
+            answers = (directory / name.removesuffix(".gz")).read_bytes()
+            (copy / name).write_bytes(gzip.compress(answers, mtime=0))
         else:
             shutil.copyfile(directory / name, copy / name)
     return copy
@@ -118,38 +128,61 @@ def real_row(directory: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw_bars(axes: Any, summaries: dict[str, dict[str, Any]], title: str) -> None:
-    """Accuracies with their intervals; the last bar is what training gave."""
-    for position, summary in enumerate(summaries.values()):
-        rate = summary["accuracy"]
-        low, high = summary["interval"]
-        is_last = position == len(summaries) - 1
-        axes.bar(position, rate, 0.7, color=palette.AFTER if is_last else palette.BEFORE)
+def draw_tiny(axes: Any, summary: dict[str, Any]) -> None:
+    """The tiny model's accuracy before and after, with the interval over test problems."""
+    for position, name in enumerate(("before", "after")):
+        rate = summary[name]["accuracy"]
+        low, high = summary[name]["interval"]
+        axes.bar(position, rate, 0.7, color=palette.BEFORE if name == "before" else palette.AFTER)
         axes.errorbar(position, rate, [[rate - low], [high - rate]], color=palette.INK, capsize=4)
         axes.annotate(report.percent(rate), (position, high), (0, 4), textcoords="offset points", ha="center")
-    axes.set_xticks(range(len(summaries)), summaries)
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xticks([0, 1], ["before", "after"])
+    axes.set_title("tiny model, one run", loc="left", fontsize=10)
 
 
-def draw(tiny: Path, real: Path) -> Figure:
-    """Both models: greedy accuracy on test problems with intervals, and on validation problems during training."""
+def draw_seeds(axes: Any, stages: dict[str, np.ndarray]) -> None:
+    """SmolLM2's accuracy at each stage: the mean of the seeds, its interval over them, and a dot for each seed."""
+    for position, (name, rates) in enumerate(stages.items()):
+        mean = float(rates.mean())
+        low, high = mean_interval(rates) if rates.any() else (mean, mean)
+        trained = name in ("MaxRL", "GRPO")
+        axes.bar(position, mean, 0.7, color=palette.AFTER if trained else palette.BEFORE)
+        axes.errorbar(position, mean, [[mean - low], [high - mean]], color=palette.INK, capsize=4)
+        if rates.any():
+            beside = np.full(len(rates), position + 0.22)
+            axes.plot(beside, rates, "o", color="white", markeredgecolor=palette.INK, markersize=4)
+            axes.plot(beside[:1], rates[:1], "o", color=palette.VERMILLION, markeredgecolor=palette.INK, markersize=4)
+        above = max(high, *rates)
+        axes.annotate(report.percent(mean), (position, above), (0, 6), textcoords="offset points", ha="center")
+    axes.set_xticks(range(len(stages)), stages)
+    axes.set_title(f"SmolLM2-135M, {len(rates)} seeds", loc="left", fontsize=10)
+
+
+def draw_curves(axes: Any, tiny: list[Row], real: np.ndarray) -> None:
+    """Right samples of each step: the tiny model's run, and SmolLM2's seeds with their mean, [seeds, steps]."""
+    axes.plot([row["step"] for row in tiny], [row["accuracy"] for row in tiny], color=palette.GREEN, label="tiny model")
+    steps = np.arange(1, 1 + real.shape[1])
+    axes.plot(steps, real.T, color=palette.BLUE, linewidth=0.7, alpha=0.5)
+    axes.plot(steps, real.mean(axis=0), color=palette.BLUE, linewidth=2, label="SmolLM2-135M, MaxRL")
+    axes.set(xlabel="training step")
+    axes.set_title("right samples in training", loc="left", fontsize=10)
+    axes.legend(frameon=False, loc="lower right")
+
+
+def draw() -> Figure:
+    """Both models: greedy accuracy on test problems with intervals, and the right samples on the way."""
+    _, of_tiny, steps = read(ASSETS / "reference" / "course")
+    _, of_base, _ = read(ASSETS / "reference" / "smollm2-spaces")
+    stages = {"base": np.array([of_base["cold_start"]["before"]["accuracy"]])}
+    for label, arm in (("cold start", "start"), ("MaxRL", "maxrl"), ("GRPO", "grpo")):
+        stages[label] = experiments.by_seed(BLIND, arm, lambda run: run["accuracy"])
+    runs = [run for run in experiments.record(BLIND)["runs"] if run["arm"] == "maxrl"]
+
     figure = Figure(figsize=(10, 3.2), dpi=150, layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(2, 3, 4))
-    _, of_tiny, _ = read(tiny)
-    _, of_real, _ = read(real)
-    draw_bars(left, {name: of_tiny[name] for name in ("before", "after")}, "tiny model")
-    stages = {"base": of_real["cold_start"]["before"], "cold start": of_real["before"], "MaxRL": of_real["after"]}
-    draw_bars(middle, stages, "SmolLM2-135M")
-    curves = (tiny, "tiny model", "o-", palette.GREEN), (real, "SmolLM2-135M", "s--", palette.BLUE)
-    for directory, label, marks, colour in curves:
-        _, _, metrics = read(directory)
-        rows = [row for row in metrics if "validation_accuracy" in row]
-        steps = [row["step"] for row in rows]
-        accuracies = [row["validation_accuracy"] for row in rows]
-        right.plot(steps, accuracies, marks, color=colour, label=label)
-    right.set(xlabel="training step")
-    right.set_title("validation problems, greedy", loc="left", fontsize=10)
-    right.legend(frameon=False, loc="lower right")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(2, 4, 4))
+    draw_tiny(left, of_tiny)
+    draw_seeds(middle, stages)
+    draw_curves(right, steps, np.array([run["curves"]["accuracy"] for run in runs]))
     for axes in (left, middle, right):
         axes.set_ylim(0, 1.1)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
@@ -161,6 +194,13 @@ def draw(tiny: Path, real: Path) -> Figure:
 def main(directories: list[str]) -> None:
     if not directories:
         sys.exit(f"usage: {__doc__.splitlines()[2].strip()}")
+    if directories != ["--figure"]:
+        write_tables(directories)
+    (ASSETS / "figures").mkdir(exist_ok=True)
+    draw().savefig(ASSETS / "figures" / "result.png")
+
+
+def write_tables(directories: list[str]) -> None:
     kept = [keep(Path(name).resolve()) for name in directories]
     hard, real, others = [], [], []
     for directory in kept:
@@ -193,8 +233,6 @@ def main(directories: list[str]) -> None:
         if len(lines) > 2:
             write_text_atomic(ASSETS / "reference" / name, "\n".join(lines) + "\n")
             print("\n".join(lines))
-    (ASSETS / "figures").mkdir(exist_ok=True)
-    draw(ASSETS / "reference" / "course", ASSETS / "reference" / "smollm2").savefig(ASSETS / "figures" / "result.png")
 
 
 if __name__ == "__main__":

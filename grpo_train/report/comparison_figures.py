@@ -77,6 +77,15 @@ def dots(values: Mapping[str, Sequence[float]], x: str, from_zero: bool = False)
     return figure
 
 
+def ends(name: str) -> Figure:
+    """Test accuracy of every arm of an experiment: a dot for each seed, and their mean."""
+    accuracies = {
+        arm: 100 * experiments.by_seed(name, arm, lambda run: run["accuracy"])
+        for arm in experiments.record(name)["arms"]
+    }
+    return dots(accuracies, "right answers to test problems, greedy, %: a dot for each seed", from_zero=True)
+
+
 def pass_curves(name: str, verdicts: Mapping[str, str], samples: int = 32) -> Figure:
     """pass@k in percent of the two arms of an experiment, all seeds together: one plot for each verdict.
 

@@ -52,6 +52,15 @@ def test_the_letters_of_the_first_screen_are_runs_of_the_records():
         assert named(axes)[letter].get_xdata() == pytest.approx(100 * accuracies)
 
 
+def test_the_ends_of_an_experiment_are_those_of_its_runs_also_where_an_arm_has_fewer():
+    (axes,) = comparison_figures.ends("real-blind").axes
+    drawn = named(axes)
+    for arm in experiments.record("real-blind")["arms"]:
+        accuracies = experiments.by_seed("real-blind", arm, lambda run: run["accuracy"])
+        assert drawn[arm].get_xdata() == pytest.approx(100 * accuracies)
+    assert {len(line.get_xdata()) for line in drawn.values()} == {3, 5}
+
+
 def test_every_prediction_is_a_square():
     claims = [claim for kept in experiments.records().values() for claim in kept["claims"]]
     blind, known = ([claim for claim in claims if bool(claim["known"]) is seen] for seen in (False, True))

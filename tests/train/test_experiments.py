@@ -34,7 +34,7 @@ def test_an_arm_can_be_shown_by_another_name():
 
 def test_the_predictions_that_were_not_blind_are_counted():
     blind = {row["experiment"]: row["blind?"] for row in rows(experiments.totals())}
-    not_blind = {"maxrl": "2 of 3", "pass": "no", "precision": "no", "real": "4 of 5"}
+    not_blind = {"maxrl": "2 of 3", "pass": "no", "precision": "no", "real": "4 of 5", "real-blind": "7 of 9"}
     assert blind == dict.fromkeys(experiments.records(), "yes") | not_blind
 
 
