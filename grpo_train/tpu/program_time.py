@@ -35,7 +35,7 @@ def program_time(
     Args:
       text: its optimised HLO, compiled with full effort.
       generation: of the chip: v4, v5e, v5p or v6e.
-      kernel_seconds: of one call of a kernel, by a part of its operation's name; see kernel_bundles.
+      kernel_seconds: of one call of a kernel, by a part of the instruction's or the operation's name; see kernel_bundles.
       log: what libtpu's scheduler wrote, if it did.
 
     Raises CourseError, in one line, for a text that is not whole, or not of a TPU.
@@ -200,7 +200,8 @@ class _Walk:
         return seconds
 
     def _kernel(self, instruction: Instruction, least: float, times: float) -> float:
-        name = instruction.attribute(r'op_name="([^"]*)"') or ""
+        # With attributes of several lines, which a kernel may have, op_name is not in the first.
+        name = f"{instruction.name} {instruction.attribute(r'op_name="([^"]*)"') or ''}"
         for part, seconds in self.kernel_seconds.items():
             if part in name:
                 return seconds
