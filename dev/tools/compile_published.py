@@ -3,9 +3,9 @@
     .venv-tpu/bin/python dev/tools/compile_published.py            # those that programs.json has not
     .venv-tpu/bin/python dev/tools/compile_published.py NAME …     # ten minutes of a core each
 
-Settings are in assets/estimates/published.yaml; the time of the whole step goes into programs.json beside it, and what was
-compiled is kept in .cache/published.  The compiler says nothing of attention's kernel: the bundles of its loops count, a
-cycle each.  They are read from a listing, which a process of its own makes, since libtpu takes its flags once.
+Settings are in assets/estimates/published.yaml; the time of the whole step goes into programs.json beside it, and what
+was compiled is kept in .cache/published.  The compiler says nothing of attention's kernel: the bundles of its loops
+count, a cycle each.  They are read from a listing, which a process of its own makes, since libtpu takes its flags once.
 `make_estimates.py predict` reads the result.  What is left out of the settings: the flags that this libtpu refuses.
 """
 
@@ -74,7 +74,7 @@ def timed(text: str, step: dict[str, Any], bundles: dict[str, int]) -> ProgramTi
     generation = parse_slice(step["slice"]).chip.generation
     turns = step["rows"] * step["heads"] * COMPUTED
     seconds = {kernel: turns * count / RATES[generation].clock for kernel, count in bundles.items()}
-    libtpu = machine.describe(devices=False)["packages"]["libtpu"]
+    libtpu = machine.describe(devices=False)["packages"].get("libtpu", "")
     return program_time(text, generation, kernel_seconds=seconds, libtpu=libtpu)
 
 
@@ -118,24 +118,26 @@ def compiled_step(settings: list[str], accelerator: str) -> Any:
 
 
 def kernels_bundles() -> dict[str, int]:
-    """Bundles of one block of each kernel, from the listing that libtpu writes of it.
-
-    Raises CourseError where no loop turns as often as the kernel has blocks.
-    """
+    """Bundles of one block of each kernel, from the listing that libtpu writes of it."""
     # The loop over heads and blocks turns twice more, to fill and to empty its pipeline.
     turns = LISTED_HEADS * BLOCKS**2 + 2
     with tempfile.TemporaryDirectory(prefix="bundles-") as folder:
         flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         command = [sys.executable, __file__, "--list-kernel", folder]
         subprocess.run(command, check=True, env=os.environ | {"LIBTPU_INIT_ARGS": flags}, stdout=subprocess.DEVNULL)
-        found = {}
-        for kernel in KERNELS:
-            for listing in Path(folder).glob(f"*{kernel}*-final_bundles.txt"):
-                loops = kernel_bundles(listing.read_text(encoding="utf-8", errors="replace"))
-                found |= {kernel: address for address, limit in loops if limit == turns}
-    if missing := [kernel for kernel in KERNELS if kernel not in found]:
-        raise CourseError(f"the listing of {missing[0]} has no loop of {turns} turns; libtpu may write it another way now")
-    return found
+        return {kernel: bundles_in(Path(folder), kernel, turns) for kernel in KERNELS}
+
+
+def bundles_in(folder: Path, kernel: str, turns: int) -> int:
+    """Bundles of one turn of a kernel's loop that turns so often, of the listings in a folder.
+
+    Raises CourseError where there is no such loop.
+    """
+    for listing in sorted(folder.glob(f"*{kernel}*-final_bundles.txt")):
+        for address, limit in kernel_bundles(listing.read_text(encoding="utf-8", errors="replace")):
+            if limit == turns:
+                return address
+    raise CourseError(f"no listing of {kernel} has a loop of {turns} turns; this libtpu may write it another way")
 
 
 def list_kernel() -> None:

@@ -41,8 +41,8 @@ measurements were committed two minutes before their predictions.)
 ## Predictions
 
 Of the {blind} blind ones {held} are within their bar; {ranges} of them are ranges, and {inside} of these hold the
-measurement. There are fewer predictions than rows: the last three of MLLM-JAX have one and the same. Two kinds of code are
-here, both on v6e, so no time of another chip is among them:
+measurement. There are fewer predictions than rows: the last three of MLLM-JAX have one and the same. Two kinds of code
+are here, both on v6e, so no time of another chip is among them:
 
 - MLLM-JAX's GRPO of Qwen2.5-3B, near full length. Two layers are compiled and carried on to all 36, and attention's
   kernel is counted by hand.
@@ -88,8 +88,8 @@ and the validations, where their problems are counted.
 
 So far all are of one chip: none tests traffic between chips. Rows of one model are not the same run; compare slices
 with `grpo preflight RECIPE --compare hardware.accelerator=…`. Decoding of Qwen3-0.6B takes longer than that of
-Qwen2.5-0.5B since its KV cache is nine times as large (8 heads of 128 in 28 layers, for 2 of 64 in 24). Why the update of
-its adapters takes longer than that of all weights of 0.5B was not found: trust that number least.
+Qwen2.5-0.5B since its KV cache is nine times as large (8 heads of 128 in 28 layers, for 2 of 64 in 24). Why the update
+of its adapters takes longer than that of all weights of 0.5B was not found: trust that number least.
 """
 
 

@@ -35,7 +35,8 @@ def program_time(
     Args:
       text: its optimised HLO, compiled with full effort.
       generation: of the chip: v4, v5e, v5p or v6e.
-      kernel_seconds: of one call of a kernel, by a part of the instruction's or the operation's name; see kernel_bundles.
+      kernel_seconds: of one call of a kernel, by a part of the instruction's or the operation's name; see
+        kernel_bundles.
       log: what libtpu's scheduler wrote, if it did.
 
     Raises CourseError, in one line, for a text that is not whole, or not of a TPU.

@@ -199,6 +199,38 @@ def test_a_kernel_is_timed_by_the_bundles_of_its_loops() -> None:
     assert kernel_bundles("nothing of a kernel") == [(0, 1)]
 
 
+# The attributes of a kernel may take several lines; op_name is then in the last.
+KERNEL = (
+    HEAD
+    + """ENTRY %main.2 (a.1: bf16[8,128]) -> bf16[8,128] {
+  %a.1 = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %splash_mha_fwd.1 = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(%a.1), custom_call_target="tpu_custom_call", \
+frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="jit(f)/splash_mha_fwd/pallas_call"}
+}
+"""
+)
+
+
+def test_a_kernel_takes_the_seconds_that_it_is_given() -> None:
+    assert program_time(KERNEL, "v6e").untimed_kernels == 1
+    time = program_time(KERNEL, "v6e", kernel_seconds={"splash_mha_dkv": 1.0, "splash_mha_fwd": 0.25})
+    assert (time.seconds, time.by_kind["kernel"], time.untimed_kernels) == (0.25, 0.25, 0)
+
+
+def test_published_steps_count_the_loop_over_all_blocks_of_a_kernel(root, tmp_path) -> None:
+    tool = runpy.run_path(str(root / "dev" / "tools" / "compile_published.py"))
+    listing = "  0x26   LB: { %p = 66 /* loop exit test */ }\n  0x3b33 LB: { %p = 34 /* loop exit test */ }\n"
+    (tmp_path / "1-splash_mha_fwd.1-72-final_bundles.txt").write_text(listing)
+    assert tool["bundles_in"](tmp_path, "splash_mha_fwd", turns=34) == 0x3B33
+    with pytest.raises(CourseError, match="no listing of splash_mha_fwd has a loop of 12 turns"):
+        tool["bundles_in"](tmp_path, "splash_mha_fwd", turns=12)
+    step = {"slice": "v6e-8", "rows": 3, "heads": 32}
+    time = tool["timed"](KERNEL, step, {"splash_mha_fwd": 1000})
+    assert time.seconds == pytest.approx(3 * 32 * 10 * 1000 / RATE.clock)  # 10 of 16 blocks are computed
+
+
 TIME = ProgramTime(seconds=0.5, by_kind={"product": 0.4, "collective": 0.1}, libtpu="0.0.44")
 TIMES = {
     "update": TIME,
