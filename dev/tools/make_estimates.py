@@ -86,8 +86,9 @@ likely: a third on average, and one of each batch has all of it. Plan with this 
 comparison: where Tunix's sampler was compiled, decoding takes {over} times that bound. Run: all steps, two evaluations
 and the validations, where their problems are counted.
 
-So far all are of one chip: none tests traffic between chips. Rows of one model are not the same run; compare slices
-with `grpo preflight RECIPE --compare hardware.accelerator=…`. Decoding of Qwen3-0.6B takes longer than that of
+Traffic between chips counts as the schedule has it; nobody has measured one of these recipes. {estimated} of the
+{stored} stored preflights have an estimate so far, {steps} of them with a step. Rows of one model are not the same run;
+compare slices with `grpo preflight RECIPE --compare hardware.accelerator=…`. Decoding of Qwen3-0.6B takes longer than that of
 Qwen2.5-0.5B since its KV cache is nine times as large (8 heads of 128 in 28 layers, for 2 of 64 in 24). Why the update
 of its adapters takes longer than that of all weights of 0.5B was not found: trust that number least.
 """
@@ -196,8 +197,11 @@ def _rates() -> list[str]:
 def _recipes() -> list[str]:
     """Each stored preflight: its estimate, or why it has none."""
     results = preflight.saved_results()
+    estimated = [result.estimate for result in results if result.estimate]
+    steps = sum(estimate.step is not None for estimate in estimated)
+    counts = {"estimated": len(estimated), "stored": len(results), "steps": steps}
     lines = [
-        *RECIPES.format(over=_over_bounds(results)).splitlines(),
+        *RECIPES.format(over=_over_bounds(results), **counts).splitlines(),
         "",
         "| recipe | slice | steps × completions, longest | trains | update, s | decoding, s | step, s | run, hours "
         "| chip-hours |",
