@@ -87,10 +87,10 @@ comparison: where Tunix's sampler was compiled, decoding takes {over} times that
 and the validations, where their problems are counted.
 
 Traffic between chips counts as the schedule has it; nobody has measured one of these recipes. {estimated} of the
-{stored} stored preflights have an estimate so far, {steps} of them with a step. Rows of one model are not the same run;
-compare slices with `grpo preflight RECIPE --compare hardware.accelerator=…`. Decoding of Qwen3-0.6B takes longer than that of
-Qwen2.5-0.5B since its KV cache is nine times as large (8 heads of 128 in 28 layers, for 2 of 64 in 24). Why the update
-of its adapters takes longer than that of all weights of 0.5B was not found: trust that number least.
+{stored} stored preflights have an estimate so far, {steps} of them with a step. Rows of one model are not the same
+run; compare slices with `grpo preflight RECIPE --compare hardware.accelerator=…`. Decoding of Qwen3-0.6B takes longer
+than that of Qwen2.5-0.5B since its KV cache is nine times as large (8 heads of 128 in 28 layers, for 2 of 64 in 24).
+Why the update of its adapters takes longer than that of all weights of 0.5B was not found: trust that number least.
 """
 
 
