@@ -312,8 +312,8 @@ def lines(estimate: Estimate, steps: int, price: float | None = None) -> list[st
     shown.append(f"  The update is {', '.join(shares)}.")
     shown.append(_run(estimate, steps, price))
     shown.append(
-        f"  How far off: set for it were {UPDATE_BAR:.0%} (update) and {DECODING_BAR:.0%} (decoding), and checked on a "
-        "v6e-8 alone, near full length (docs/estimates.md). Of other chips, and of the first number, nothing is known."
+        f"  How far off: set for it were {UPDATE_BAR:.0%} (update) and {DECODING_BAR:.0%} (decoding), and checked on "
+        "v6e alone, near full length (docs/estimates.md). Of other chips, and of the first number, nothing is known."
     )
     return shown
 
