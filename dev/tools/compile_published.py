@@ -10,6 +10,8 @@ count, a cycle each.  They are read from a listing, which a process of its own m
 """
 
 import argparse
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +54,7 @@ def main() -> None:
     wanted = arguments.names or [name for name in published["steps"] if name not in programs]
     if unknown := [name for name in wanted if name not in published["steps"]]:
         raise SystemExit(f"{unknown[0]} is not in published.yaml; known: {', '.join(published['steps'])}")
+    compiler.require_libtpu()
     bundles = kernels_bundles()
     for name in wanted:
         step = published["steps"][name]
@@ -79,8 +82,10 @@ def timed(text: str, step: dict[str, Any], bundles: dict[str, int]) -> ProgramTi
 
 
 def compiled(name: str, settings: list[str], step: dict[str, Any], flags: list[str]) -> str:
-    """The optimised HLO of a step, of .cache/published where it is there."""
-    kept = environment.cache_dir() / "published" / f"{name}.hlo"
+    """The optimised HLO of a step, of .cache/published where the same was compiled by the same versions."""
+    made_of = json.dumps([settings, step, flags, compiler.require_libtpu()], sort_keys=True)
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
+    kept = environment.cache_dir() / "published" / f"{name}-{digest}.hlo"
     if not kept.is_file():
         rows = f"per_device_batch_size={step['rows']}"
         os.environ["LIBTPU_INIT_ARGS"] = " ".join([*flags, "--xla_tpu_spmd_rng_bit_generator_unsafe=true"])

@@ -48,8 +48,10 @@ are here, both on v6e, so no time of another chip is among them:
   kernel is counted by hand.
 - MaxText's steps of pre-training that tpu-recipes publishes, compiled whole with the published settings
   (`dev/tools/compile_published.py`; assets/estimates/published.yaml says what differs) by a newer MaxText and JAX than
-  the measured ones. Attention's kernel counts with the bundles of its loops, copies to the host with nothing. Measured
-  is {least:.2f} to {most:.2f} times the estimate.
+  the measured ones. Attention's kernel counts with the bundles of its loops, listed without the segment ids that the
+  compiled steps have; copies to the host count with nothing. Measured is {least:.2f} to {most:.2f} times the
+  estimate. The order of commits proves little here: predictions and times are minutes or seconds apart, and Mistral's
+  time stood on this page before.
 
 Of a recipe the whole program is compiled, too, and kernels count with their bytes.
 
@@ -57,12 +59,12 @@ Of a recipe the whole program is compiled, too, and kernels count with their byt
   kernel was counted knowing it.
 - *Repeat*: the same quantity as a seen one, of another run or commit. It says how much a measurement varies.
 - *Blind*: not used to make the method; whoever wrote the cases had read the measurement. MLLM-JAX's are of the code and
-  the compiled programs that the seen ones are of, so they are one witness rather than many. MaxText's have nearly the
-  settings of its seen one, with another model or a larger slice.
+  the compiled programs that the seen ones are of, so they are one witness rather than many. Of MaxText's, Mistral-7B
+  and the 8B on v6e-16 have the settings of the seen one; the 70B has weights in bfloat16, and does not offload out_proj.
 - A range comes from lengths that were not published: at the high end every batch goes on to the limit of tokens, and
   the low end is a guess. Neither is a bound of the time. A case is within its bar when the measurement lies in the
-  range, above it by no more than that share, or below it by as large a factor (30 %: ÷ 1.3). Bars were chosen before;
-  they are no error bounds.
+  range, above it by no more than that share, or below it by as large a factor (30 %: ÷ 1.3). Bars were committed
+  before the blind predictions; they are no error bounds.
 - The column of ratios has measured / high end, then measured / low end, both of numbers that are not rounded.
 """
 SLICE_PAGE = "https://cloud.google.com/tpu/docs/v6e"
@@ -74,7 +76,7 @@ the one-way rate of the [scaling book]({BOOK}), as are the others. The clock is 
 NO_ESTIMATE = """\
 These have no estimate. Their preflights were stored before there were estimates. The command makes one by compiling
 at full effort ({took}); with `--output assets/preflight/NAME.json` it is stored. `dev/tools/estimate_stored.py NAME`
-adds it to the stored preflight with less to compile, where the program is still the stored one (docs/tpu.md names three
+adds it to the stored preflight with less to compile, where the program is still the stored one (docs/tpu.md names four
 where it is not). Where decoding is by vLLM the command estimates the update, and no step: for a budget run ten steps on
 the slice, or look at a recipe that decodes with Tunix.
 """
