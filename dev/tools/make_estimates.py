@@ -60,7 +60,7 @@ Of a recipe the whole program is compiled, too, and kernels count with their byt
 - *Repeat*: the same quantity as a seen one, of another run or commit. It says how much a measurement varies.
 - *Blind*: not used to make the method; whoever wrote the cases had read the measurement. MLLM-JAX's are of the code and
   the compiled programs that the seen ones are of, so they are one witness rather than many. Of MaxText's, Mistral-7B
-  and the 8B on v6e-16 have the settings of the seen one; the 70B has weights in bfloat16, and does not offload out_proj.
+  and the 8B on v6e-16 have the settings of the seen one; the 70B has bfloat16 weights, and does not offload out_proj.
 - A range comes from lengths that were not published: at the high end every batch goes on to the limit of tokens, and
   the low end is a guess. Neither is a bound of the time. A case is within its bar when the measurement lies in the
   range, above it by no more than that share, or below it by as large a factor (30 %: ÷ 1.3). Bars were committed
