@@ -7,12 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 
-from grpo_lib import plain_grpo
-from grpo_lib.problems import words
+from grpo_lib import analysis, plain_grpo
+from grpo_lib.problems import batch_of_step, load_problems, take_different, words
 from grpo_train.recipes import load_recipe
 
 # isort: split
@@ -145,6 +146,26 @@ def test_the_problems_of_the_blind_experiment_are_none_of_seed_0(run):
     assert len(tested) == 250
     assert not tested & {problem.question for problem in words.generate("test", 1000)}
     assert {words.split_of(question) for question in tested} == {"test"}
+
+
+def test_what_training_met_of_the_blind_problems_is_what_the_results_say(root, run):
+    """Of each seed: the problems whose calculations, and those whose working, stand in the problems trained on."""
+    experiment = run.EXPERIMENTS["real-blind"]
+    calculated, worked = [], []
+    for seed in range(5):
+        recipe = run.recipe_of(experiment, "maxrl", seed)
+        taught, others = take_different(load_problems(recipe.problems, "train"), recipe.training.cold_start)
+        solution_of = {problem.question: problem.solution for problem in others}
+        batch = batch_of_step(others, str, recipe.plan.prompts_per_step, recipe.seed)
+        sampled = [question for step in range(recipe.training.steps) for question in batch(step)["prompts"]]
+        met = {problem.solution for problem in taught} | {solution_of[question] for question in sampled}
+        results = {one for solution in met for one in analysis.simple_calculations(solution)}
+        tested = [problem.solution for problem in run.TESTS[experiment.tested](recipe)]
+        calculated.append(100 * fmean(results.issuperset(analysis.simple_calculations(one)) for one in tested))
+        worked.append(100 * fmean(solution in met for solution in tested))
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"All calculations of {min(calculated):.0f} to {max(calculated):.0f} % of the 250 problems" in text
+    assert f"the whole working of {min(worked):.0f} to {max(worked):.0f} %" in text
 
 
 def test_each_arm_of_the_blind_experiment_has_its_seeds(run):

@@ -2,6 +2,7 @@
 
     .venv-tpu/bin/python dev/tools/compile_published.py            # those that programs.json has not
     .venv-tpu/bin/python dev/tools/compile_published.py NAME …     # ten minutes of a core each
+    .venv-tpu/bin/python dev/tools/compile_published.py --kernel   # bundles, without and with segment ids
 
 Settings are in assets/estimates/published.yaml; the time of the whole step goes into programs.json beside it, and what
 was compiled is kept in .cache/published.  The compiler says nothing of attention's kernel: the bundles of its loops
@@ -38,15 +39,22 @@ BLOCKS = LENGTH // BLOCK
 # Of the BLOCKS² blocks of a row and head, those above the diagonal are left out.
 COMPUTED = BLOCKS * (BLOCKS + 1) // 2
 LISTED_HEADS = 2
+# The predictions were made without segment ids, which tell the texts of a row apart; MaxText's steps have them.
+PLAIN, SEGMENTED = KINDS = ("plain", "segmented")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of published.yaml")
-    parser.add_argument("--list-kernel", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--kernel", action="store_true", help="only the bundles of attention's kernel, in a minute")
+    parser.add_argument("--list-kernel", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.list_kernel:
-        list_kernel()
+        list_kernel(segmented=arguments.list_kernel == SEGMENTED)
+        return
+    if arguments.kernel:
+        compiler.require_libtpu()
+        print(*(f"{kind}: {kernels_bundles(kind)}" for kind in KINDS), sep="\n")
         return
     published = yaml.safe_load((FOLDER / "published.yaml").read_text(encoding="utf-8"))
     file = FOLDER / "programs.json"
@@ -122,13 +130,13 @@ def compiled_step(settings: list[str], accelerator: str) -> Any:
     return train_compile.jit_and_compile(step, inputs, keywords, mesh, *placed, config, rules)
 
 
-def kernels_bundles() -> dict[str, int]:
+def kernels_bundles(kind: str = PLAIN) -> dict[str, int]:
     """Bundles of one block of each kernel, from the listing that libtpu writes of it."""
     # The loop over heads and blocks turns twice more, to fill and to empty its pipeline.
     turns = LISTED_HEADS * BLOCKS**2 + 2
     with tempfile.TemporaryDirectory(prefix="bundles-") as folder:
         flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        command = [sys.executable, __file__, "--list-kernel", folder]
+        command = [sys.executable, __file__, "--list-kernel", kind]
         subprocess.run(command, check=True, env=os.environ | {"LIBTPU_INIT_ARGS": flags}, stdout=subprocess.DEVNULL)
         return {kernel: bundles_in(Path(folder), kernel, turns) for kernel in KERNELS}
 
@@ -145,7 +153,7 @@ def bundles_in(folder: Path, kernel: str, turns: int) -> int:
     raise CourseError(f"no listing of {kernel} has a loop of {turns} turns; this libtpu may write it another way")
 
 
-def list_kernel() -> None:
+def list_kernel(segmented: bool) -> None:
     """Compile attention's kernel and its gradient alone, with the blocks of published.yaml."""
     compiler.prepare()
     import jax
@@ -161,11 +169,14 @@ def list_kernel() -> None:
     mesh = jax.sharding.Mesh(compiler.slice_devices("v6e-1")[:1], "chip")
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = jax.ShapeDtypeStruct((LISTED_HEADS, LENGTH, HEAD_DIM), jnp.bfloat16, sharding=whole)
+    ids = jax.ShapeDtypeStruct((LENGTH,), jnp.int32, sharding=whole)
 
-    def total(queries, keys, values):
-        return attention(queries, keys, values).astype(jnp.float32).sum()
+    def total(queries, keys, values, ids):
+        segments = splash.SegmentIds(q=ids, kv=ids) if segmented else None
+        attended: Any = attention(queries, keys, values, segments)
+        return attended.astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(given, given, given)
+    traced = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(given, given, given, ids)
     traced.lower(lowering_platforms=("tpu",)).compile({"xla_tpu_scoped_vmem_limit_kib": "98304"})
 
 

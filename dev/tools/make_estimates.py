@@ -47,12 +47,12 @@ are here, both on v6e, so no time of another chip is among them:
 - MLLM-JAX's GRPO of Qwen2.5-3B, near full length. Two layers are compiled and carried on to all 36, and attention's
   kernel is counted by hand.
 - MaxText's steps of pre-training that tpu-recipes publishes, compiled whole with the published settings
-  (`dev/tools/compile_published.py`; assets/estimates/published.yaml says what differs) by a newer MaxText and JAX than
-  the measured ones. Attention's kernel counts with the bundles of its loops, listed without the segment ids that the
-  compiled steps have; with them, listed after the comparison, it has 8 % more (16,867 and 24,055 in place of 15,151 and
-  23,206), which is 2 % of the 8B's step. Copies to the host count with nothing. Measured is {least:.2f} to {most:.2f}
-  times the estimate. The order of commits proves little here: predictions and times are minutes or seconds apart, and
-  Mistral's time stood on this page before.
+  (`dev/tools/compile_published.py`; assets/estimates/published.yaml says what differs) by a newer MaxText and JAX
+  than the measured ones. Attention's kernel counts with the bundles of its loops, listed without the segment ids that
+  the compiled steps have; with them, listed after the comparison (`--kernel`), it has 8 % more (16,867 and 24,055 in
+  place of 15,151 and 23,206), which is 2 % of the 8B's step. Copies to the host count with nothing. Measured is
+  {least:.2f} to {most:.2f} times the estimate. The order of commits proves little here: predictions and times are
+  minutes or seconds apart, and Mistral's time stood on this page before.
 
 Of a recipe the whole program is compiled, too, and kernels count with their bytes.
 

@@ -128,14 +128,24 @@ def real_row(directory: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def draw_bar(axes: Any, position: int, mean: float, low: float, high: float, trained: bool) -> None:
+    """One accuracy with its interval."""
+    axes.bar(position, mean, 0.7, color=palette.AFTER if trained else palette.BEFORE)
+    axes.errorbar(position, mean, [[mean - low], [high - mean]], color=palette.INK, capsize=4)
+
+
+def draw_name(axes: Any, position: int, mean: float, above: float) -> None:
+    """The accuracy as text, above all that is drawn there."""
+    axes.annotate(report.percent(mean), (position, above), (0, 6), textcoords="offset points", ha="center")
+
+
 def draw_tiny(axes: Any, summary: dict[str, Any]) -> None:
     """The tiny model's accuracy before and after, with the interval over test problems."""
     for position, name in enumerate(("before", "after")):
         rate = summary[name]["accuracy"]
         low, high = summary[name]["interval"]
-        axes.bar(position, rate, 0.7, color=palette.BEFORE if name == "before" else palette.AFTER)
-        axes.errorbar(position, rate, [[rate - low], [high - rate]], color=palette.INK, capsize=4)
-        axes.annotate(report.percent(rate), (position, high), (0, 4), textcoords="offset points", ha="center")
+        draw_bar(axes, position, rate, low, high, trained=name == "after")
+        draw_name(axes, position, rate, above=high)
     axes.set_xticks([0, 1], ["before", "after"])
     axes.set_title("tiny model, one run", loc="left", fontsize=10)
 
@@ -145,17 +155,18 @@ def draw_seeds(axes: Any, stages: dict[str, np.ndarray]) -> None:
     for position, (name, rates) in enumerate(stages.items()):
         mean = float(rates.mean())
         low, high = mean_interval(rates) if rates.any() else (mean, mean)
-        trained = name in ("MaxRL", "GRPO")
-        axes.bar(position, mean, 0.7, color=palette.AFTER if trained else palette.BEFORE)
-        axes.errorbar(position, mean, [[mean - low], [high - mean]], color=palette.INK, capsize=4)
+        draw_bar(axes, position, mean, low, high, trained=name in ("MaxRL", "GRPO"))
         if rates.any():
-            beside = np.full(len(rates), position + 0.22)
-            axes.plot(beside, rates, "o", color="white", markeredgecolor=palette.INK, markersize=4)
-            axes.plot(beside[:1], rates[:1], "o", color=palette.VERMILLION, markeredgecolor=palette.INK, markersize=4)
-        above = max(high, *rates)
-        axes.annotate(report.percent(mean), (position, above), (0, 6), textcoords="offset points", ha="center")
+            draw_dots(axes, position + 0.22, rates)
+        draw_name(axes, position, mean, above=max(high, *rates))
     axes.set_xticks(range(len(stages)), stages)
     axes.set_title(f"SmolLM2-135M, {len(rates)} seeds", loc="left", fontsize=10)
+
+
+def draw_dots(axes: Any, beside: float, rates: np.ndarray) -> None:
+    """A dot for each seed; the first, on which the recipe was tuned, is red, and above the others."""
+    colours = ["white"] * (len(rates) - 1) + [palette.VERMILLION]
+    axes.scatter([beside] * len(rates), rates[::-1], 16, colours, edgecolors=palette.INK, zorder=3)
 
 
 def draw_curves(axes: Any, tiny: list[Row], real: np.ndarray) -> None:
